@@ -1,0 +1,122 @@
+"""Every way a program, a call or a machine can be wrong: one class per mistake, each pointing at its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Half-open range of character offsets in a source text."""
+
+    start: int
+    stop: int
+
+
+class TileError(Exception):
+    """Base of all errors that tilec raises on purpose.
+
+    `message` says what is wrong, `hint` what to do about it, `span` where it stands in `source` (named `filename`).
+    `str()` gives all of it, with the line and carets under the span.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        span: Span | None = None,
+        *,
+        hint: str | None = None,
+        source: str | None = None,
+        filename: str = "<tile>",
+    ):
+        super().__init__(message)
+        self.message = message
+        self.span = span
+        self.hint = hint
+        self.source = source
+        self.filename = filename
+
+    def located(self, source: str, filename: str = "<tile>") -> TileError:
+        """The same error, told which text its span points into; passes raise without knowing it."""
+        if self.source is None:
+            self.source, self.filename = source, filename
+        return self
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """One-based line and column of the span's start, where both the span and the source are known."""
+        if self.span is None or self.source is None:
+            return None
+        before = self.source[: self.span.start]
+        return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.position is not None:
+            assert self.span is not None and self.source is not None
+            line, column = self.position
+            text = self.source.split("\n")[line - 1]
+            width = max(1, min(self.span.stop - self.span.start, len(text) - column + 1))
+            gutter = f"{line:>5} | "
+            lines = [f"{self.filename}:{line}:{column}: {self.message}"]
+            lines.append(gutter + text.replace("\t", " "))
+            lines.append(" " * (len(gutter) - 2) + "| " + " " * (column - 1) + "^" * width)
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class SyntaxMistake(TileError):
+    """The text is not Tile."""
+
+
+class NameMistake(TileError):
+    """An unknown or misused name: tensor, dimension, function, index variable, entry point."""
+
+
+class ArityMistake(TileError):
+    """A function called with the wrong number of arguments."""
+
+
+class AffineMistake(TileError):
+    """An index or constraint that is not affine in the index variables."""
+
+
+class UnboundIndex(TileError):
+    """Index variables that nothing bounds, or that stand in constraints alone."""
+
+
+class AssignmentMistake(TileError):
+    """A name assigned twice, read before it is assigned, or an input assigned."""
+
+
+class WriteConflict(TileError):
+    """An assign aggregation with two valid points for one output element."""
+
+
+class AggregationMistake(TileError):
+    """A missing, misplaced or unknown aggregation, or a constraint that mixes two."""
+
+
+class RankMistake(TileError):
+    """A tensor used with another number of dimensions than it has."""
+
+
+class SizeMistake(TileError):
+    """Sizes that disagree, come out negative or fractional, or cannot be known."""
+
+
+class TypeMistake(TileError):
+    """An element type that an operation, or tilec, does not support."""
+
+
+class InputMistake(TileError):
+    """Wrong number or kind of arguments in a call."""
+
+
+class Unsupported(TileError):
+    """Legal Tile, or a legal request, that this version does not carry out."""
+
+
+class InternalMistake(TileError):
+    """A pass produced a program that breaks the rules of the IR: a defect of tilec, never of the caller."""

@@ -1,0 +1,207 @@
+"""THE table of scalar functions and operators. Adding a function is adding a row.
+
+A row holds the name, the number of arguments, how the result's type follows, what NumPy computes (for the oracle), the torch
+expression (for the torch backend), the pullback (for gradients) and, for operators, how it is written.
+
+A pullback takes (g, args, f): the cotangent of the result, the arguments and the call itself; it returns one cotangent an
+argument, None for zero. It is linear in g, and written so that 0 * inf cannot arise where the derivative is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilec.ir.program import Call, Expr, Float, Int
+from tilec.ir.types import CASTS
+
+Pullback = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
+
+
+@dataclass(frozen=True)
+class ScalarFunction:
+    """`result`: how the type follows: promote, division, float, bool, bits, select, like, int, or a type's name.
+    `arity`: least and most arguments. `precedence`: 0 for functions; a greater number binds tighter."""
+
+    name: str
+    arity: tuple[int, int]
+    result: str
+    numpy: Callable | None = None
+    torch: str | None = None
+    pullback: Pullback | None = None
+    symbol: str | None = None
+    precedence: int = 0
+
+
+def call(name: str, *args: Expr) -> Expr:
+    return Call(name, args)
+
+
+def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
+    return Call("select", (condition, a, b))
+
+
+ZERO, ONE, TWO, INFINITY = Int(0), Int(1), Int(2), Float(math.inf)
+FUNCTIONS: dict[str, ScalarFunction] = {}
+
+
+def _row(name, arity, result, numpy=None, torch=None, pullback=None, symbol=None, precedence=0):
+    low, high = arity if isinstance(arity, tuple) else (arity, arity)
+    FUNCTIONS[name] = ScalarFunction(name, (low, high), result, numpy, torch, pullback, symbol, precedence)
+
+
+def _unary(name, numpy, torch, derivative, result="float"):
+    """A function of one argument whose pullback multiplies by `derivative(x, f)`; None where that is zero."""
+    pullback = None if derivative is None else lambda g, a, f: (g * derivative(a[0], f),)
+    _row(name, 1, result, numpy, torch, pullback)
+
+
+def _trunc_divide(a, b):
+    if np.issubdtype(np.result_type(a, b), np.floating):
+        return np.true_divide(a, b)
+    a, b = np.asarray(a, np.int64), np.asarray(b, np.int64)
+    quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
+    return np.where(b == 0, 0, np.sign(a) * np.sign(b) * quotient)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(x):
+    x = np.asarray(x, np.float64)
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _cdf(x: Expr) -> Expr:
+    return Float(0.5) * (ONE + call("erf", x * Float(math.sqrt(0.5))))
+
+
+def _density(x: Expr) -> Expr:
+    return Float(1 / math.sqrt(2 * math.pi)) * call("exp", Float(0.5) * (-(x * x)))
+
+
+def _extremum(order: str) -> Pullback:
+    """The winner takes the cotangent; a tie shares it, as torch.maximum does."""
+
+    def pullback(g, args, f):
+        a, b = args
+        half = Float(0.5) * g
+
+        def side(x, y):
+            return _select(call("eq", x, y), half, _select(call(order, x, y), g, ZERO))
+
+        return side(a, b), side(b, a)
+
+    return pullback
+
+
+def _power(g, args, f):
+    x, y = args
+    dx = _select(call("eq", y, ZERO), ZERO, g * y * call("pow", x, y - ONE))
+    dy = _select(call("and", call("eq", x, ZERO), call("ge", y, ZERO)), ZERO, g * f * call("log", x))
+    return dx, dy
+
+
+def _logaddexp(g, args, f):
+    def side(x):
+        return _select(call("eq", f, -INFINITY), ZERO, g * call("exp", x - f))
+
+    return side(args[0]), side(args[1])
+
+
+# operators: loose to tight, as the grammar has them; `?:` is precedence 1
+_row("select", 3, "select", lambda c, a, b: np.where(np.asarray(c) != 0, a, b), "torch.where({0}, {1}, {2})",
+     lambda g, a, f: (None, _select(a[0], g, ZERO), _select(a[0], ZERO, g)), "?:", 1)  # fmt: skip
+_row("xor", 2, "bits", np.bitwise_xor, "({0} ^ {1})", None, "^", 2)
+_row("or", 2, "bits", np.bitwise_or, "({0} | {1})", None, "|", 3)
+_row("and", 2, "bits", np.bitwise_and, "({0} & {1})", None, "&", 4)
+for _name, _symbol, _precedence, _numpy in (
+    ("eq", "==", 5, np.equal),
+    ("ne", "!=", 5, np.not_equal),
+    ("lt", "<", 6, np.less),
+    ("gt", ">", 6, np.greater),
+    ("le", "<=", 6, np.less_equal),
+    ("ge", ">=", 6, np.greater_equal),
+):
+    _row(_name, 2, "bool", _numpy, f"({{0}} {_symbol} {{1}})", None, _symbol, _precedence)
+_row("shl", 2, "bits", np.left_shift, "({0} << {1})", None, "<<", 7)
+_row("shr", 2, "bits", np.right_shift, "({0} >> {1})", None, ">>", 7)
+_row("add", 2, "promote", np.add, "({0} + {1})", lambda g, a, f: (g, g), "+", 8)
+_row("sub", 2, "promote", np.subtract, "({0} - {1})", lambda g, a, f: (g, -g), "-", 8)
+_row("mul", 2, "promote", np.multiply, "({0} * {1})", lambda g, a, f: (g * a[1], g * a[0]), "*", 9)
+_row("div", 2, "division", _trunc_divide, "({0} / {1})", lambda g, a, f: (g / a[1], -(g * f / a[1])), "/", 9)
+_row("mod", 2, "promote", np.mod, "torch.remainder({0}, {1})",
+     lambda g, a, f: (g, -(g * call("floor", a[0] / a[1]))), "%", 9)  # fmt: skip
+_row("neg", 1, "promote", np.negative, "(-{0})", lambda g, a, f: (-g,), "-", 10)
+_row("not", 1, "bits", np.invert, "(~{0})", None, "~", 10)
+
+_unary("abs", np.abs, "torch.abs({0})", lambda x, f: call("sign", x), "promote")
+_unary("exp", np.exp, "torch.exp({0})", lambda x, f: f)
+_row("log", 1, "float", np.log, "torch.log({0})", lambda g, a, f: (g / a[0],))
+_row("sqrt", 1, "float", np.sqrt, "torch.sqrt({0})", lambda g, a, f: (g / (TWO * f),))
+_unary("rsqrt", lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", lambda x, f: -(f * f * f) * Float(0.5))
+_row("pow", 2, "promote", np.power, "torch.pow({0}, {1})", _power)
+_unary("sin", np.sin, "torch.sin({0})", lambda x, f: call("cos", x))
+_unary("cos", np.cos, "torch.cos({0})", lambda x, f: -call("sin", x))
+_unary("tan", np.tan, "torch.tan({0})", lambda x, f: ONE + f * f)
+_unary("asin", np.arcsin, "torch.asin({0})", lambda x, f: call("rsqrt", ONE - x * x))
+_unary("acos", np.arccos, "torch.acos({0})", lambda x, f: -call("rsqrt", ONE - x * x))
+_row("atan", 1, "float", np.arctan, "torch.atan({0})", lambda g, a, f: (g / (ONE + a[0] * a[0]),))
+_row("atan2", 2, "float", np.arctan2, "torch.atan2({0}, {1})",
+     lambda g, a, f: (g * a[1] / (a[0] * a[0] + a[1] * a[1]), -(g * a[0] / (a[0] * a[0] + a[1] * a[1]))))  # fmt: skip
+_unary("sinh", np.sinh, "torch.sinh({0})", lambda x, f: call("cosh", x))
+_unary("cosh", np.cosh, "torch.cosh({0})", lambda x, f: call("sinh", x))
+_unary("tanh", np.tanh, "torch.tanh({0})", lambda x, f: ONE - f * f)
+_unary("sigmoid", _sigmoid, "torch.sigmoid({0})", lambda x, f: f * (ONE - f))
+_row("relu", 1, "promote", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "torch.relu({0})",
+     lambda g, a, f: (_select(call("gt", a[0], ZERO), g, ZERO),))  # fmt: skip
+_row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("gt"))
+_row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("lt"))
+_unary("floor", np.floor, "torch.floor({0})", None, "promote")
+_unary("ceil", np.ceil, "torch.ceil({0})", None, "promote")
+_unary("round", np.round, "torch.round({0})", None, "promote")
+_unary("erf", _erf, "torch.erf({0})", lambda x, f: Float(2 / math.sqrt(math.pi)) * call("exp", -(x * x)))
+_unary("gelu", lambda x: 0.5 * x * (1 + _erf(np.asarray(x) * math.sqrt(0.5))), "torch.nn.functional.gelu({0})",
+       lambda x, f: _cdf(x) + x * _density(x))  # fmt: skip
+_unary("silu", lambda x: x * _sigmoid(x), "torch.nn.functional.silu({0})",
+       lambda x, f: call("sigmoid", x) * (ONE + x * (ONE - call("sigmoid", x))))  # fmt: skip
+_unary("softplus", lambda x: np.logaddexp(x, 0), "torch.logaddexp({0}, torch.zeros_like({0}))",
+       lambda x, f: call("sigmoid", x))  # fmt: skip
+_row("log1p", 1, "float", np.log1p, "torch.log1p({0})", lambda g, a, f: (g / (ONE + a[0]),))
+_unary("expm1", np.expm1, "torch.expm1({0})", lambda x, f: f + ONE)
+_row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logaddexp)
+_unary("sign", np.sign, "torch.sign({0})", None, "promote")
+_row("ident", 1, "promote", lambda x: x, "{0}", lambda g, a, f: (g,))
+_unary("recip", lambda x: 1 / x, "torch.reciprocal({0})", lambda x, f: -(f * f))
+_row("reverse_grad", 2, "like0", lambda x, s: x, "{0}", lambda g, a, f: (-(g * a[1]), None))
+
+# casts: `float32(x)` and friends; `as_type(x, Y)` is x in the element type of Y (what a gradient ends with)
+for _dtype in CASTS:
+    _row(_dtype, 1, _dtype, None, f"{{0}}.to(torch.{_dtype})", lambda g, a, f: (g,) if f.function.startswith(("f", "b")) else (None,))  # fmt: skip
+_row("bool", 1, "bool", lambda x: np.asarray(x) != 0, "{0}.to(torch.bool)")
+_row("uint16", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**16, "torch.remainder({0}.to(torch.int64), 2**16)")
+_row("uint32", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**32, "torch.remainder({0}.to(torch.int64), 2**32)")
+_row("as_type", 2, "like1", None, "{0}.to({1}.dtype)", lambda g, a, f: (g, None))
+
+# structural: the first argument is a whole tensor; `bind` turns them into contractions
+_row("index", 2, "int64")
+_row("shape", (1, 2), "int64")
+_row("reshape", (2, 99), "structural")
+_row("gather", 2, "structural")
+_row("scatter", 3, "structural")
+_row("simple_reduce", 2, "structural")
+
+# size arithmetic and boundary words, in indices and sizes
+_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi))
+
+# random bits (Philox 4x32-10): parsed and printed; drawn once their backend lands
+_row("rand", (1, 2), "float32")
+_row("randn", (1, 2), "float32")
+
+OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
+STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
+RANDOM = ("rand", "randn")

@@ -1,0 +1,290 @@
+"""The IR. A program is a list of statements; every statement is a contraction
+
+    output[index : sizes] = aggregation(guard ? body), constraints default D init E
+
+whose `index` is None while it is elementwise and its operands' ranks are not yet known. Nodes are frozen, compare by
+structure (spans aside) and carry the span of the text they came from. Indices, sizes and values share one expression type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+
+from tilec.errors import Span
+
+
+def _span() -> Span | None:
+    return field(default=None, compare=False, repr=False, kw_only=True)
+
+
+class Expr:
+    """Base of expressions; the operators build calls and nothing else."""
+
+    __slots__ = ()
+    span: Span | None
+
+    def __add__(self, other: Expr) -> Expr:
+        return Call("add", (self, other))
+
+    def __sub__(self, other: Expr) -> Expr:
+        return Call("sub", (self, other))
+
+    def __mul__(self, other: Expr) -> Expr:
+        return Call("mul", (self, other))
+
+    def __truediv__(self, other: Expr) -> Expr:
+        return Call("div", (self, other))
+
+    def __neg__(self) -> Expr:
+        return Call("neg", (self,))
+
+
+@dataclass(frozen=True)
+class Int(Expr):
+    """An integer literal, never negative (a negative one is `neg` of it); weakly typed."""
+
+    value: int
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Float(Expr):
+    """A floating literal, never negative; weakly typed. Infinity prints as 1e999."""
+
+    value: float
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Index(Expr):
+    """An index variable; as a value, its integer."""
+
+    name: str
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Name(Expr):
+    """An upper-case name standing alone: a dimension, or a whole tensor in an elementwise statement or a size."""
+
+    name: str
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Access(Expr):
+    """One element of a tensor, `A[i, j]`. Constrains the point to lie inside the tensor."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Inside(Expr):
+    """`in(A[i, j])`: one, and constrains the point as the access does, without reading."""
+
+    access: Access
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Pad(Expr):
+    """`pad(A[i, j], v)`: v where the access lies outside; neither constrains nor bounds."""
+
+    access: Access | Inside
+    value: Expr
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Call(Expr):
+    """A function or operator of `tilec.ir.functions.FUNCTIONS` applied to arguments."""
+
+    function: str
+    args: tuple[Expr, ...]
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`expr < bound`: expr is an integer and 0 <= expr < bound."""
+
+    expr: Expr
+    bound: Expr
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Aggregate(Expr):
+    """An aggregation nested in an expression. It binds `bound` (first appearance first), and its accesses, guard and
+    constraints concern its own points only."""
+
+    aggregation: str
+    body: Expr
+    bound: tuple[str, ...]
+    guard: Expr | None = None
+    constraints: tuple[Constraint, ...] = ()
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """`[[name(args)]]` before a statement: kept, printed back, otherwise without meaning."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`index` None: elementwise over the broadcast shape of what it reads. `sizes` None: left out, or elementwise."""
+
+    output: str
+    index: tuple[Expr, ...] | None
+    sizes: tuple[Expr, ...] | None
+    body: Expr
+    aggregation: str = "assign"
+    guard: Expr | None = None
+    constraints: tuple[Constraint, ...] = ()
+    default: str | None = None
+    init: Expr | None = None
+    no_defract: bool = False
+    attributes: tuple[Attribute, ...] = ()
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Input:
+    """`dims` None: any rank. A dimension is a name that the call binds or a literal that it checks."""
+
+    name: str
+    dims: tuple[str | int, ...] | None
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str | None
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    statements: tuple[Statement, ...]
+
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(i.name for i in self.inputs)
+
+    def dimensions(self) -> frozenset[str]:
+        """Names of the dimensions that the inputs bind."""
+        return frozenset(d for i in self.inputs for d in i.dims or () if isinstance(d, str))
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """Direct subexpressions, those of indices and of nested aggregations' guards and constraints included."""
+    match e:
+        case Call():
+            return e.args
+        case Access():
+            return e.index
+        case Inside():
+            return (e.access,)
+        case Pad():
+            return (e.access, e.value)
+        case Aggregate():
+            guard = () if e.guard is None else (e.guard,)
+            return (*guard, e.body, *(x for c in e.constraints for x in (c.expr, c.bound)))
+    return ()
+
+
+def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
+    """The same node over f of each direct subexpression."""
+    match e:
+        case Call():
+            return replace(e, args=tuple(map(f, e.args)))
+        case Access():
+            return replace(e, index=tuple(map(f, e.index)))
+        case Inside():
+            return replace(e, access=f(e.access))
+        case Pad():
+            return replace(e, access=f(e.access), value=f(e.value))
+        case Aggregate():
+            guard = None if e.guard is None else f(e.guard)
+            constraints = tuple(replace(c, expr=f(c.expr), bound=f(c.bound)) for c in e.constraints)
+            return replace(e, guard=guard, body=f(e.body), constraints=constraints)
+    return e
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """The expression and all below it, parents first, left to right."""
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        yield e
+        stack.extend(reversed(children(e)))
+
+
+def substitute(e: Expr, index: dict[str, Expr]) -> Expr:
+    """Replace index variables; a nested aggregation's own variables must have been renamed out of the way."""
+    if isinstance(e, Index):
+        return index.get(e.name, e)
+    return rebuild(e, lambda x: substitute(x, index))
+
+
+def expressions(s: Statement) -> tuple[Expr, ...]:
+    """Every expression of a statement in the order it is printed: index, sizes, guard, body, constraints, init."""
+    constraints = tuple(x for c in s.constraints for x in (c.expr, c.bound))
+    optional = tuple(x for x in (s.guard, s.body) if x is not None)
+    return (*(s.index or ()), *(s.sizes or ()), *optional, *constraints, *(() if s.init is None else (s.init,)))
+
+
+def map_expressions(s: Statement, f: Callable[[Expr], Expr]) -> Statement:
+    """The statement with f applied to each of its expressions (tops only; f recurses if it wants)."""
+    return replace(
+        s,
+        index=None if s.index is None else tuple(map(f, s.index)),
+        sizes=None if s.sizes is None else tuple(map(f, s.sizes)),
+        guard=None if s.guard is None else f(s.guard),
+        body=f(s.body),
+        constraints=tuple(replace(c, expr=f(c.expr), bound=f(c.bound)) for c in s.constraints),
+        init=None if s.init is None else f(s.init),
+    )
+
+
+def index_variables(*roots: Expr) -> tuple[str, ...]:
+    """Free index variables in order of first appearance; those that a nested aggregation binds are left out."""
+    found: dict[str, None] = {}
+
+    def visit(e: Expr, hidden: frozenset[str]) -> None:
+        if isinstance(e, Index) and e.name not in hidden:
+            found.setdefault(e.name)
+        inner = hidden | set(e.bound) if isinstance(e, Aggregate) else hidden
+        for child in children(e):
+            visit(child, inner)
+
+    for root in roots:
+        visit(root, frozenset())
+    return tuple(found)
+
+
+def reads(s: Statement) -> tuple[str, ...]:
+    """Upper-case names that a statement reads (tensors, and dimensions where they stand), in order of appearance."""
+    found: dict[str, None] = {}
+    for root in expressions(s):
+        for e in walk(root):
+            if isinstance(e, Access):
+                found.setdefault(e.tensor)
+            elif isinstance(e, Name):
+                found.setdefault(e.name)
+    if s.default is not None:
+        found.setdefault(s.default)
+    return tuple(found)
+
+
+def strip_spans(e):
+    """A node without spans, all the way down: what a pass keeps when the text it came from no longer says the same."""
+    if isinstance(e, tuple):
+        return tuple(map(strip_spans, e))
+    if hasattr(e, "__dataclass_fields__"):
+        changes = {f.name: strip_spans(getattr(e, f.name)) for f in fields(e) if f.name != "span"}
+        return replace(e, **changes, **({"span": None} if "span" in e.__dataclass_fields__ else {}))
+    return e

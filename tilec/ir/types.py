@@ -1,0 +1,78 @@
+"""Element types and how they promote: as torch's do, weak literals and rank-0 tensors included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SIGNED = ("int8", "int16", "int32", "int64")
+INTEGERS = ("uint8", *SIGNED)
+DTYPES = (*FLOATS, *INTEGERS, "bool")
+CASTS = (*FLOATS, *INTEGERS)
+DEFAULT_FLOAT = "float32"  # what an integer becomes where a floating value is needed, as torch's default
+
+
+def kind(dtype: str) -> int:
+    """Category in torch's sense: 0 bool, 1 integer, 2 floating."""
+    return 2 if dtype in FLOATS else 0 if dtype == "bool" else 1
+
+
+@lru_cache(maxsize=None)
+def promote_dtypes(a: str, b: str) -> str:
+    """The type of a combination of two elements, neither of them weak."""
+    if a == b:
+        return a
+    if kind(a) != kind(b):
+        return a if kind(a) > kind(b) else b
+    if kind(a) == 2:
+        return "float32" if {a, b} == {"float16", "bfloat16"} else max(a, b, key=FLOATS.index)
+    if "uint8" in (a, b):
+        other = b if a == "uint8" else a
+        return "int16" if other == "int8" else other
+    return max(a, b, key=SIGNED.index)
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """Type of a value: `weak` if made of literals, sizes and index variables alone, `scalar` if of rank-0 tensors."""
+
+    dtype: str
+    weak: bool = False
+    scalar: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Priority in promotion: tensors with dimensions, then rank-0 tensors, then weak values."""
+        return 0 if self.weak else 1 if self.scalar else 2
+
+
+WEAK_INT = ElementType("int64", weak=True)
+WEAK_FLOAT = ElementType("float64", weak=True)
+
+
+def promote(*types: ElementType) -> ElementType:
+    """torch's rule: a lower priority counts only where its category is the higher one, and then with its default type."""
+    result = types[0]
+    for t in types[1:]:
+        high, low = (result, t) if result.rank >= t.rank else (t, result)
+        if high.rank == low.rank:
+            dtype = promote_dtypes(high.dtype, low.dtype)
+        elif kind(low.dtype) <= kind(high.dtype):
+            dtype = high.dtype
+        else:
+            dtype = low.dtype if not low.weak else DEFAULT_FLOAT if kind(low.dtype) == 2 else "int64"
+        result = ElementType(dtype, weak=high.weak, scalar=high.scalar)
+    return result
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and element type of a tensor. A tensor computed from weak values alone stays weak, as in JAX."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak: bool = False
+
+    def element(self) -> ElementType:
+        return ElementType(self.dtype, weak=self.weak, scalar=not self.weak and not self.shape)
