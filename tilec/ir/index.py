@@ -1,0 +1,253 @@
+"""Index arithmetic: affine forms with rational coefficients over index variables and atoms.
+
+An atom is what an index may hold beside variables: `e % N`, `clamp(e, lo, hi)`, an integer tensor's element, and, before
+sizes are known, a dimension's name. Division is exact here, unlike between values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from tilec.errors import AffineMistake
+from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
+
+QUASI_AFFINE = ("mod", "clamp")
+
+
+def natural(name: str) -> tuple:
+    """Sort key by which v2 stands before v10 and v1_0 before v1_1."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
+
+
+def _order(term: tuple[Expr, Fraction]) -> tuple:
+    atom = term[0]
+    return (0, natural(atom.name)) if isinstance(atom, Index) else (1, natural(repr(atom)))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The sum of `terms` (atom times nonzero coefficient, in canonical order) and `constant`."""
+
+    terms: tuple[tuple[Expr, Fraction], ...] = ()
+    constant: Fraction = Fraction(0)
+
+    @staticmethod
+    def of(
+        terms: Mapping[Expr, Fraction] | Iterable[tuple[Expr, Fraction | int]], constant: Fraction | int = 0
+    ) -> Affine:
+        """The form of any terms: like ones are added up, zeros left out, the rest put in order."""
+        total: dict[Expr, Fraction] = {}
+        for atom, coefficient in terms.items() if isinstance(terms, Mapping) else terms:
+            total[atom] = total[atom] + coefficient if atom in total else Fraction(coefficient)
+        kept = sorted(((a, c) for a, c in total.items() if c), key=_order)
+        return Affine(tuple(kept), Fraction(constant))
+
+    @staticmethod
+    def variable(name: str, coefficient: Fraction | int = 1) -> Affine:
+        return Affine.of([(Index(name), coefficient)])
+
+    @staticmethod
+    def combine(coefficients: Mapping[str, Fraction | int], constant: Fraction | int = 0) -> Affine:
+        """The form of named index variables and their coefficients."""
+        return Affine.of(((Index(name), c) for name, c in coefficients.items()), constant)
+
+    def coefficient(self, name: str) -> Fraction:
+        return next((c for a, c in self.terms if isinstance(a, Index) and a.name == name), Fraction(0))
+
+    def variables(self) -> tuple[str, ...]:
+        """Index variables that stand in the form directly, not inside an atom."""
+        return tuple(a.name for a, _ in self.terms if isinstance(a, Index))
+
+    def atoms(self) -> tuple[Expr, ...]:
+        """The terms that are no index variables."""
+        return tuple(a for a, _ in self.terms if not isinstance(a, Index))
+
+    @property
+    def is_affine(self) -> bool:
+        """No atoms: affine in the index variables alone."""
+        return all(isinstance(a, Index) for a, _ in self.terms)
+
+    @property
+    def is_integral(self) -> bool:
+        """An integer wherever the variables and atoms are."""
+        return self.constant.denominator == 1 and all(c.denominator == 1 for _, c in self.terms)
+
+    @property
+    def bare(self) -> str | None:
+        """The name, where the form is one index variable and nothing else."""
+        if self.constant == 0 and len(self.terms) == 1:
+            ((atom, coefficient),) = self.terms
+            if isinstance(atom, Index) and coefficient == 1:
+                return atom.name
+        return None
+
+    @property
+    def denominator(self) -> int:
+        """Least positive integer that makes every coefficient and the constant integers."""
+        return math.lcm(self.constant.denominator, *(c.denominator for _, c in self.terms))
+
+    def __add__(self, other: Affine | Fraction | int) -> Affine:
+        if isinstance(other, Affine):
+            return Affine.of((*self.terms, *other.terms), self.constant + other.constant)
+        return Affine(self.terms, self.constant + other)
+
+    def __neg__(self) -> Affine:
+        return self * -1
+
+    def __sub__(self, other: Affine | Fraction | int) -> Affine:
+        return self + -other
+
+    def __mul__(self, factor: Fraction | int) -> Affine:
+        if not factor:
+            return Affine()
+        return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor)
+
+    def substitute(self, mapping: Mapping[str, Affine]) -> Affine:
+        """The form with variables replaced at once, inside atoms too."""
+        total: list[tuple[Expr, Fraction]] = []
+        constant = self.constant
+        for atom, c in self.terms:
+            if isinstance(atom, Index):
+                image = mapping.get(atom.name)
+            else:
+                image = linear(replace_indices(atom, mapping, exact=True))
+            if image is None:
+                total.append((atom, c))
+                continue
+            total.extend((a, c * k) for a, k in image.terms)
+            constant += c * image.constant
+        return Affine.of(total, constant)
+
+    def to_expr(self) -> Expr:
+        """The tree that the parser builds from the form's canonical text, such as `-v0 + 1/3*v1 - 2*v2 + 1`."""
+        return self._tree(_term)
+
+    def to_value(self) -> Expr:
+        """The same integer as a value, where division truncates: one exact division, last."""
+        scale = self.denominator
+        tree = (self * scale).to_expr()
+        return tree if scale == 1 else Call("div", (tree, Int(scale)))
+
+    def _tree(self, term) -> Expr:
+        pieces = list(self.terms)
+        if self.constant or not pieces:
+            pieces.append((None, self.constant))
+        result = term(*pieces[0])
+        for atom, c in pieces[1:]:
+            result = Call("sub" if c < 0 else "add", (result, term(atom, abs(c))))
+        return result
+
+
+def _number(value: Fraction) -> Expr:
+    numerator = integer(value.numerator)
+    return numerator if value.denominator == 1 else Call("div", (numerator, Int(value.denominator)))
+
+
+def _term(atom: Expr | None, c: Fraction) -> Expr:
+    if atom is None:
+        return _number(c)
+    if c == 1:
+        return atom
+    if c == -1:
+        return Call("neg", (atom,))
+    return Call("mul", (_number(c), atom))
+
+
+def integer(value: int) -> Expr:
+    """The literal of an integer of either sign."""
+    return Int(value) if value >= 0 else Call("neg", (Int(-value),))
+
+
+def linear(e: Expr) -> Affine:
+    """The form of an index expression, atoms' own arguments made canonical too. AffineMistake where there is none."""
+    match e:
+        case Index() | Name():
+            return Affine(((e, Fraction(1)),))
+        case Int(value):
+            return Affine((), Fraction(value))
+        case Access():
+            return Affine(((canonical_access(e), Fraction(1)),))
+        case Pad():
+            return Affine(((rebuild(e, lambda x: canonical_access(x) if x is e.access else x), Fraction(1)),))
+        case Call("neg", (a,)):
+            return linear(a) * -1
+        case Call("add", (a, b)):
+            return linear(a) + linear(b)
+        case Call("sub", (a, b)):
+            return linear(a) - linear(b)
+        case Call("mul", (a, b)):
+            x, y = linear(a), linear(b)
+            if x.terms and y.terms:
+                raise AffineMistake(
+                    "an index must be affine: here two index variables, sizes or elements are multiplied", e.span
+                )
+            return x * y.constant if x.terms else y * x.constant
+        case Call("div", (a, b)):
+            divisor = linear(b)
+            if divisor.terms:
+                raise AffineMistake("an index must be affine: the divisor here is not a number", b.span or e.span)
+            if not divisor.constant:
+                raise AffineMistake("division by zero in an index", e.span)
+            return linear(a) * (1 / divisor.constant)
+        case Call(function, args) if function in QUASI_AFFINE:
+            return _quasi_affine(e, function, [linear(a) for a in args])
+    raise AffineMistake("an index must be affine in the index variables", e.span)
+
+
+def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
+    if all(not a.terms and a.is_integral for a in args):
+        values = [int(a.constant) for a in args]
+        if function == "clamp":
+            return Affine((), Fraction(min(max(values[0], values[1]), values[2])))
+        if values[1]:
+            return Affine((), Fraction(values[0] % values[1]))
+    return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), Fraction(1)),))
+
+
+def canonical(e: Expr) -> Expr:
+    """An index expression in canonical form."""
+    return linear(e).to_expr()
+
+
+def canonical_access(e: Expr) -> Expr:
+    """An access, or `in` of one, with canonical indices."""
+    return replace(e, index=tuple(map(canonical, e.index))) if isinstance(e, Access) else rebuild(e, canonical_access)
+
+
+def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False) -> Expr:
+    """An expression with index variables replaced by forms: canonical in indices (where `exact` starts out true) and
+    constraints, `to_value` in values. Variables that a nested aggregation binds must not stand in the mapping's forms."""
+    match e:
+        case Index(name):
+            form = mapping.get(name)
+            return e if form is None else form.to_expr() if exact else form.to_value()
+        case Access():
+            return replace(e, index=tuple(linear(i).substitute(mapping).to_expr() for i in e.index))
+        case Pad():
+            access, value = replace_indices(e.access, mapping), replace_indices(e.value, mapping)
+            return replace(e, access=access, value=value)
+        case Aggregate():
+            free = {name: form for name, form in mapping.items() if name not in e.bound}
+            guard = None if e.guard is None else replace_indices(e.guard, free)
+            constraints = replace_constraints(e.constraints, free)
+            return replace(e, guard=guard, body=replace_indices(e.body, free), constraints=constraints)
+    return rebuild(e, lambda x: replace_indices(x, mapping, exact))
+
+
+def replace_constraints(constraints: tuple[Constraint, ...], mapping: Mapping[str, Affine]) -> tuple[Constraint, ...]:
+    return tuple(replace(c, expr=linear(c.expr).substitute(mapping).to_expr()) for c in constraints)
+
+
+def substitute_affine(s: Statement, mapping: Mapping[str, Affine]) -> Statement:
+    """A statement with index variables replaced by forms, each place by its own division."""
+    return replace(
+        s,
+        index=None if s.index is None else tuple(linear(i).substitute(mapping).to_expr() for i in s.index),
+        guard=None if s.guard is None else replace_indices(s.guard, mapping),
+        body=replace_indices(s.body, mapping),
+        constraints=replace_constraints(s.constraints, mapping),
+    )
