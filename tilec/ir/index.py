@@ -1,7 +1,7 @@
 """Index arithmetic: affine forms with rational coefficients over index variables and atoms.
 
-An atom is what an index may hold beside variables: `e % N`, `clamp(e, lo, hi)`, an integer tensor's element, and, before
-sizes are known, a dimension's name. Division is exact here, unlike between values.
+An atom is what an index may hold beside variables: `e % N`, `clamp(e, lo, hi)`, an integer tensor's element, and,
+before sizes are known, a dimension's name. Division is exact here, unlike between values.
 """
 
 from __future__ import annotations
@@ -124,22 +124,19 @@ class Affine:
 
     def to_expr(self) -> Expr:
         """The tree that the parser builds from the form's canonical text, such as `-v0 + 1/3*v1 - 2*v2 + 1`."""
-        return self._tree(_term)
+        pieces: list[tuple[Expr | None, Fraction]] = list(self.terms)
+        if self.constant or not pieces:
+            pieces.append((None, self.constant))
+        result = _term(*pieces[0])
+        for atom, c in pieces[1:]:
+            result = Call("sub" if c < 0 else "add", (result, _term(atom, abs(c))))
+        return result
 
     def to_value(self) -> Expr:
         """The same integer as a value, where division truncates: one exact division, last."""
         scale = self.denominator
         tree = (self * scale).to_expr()
         return tree if scale == 1 else Call("div", (tree, Int(scale)))
-
-    def _tree(self, term) -> Expr:
-        pieces = list(self.terms)
-        if self.constant or not pieces:
-            pieces.append((None, self.constant))
-        result = term(*pieces[0])
-        for atom, c in pieces[1:]:
-            result = Call("sub" if c < 0 else "add", (result, term(atom, abs(c))))
-        return result
 
 
 def _number(value: Fraction) -> Expr:
@@ -219,8 +216,8 @@ def canonical_access(e: Expr) -> Expr:
 
 
 def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False) -> Expr:
-    """An expression with index variables replaced by forms: canonical in indices (where `exact` starts out true) and
-    constraints, `to_value` in values. Variables that a nested aggregation binds must not stand in the mapping's forms."""
+    """An expression with index variables replaced by forms: canonical in indices (`exact`: e itself is part of one),
+    `to_value` in values. Variables that a nested aggregation binds must not stand in the mapping's forms."""
     match e:
         case Index(name):
             form = mapping.get(name)
@@ -228,8 +225,7 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
         case Access():
             return replace(e, index=tuple(linear(i).substitute(mapping).to_expr() for i in e.index))
         case Pad():
-            access, value = replace_indices(e.access, mapping), replace_indices(e.value, mapping)
-            return replace(e, access=access, value=value)
+            return rebuild(e, lambda x: replace_indices(x, mapping))
         case Aggregate():
             free = {name: form for name, form in mapping.items() if name not in e.bound}
             guard = None if e.guard is None else replace_indices(e.guard, free)
