@@ -1,0 +1,148 @@
+"""What people pass to a Tile function, as torch tensors and types: tensors, NumPy arrays, Python numbers, specs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Number
+
+import numpy as np
+import torch
+
+from tilec.errors import InputMistake, TypeMistake
+from tilec.ir.types import DTYPES, TensorType
+
+DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
+_NUMBERS = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and type of an argument that need not exist yet; see `spec`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
+    """Describe an argument for `Function.lower`: its shape (elements per dimension) and element type.
+
+    Raises TypeMistake for an element type that Tile does not have, InputMistake for a negative size.
+    """
+    name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
+    if name not in DTYPES:
+        name = np.dtype(dtype).name if not isinstance(dtype, torch.dtype) and _is_numpy(dtype) else name
+    if name not in DTYPES:
+        raise TypeMistake(f"element type {dtype} is not supported", hint="one of " + ", ".join(DTYPES))
+    sizes = tuple(int(n) for n in shape)
+    if any(n < 0 for n in sizes):
+        raise InputMistake(f"a spec of shape {sizes}: sizes cannot be negative")
+    return Spec(sizes, name)
+
+
+def _is_numpy(dtype: object) -> bool:
+    try:
+        np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments as tensors on one device. `weak` marks Python numbers; `numpy` says that arrays and no tensors came."""
+
+    tensors: tuple[torch.Tensor, ...]
+    weak: tuple[bool, ...]
+    numpy: bool
+
+
+def to_tensors(names: Sequence[str], values: Sequence[object]) -> Arguments:
+    """Tensors as they are, arrays shared where torch can, numbers as rank-0 tensors, all on the device of the largest.
+
+    Raises InputMistake for a wrong count, kind or device, TypeMistake for an element type that Tile does not have.
+    """
+    _check_count(names, values)
+    if all(type(v) is torch.Tensor for v in values):
+        tensors, weak, numpy = list(values), (False,) * len(values), False
+    else:
+        tensors = [_to_tensor(name, value) for name, value in zip(names, values, strict=True)]
+        weak = tuple(isinstance(v, Number) and not isinstance(v, np.generic) for v in values)
+        arrays = any(isinstance(v, (np.ndarray, np.generic)) for v in values)
+        numpy = arrays and not any(isinstance(v, torch.Tensor) for v in values)
+    for name, t in zip(names, tensors, strict=True):
+        if t.dtype not in DTYPE_NAMES:
+            raise _unsupported(name, str(t.dtype).removeprefix("torch."))
+    return Arguments(_on_one_device(names, tensors), weak, numpy)
+
+
+def types_of(names: Sequence[str], values: Sequence[object]) -> dict[str, TensorType]:
+    """Type of each argument; specs stand for themselves. Raises as `to_tensors` does."""
+    _check_count(names, values)
+    types = {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Spec):
+            types[name] = TensorType(value.shape, value.dtype)
+        else:
+            (tensor,), (weak,) = (a := to_tensors((name,), (value,))).tensors, a.weak
+            types[name] = TensorType(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], weak)
+    return types
+
+
+def size_value(name: str, value: object) -> int:
+    """The integer that a rank-0 input gives to a size. Raises InputMistake where it is none."""
+    if isinstance(value, Spec):
+        raise InputMistake(f"{name} stands in a size, so its value is needed", hint=f"pass an integer for {name}")
+    tensor = value if isinstance(value, torch.Tensor) else _to_tensor(name, value)
+    if tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
+        what = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+        raise InputMistake(f"{name} stands in a size, so it must be one integer; got {what}")
+    return int(tensor)
+
+
+def _check_count(names: Sequence[str], values: Sequence[object]) -> None:
+    if len(values) != len(names):
+        takes = f"{len(names)} input{'s' * (len(names) != 1)}" + (f" ({', '.join(names)})" if names else "")
+        raise InputMistake(f"the function takes {takes}; got {len(values)}")
+
+
+def _to_tensor(name: str, value: object) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.name not in DTYPES:
+            raise _unsupported(name, str(array.dtype))
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if any(s < 0 for s in array.strides) or not array.flags.writeable:
+            array = array.copy()  # torch has neither negative strides nor read-only memory
+        return torch.from_numpy(array) if array.ndim else torch.from_numpy(array.reshape(1)).reshape(())
+    for python, dtype in _NUMBERS:
+        if isinstance(value, python):
+            try:
+                return torch.tensor(value, dtype=dtype)
+            except (OverflowError, RuntimeError):
+                raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
+    if isinstance(value, complex):
+        raise _unsupported(name, "complex")
+    raise InputMistake(
+        f"{name}: got {type(value).__name__}", hint="pass a torch tensor, a NumPy array or a Python number"
+    )
+
+
+def _unsupported(name: str, dtype: str) -> TypeMistake:
+    return TypeMistake(f"{name}: element type {dtype} is not supported", hint="one of " + ", ".join(DTYPES))
+
+
+def _on_one_device(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    devices = {t.device for t in tensors}
+    if len(devices) > 1:
+        movable = [t.ndim == 0 and t.device.type == "cpu" for t in tensors]
+        fixed = {t.device: name for name, t, m in zip(names, tensors, movable, strict=True) if not m}
+        if len(fixed) > 1:
+            where = ", ".join(f"{name} on {device}" for device, name in fixed.items())
+            raise InputMistake(f"inputs on different devices: {where}", hint="move them to one device with .to()")
+        device = next(iter(fixed)) if fixed else next(iter(devices))
+        tensors = [t.to(device) for t in tensors]
+    return tuple(tensors)

@@ -1,0 +1,221 @@
+"""Function: what `compile` returns. Calls, gradients, lowering; everything is cached by what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
+from tilec.backends import choose
+from tilec.backends.base import Executable, Kernel
+from tilec.cost import Cost, cost
+from tilec.errors import InputMistake, NameMistake, TileError, Unsupported
+from tilec.ir.infer import infer
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType, kind
+from tilec.language import show
+from tilec.pipeline import lower
+from tilec.torch_op import TileCall
+from tilec.transforms.bind import bind, size_inputs
+from tilec.transforms.grad import grad
+
+CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Where a gradient function comes from: the function it differentiates and the inputs it differentiates by."""
+
+    forward: Function
+    wrt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An executable and, for each output that the caller sees, which of its results that is (None: no result)."""
+
+    executable: Executable
+    results: tuple[int | None, ...]
+
+
+class Lowered:
+    """A function lowered for given shapes, types and backend: what runs, and how it came about.
+
+    `stages`: pass name -> Program, in order. `kernels`: one entry a launch.
+    """
+
+    def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):
+        self.stages = stages
+        self._types = types
+        self._executable = executable
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(self._executable.kernels)
+
+    def source(self) -> str:
+        """The generated code, with the Tile statements it comes from; it runs when pasted into a file."""
+        return self._executable.source()
+
+    def asm(self, kind: str) -> str:
+        """Assembly of all kernels ("ptx", "cubin", ...); empty for a backend that makes none."""
+        return self._executable.asm(kind)
+
+    def cost(self) -> Cost:
+        """Floating-point operations, bytes moved statement by statement, and the least bytes any program must move."""
+        return cost(self.stages["flat"], self._types)
+
+    def __str__(self) -> str:
+        return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())
+
+
+class Function:
+    """A compiled Tile function.
+
+    Call it on torch tensors, NumPy arrays or Python numbers: one output comes back as a tensor, several as a tuple; NumPy
+    arrays alone give NumPy arrays back. torch's autograd works through it, to any order. Raises TileError subclasses.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: str,
+        filename: str = "<tile>",
+        backend: str | None = None,
+        gradient: Gradient | None = None,
+    ):
+        self.program = program
+        self.source = source
+        self.filename = filename
+        self.backend = backend
+        self.gradient = gradient
+        self.inputs = program.input_names()
+        self.outputs = program.outputs
+        self._sizes = size_inputs(program)
+        self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
+        self._prepared: dict[object, Prepared] = {}
+        self._gradients: dict[tuple[str, ...], Function] = {}
+
+    @property
+    def tile(self) -> str:
+        """Canonical Tile text; compiles to the same function."""
+        return show(self.program)
+
+    def __str__(self) -> str:
+        return self.tile
+
+    def __repr__(self) -> str:
+        return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
+
+    def __reduce__(self) -> tuple:
+        return Function, (self.program, self.source, self.filename, self.backend, self.gradient)
+
+    def __call__(self, *inputs):
+        """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
+        arguments = to_tensors(self.inputs, inputs)
+        results = self.call(arguments.tensors, arguments.weak)
+        if arguments.numpy:
+            results = tuple(map(_to_numpy, results))
+        return results[0] if len(results) == 1 else results
+
+    def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
+        """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return TileCall.apply(self, weak, *tensors)  # type: ignore[no-untyped-call]
+        return self.run(tensors, weak)
+
+    def run(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
+        """Outputs as a tuple, not recorded for autograd."""
+        device = tensors[0].device.type if tensors else "cpu"
+        values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
+        key = (device, weak, values, *[(t.shape, t.dtype) for t in tensors])
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepare(key, device, values, tensors, weak)
+        results = prepared.executable(tensors)
+        return tuple([None if r is None else results[r] for r in prepared.results])
+
+    def _prepare(self, key, device, values, tensors, weak) -> Prepared:
+        types = {
+            name: TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], w)
+            for name, t, w in zip(self.inputs, tensors, weak, strict=True)
+        }
+        _, _, prepared = self._lower(types, dict(zip(self._sizes, values, strict=True)), self.backend, device, None)
+        if len(self._prepared) >= CACHED_CALLS:
+            self._prepared.pop(next(iter(self._prepared)))
+        self._prepared[key] = prepared
+        return prepared
+
+    def _lower(self, types, values, backend, device, target):
+        """Lowering, backend and executable for these types; for a gradient, without the results that are None."""
+        try:
+            chosen = choose(backend, device, target)
+            program, results = self.program, tuple(range(len(self.outputs)))
+            if self.gradient is not None:
+                self._check_cotangents(types, values)
+                floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
+                kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
+                program = replace(program, outputs=tuple(kept))
+                count = iter(range(len(kept)))
+                results = tuple(next(count) if f else None for f in floating)
+            lowering = lower(program, types, values)
+            return lowering, chosen, Prepared(chosen.build(lowering), results)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+
+    def _check_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
+        """A d_output must have its output's shape: the gradient's text alone would read a wrong one as a legal one."""
+        assert self.gradient is not None
+        forward = self.gradient.forward
+        inputs = {name: types[name] for name in forward.inputs}
+        needed = {name: values[name] for name in forward._sizes if name in values}
+        bound = bind(forward.program, inputs, needed)
+        outputs = infer(bound, inputs)
+        for name, output in zip(self.inputs[len(forward.inputs) :], forward.outputs, strict=True):
+            if kind(outputs[output].dtype) == 2 and types[name].shape != outputs[output].shape:
+                raise InputMistake(
+                    f"{name} has shape {types[name].shape}, but the output {output} has shape {outputs[output].shape}"
+                )
+
+    def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
+        """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
+
+        `wrt` names the inputs to differentiate by (default all). One d_output an output, of its shape, ignored where the
+        output is an integer; a result is None where its input is not floating. Raises NameMistake for an unknown input.
+        """
+        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        if names not in self._gradients:
+            for name in names:
+                if name not in self.inputs:
+                    raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(self.inputs))
+            try:
+                program = grad(self.program, names)
+            except TileError as error:
+                raise error.located(self.source, self.filename) from None
+            self._gradients[names] = Function(
+                program, self.source, self.filename, self.backend, Gradient(self, names)
+            )
+        return self._gradients[names]
+
+    def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
+        """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.
+
+        `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
+        """
+        types = types_of(self.inputs, args)
+        values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
+        devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}
+        device = next(iter(devices - {"cpu"}), "cpu")
+        lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target)
+        return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+
+def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:
+    if result is None:
+        return None
+    if result.dtype is torch.bfloat16:
+        raise Unsupported("NumPy has no bfloat16", hint="pass torch tensors, or cast the output with float32(...)")
+    return result.numpy()

@@ -1,0 +1,217 @@
+"""Shapes and element types of everything a bound program computes; promotion rules live in `types`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilec.errors import InternalMistake, Span, TypeMistake
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS, OPERATORS
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Program,
+    Statement,
+    children,
+    index_variables,
+)
+from tilec.ir.types import (
+    CASTS,
+    DEFAULT_FLOAT,
+    DTYPES,
+    WEAK_FLOAT,
+    WEAK_INT,
+    ElementType,
+    TensorType,
+    kind,
+    promote,
+)
+
+NO_BOOL_AT_ALL = ("sub", "neg")
+NOT_BOOL = (*NO_BOOL_AT_ALL, "abs", "floor", "ceil", "round", "relu", "mod", "pow", "shl", "shr")
+_SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
+
+
+def call_type(function: str, types: Sequence[ElementType], span: Span | None = None) -> ElementType:
+    """Type of a scalar function's result from its arguments' types. TypeMistake where it takes no such arguments."""
+    rule = FUNCTIONS[function].result
+    if function in ("index", "shape"):
+        return WEAK_INT
+    if rule in ("like0", "structural"):
+        return aggregate_type("sum", types[0]) if function in ("scatter", "simple_reduce") else types[0]
+    if rule == "like1":
+        return _cast_like(types[0], types[1])
+    if rule in CASTS or rule == "bool" and function == "bool" or function in ("uint16", "uint32"):
+        return _cast(types[0], rule)
+    both = promote(*(types[1:] if rule == "select" else types))
+    if rule == "bool":
+        return ElementType("bool", both.weak, both.scalar)
+    if rule == "float":
+        return both if kind(both.dtype) == 2 else _as_float(both)
+    if rule == "int64":
+        if kind(both.dtype) == 2:
+            raise TypeMistake(f"{_shown(function)} takes integers, not {both.dtype}", span)
+        return ElementType("int64", both.weak, both.scalar)
+    if rule == "bits" and any(kind(t.dtype) == 2 for t in types):
+        raise TypeMistake(
+            f"{_shown(function)} works on the bits of integers and bool, not on {_listed(types)}",
+            span,
+            hint="compare with 0 first, as in (X != 0)" if function in ("and", "or", "xor", "not") else None,
+        )
+    if function in NOT_BOOL and (both.dtype == "bool" or function in NO_BOOL_AT_ALL and _any_bool(types)):
+        raise TypeMistake(
+            f"{_shown(function)} does not take bool", span, hint="cast with int64(...), or invert with `~`"
+        )
+    if rule == "division" and both.dtype == "bool":
+        return ElementType("int64", both.weak, both.scalar)
+    return both
+
+
+def aggregate_type(aggregation: str, element: ElementType) -> ElementType:
+    """Type of an aggregation over values of one type. Whether the result counts as rank 0 is for the caller to say."""
+    rule = AGGREGATIONS[aggregation].result
+    if rule == "float":
+        return element if kind(element.dtype) == 2 else _as_float(element)
+    if rule == "accumulate":
+        return element if kind(element.dtype) == 2 else ElementType("int64", element.weak, element.scalar)
+    return element if rule == "keep" else ElementType(rule, element.weak, element.scalar)
+
+
+def expression_type(e: Expr, tensors: Mapping[str, TensorType]) -> ElementType:
+    """Type of an expression's value over tensors of known type; a name that is no tensor is a dimension.
+
+    A nested aggregation without free variables counts as a rank-0 tensor. TypeMistake with the node's span for
+    arguments that a function does not take and for an index that holds anything but an integer.
+    """
+    return _Typing(tensors).of(e)
+
+
+def statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorType:
+    """Type of a bound statement's output. A guard only has to be typed; constraints hold integers alone."""
+    typing = _Typing(tensors)
+    if s.guard is not None:
+        typing.of(s.guard)
+    for e in s.index or ():
+        typing.check_index(e)
+    element = aggregate_type(s.aggregation, typing.of(s.body))
+    if s.default is not None:
+        element = _with_default(s, element, tensors[s.default].element())
+    shape = tuple(size.value for size in s.sizes or () if isinstance(size, Int))
+    if s.sizes is None or len(shape) != len(s.sizes):
+        raise InternalMistake(f"the sizes of {s.output} are not known", s.span)
+    return TensorType(shape, element.dtype, element.weak)
+
+
+def infer(program: Program, input_types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+    """Type of every tensor of a bound program, inputs first. `input_types` may hold more names than the inputs.
+
+    Raises TypeMistake with the span of what is wrong.
+    """
+    types = {i.name: input_types[i.name] for i in program.inputs}
+    for s in program.statements:
+        types[s.output] = statement_type(s, types)
+    return types
+
+
+class _Typing:
+    """Types of the nodes of one statement, each node looked at once however often it is shared."""
+
+    def __init__(self, tensors: Mapping[str, TensorType]):
+        self.tensors = tensors
+        self.known: dict[int, ElementType] = {}
+
+    def of(self, e: Expr) -> ElementType:
+        result = self.known.get(id(e))
+        if result is None:
+            result = self.known[id(e)] = self._of(e)
+        return result
+
+    def _of(self, e: Expr) -> ElementType:
+        match e:
+            case Call():
+                return call_type(e.function, [self.of(a) for a in e.args], e.span)
+            case Access():
+                for i in e.index:
+                    self.check_index(i)
+                return self.tensors[e.tensor].element()
+            case Float():
+                return WEAK_FLOAT
+            case Index() | Int():
+                return WEAK_INT
+            case Name():
+                return self.tensors[e.name].element() if e.name in self.tensors else WEAK_INT
+            case Inside():
+                self.of(e.access)
+                return WEAK_INT
+            case Pad():
+                return promote(self.of(e.access), self.of(e.value))
+            case Aggregate():
+                if e.guard is not None:
+                    self.of(e.guard)
+                element = aggregate_type(e.aggregation, self.of(e.body))
+                scalar = not element.weak and not index_variables(e)
+                return ElementType(element.dtype, element.weak, scalar)
+        raise InternalMistake(f"{type(e).__name__} is no expression", getattr(e, "span", None))
+
+    def check_index(self, e: Expr) -> None:
+        """Elements that stand in an index must be integers; the rest of it is integer arithmetic by construction."""
+        if isinstance(e, (Index, Int)):
+            return
+        if isinstance(e, (Access, Pad, Aggregate)):
+            element = self.of(e)
+            if kind(element.dtype) != 1:
+                raise TypeMistake(
+                    f"an index holds integers; this one holds {element.dtype}", e.span, hint="cast with int64(...)"
+                )
+            return
+        for child in children(e):
+            self.check_index(child)
+
+
+def _cast(element: ElementType, dtype: str) -> ElementType:
+    """A cast value is as strong as a tensor with dimensions, unless it was a rank-0 tensor."""
+    return ElementType(dtype, scalar=element.scalar and not element.weak)
+
+
+def _cast_like(element: ElementType, like: ElementType) -> ElementType:
+    """In the type of `like`; a weak one only says floating or not."""
+    if like.weak and kind(like.dtype) == kind(element.dtype):
+        return element
+    return _cast(element, like.dtype)
+
+
+def _as_float(element: ElementType) -> ElementType:
+    return ElementType("float64" if element.weak else DEFAULT_FLOAT, element.weak, element.scalar)
+
+
+def _with_default(s: Statement, element: ElementType, default: ElementType) -> ElementType:
+    """The default's elements take the output's type, so they must not be of a higher category; a weak output takes theirs."""
+    if element.weak:
+        return promote(element, default)
+    if kind(default.dtype) > kind(element.dtype):
+        raise TypeMistake(
+            f"the default {s.default} holds {default.dtype}, but {s.output} holds {element.dtype}",
+            s.span,
+            hint=f"cast the default with {element.dtype}(...)",
+        )
+    return element
+
+
+def _any_bool(types: Sequence[ElementType]) -> bool:
+    return any(t.dtype == "bool" for t in types)
+
+
+def _shown(function: str) -> str:
+    return _SYMBOLS.get(function, function)
+
+
+def _listed(types: Sequence[ElementType]) -> str:
+    return " and ".join(dict.fromkeys(t.dtype for t in types))

@@ -1,0 +1,60 @@
+"""The one place that says which passes run, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tilec import knobs
+from tilec.backends.base import Lowering
+from tilec.ir.infer import infer
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
+from tilec.ir.verify import verify
+from tilec.transforms.bind import bind
+from tilec.transforms.defract import defract
+from tilec.transforms.flatten import flatten
+from tilec.transforms.reduce import reduce
+from tilec.transforms.simplify import simplify
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a call knows that the source does not: the inputs' types and the values of the inputs that are sizes."""
+
+    types: Mapping[str, TensorType]
+    values: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`stage` names the program that `run` makes of the one before it; `bound` says that its sizes are known."""
+
+    stage: str
+    run: Callable[[Program, Setting], Program]
+    bound: bool
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("simplified", lambda program, setting: simplify(program), bound=False),
+    Pass("bound", lambda program, setting: bind(program, dict(setting.types), dict(setting.values)), bound=True),
+    Pass("flat", lambda program, setting: simplify(flatten(program, dict(setting.types))), bound=True),
+    Pass("reduced", lambda program, setting: reduce(program), bound=True),
+    Pass("defracted", lambda program, setting: defract(program), bound=True),
+)
+STAGES = ("source", *(p.stage for p in PASSES))
+
+
+def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Lowering:
+    """Run every pass for inputs of these types. `values` holds the integers of rank-0 inputs that stand in sizes.
+
+    Raises TileError subclasses, with spans into the source's text, for whatever shapes and types make illegal.
+    """
+    setting = Setting(types, values)
+    stages = {"source": program}
+    for step in PASSES:
+        program = step.run(program, setting)
+        if knobs.VERIFY.value:
+            verify(program, bound=step.bound)
+        stages[step.stage] = program
+    return Lowering(stages, infer(stages["flat"], dict(types)))
