@@ -26,7 +26,6 @@ from tilec.ir.program import (
 from tilec.ir.types import (
     CASTS,
     DEFAULT_FLOAT,
-    DTYPES,
     WEAK_FLOAT,
     WEAK_INT,
     ElementType,
@@ -193,7 +192,7 @@ def _as_float(element: ElementType) -> ElementType:
 
 
 def _with_default(s: Statement, element: ElementType, default: ElementType) -> ElementType:
-    """The default's elements take the output's type, so they must not be of a higher category; a weak output takes theirs."""
+    """The default takes the output's type, so it must not be of a higher category; a weak output takes its type."""
     if element.weak:
         return promote(element, default)
     if kind(default.dtype) > kind(element.dtype):
