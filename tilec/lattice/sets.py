@@ -1,0 +1,350 @@
+"""Exact sets of integer points: ranges of index variables, whether two points meet, whether an output is filled.
+
+A domain is a list of conditions `form is an integer and 0 <= form < bound`. It falls apart into connected components of
+variables, which are decided one by one: a single variable by intervals, anything else by isl, with a cache since equal
+components (the dimensions of one convolution) come back often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import islpy
+
+from tilec.errors import InternalMistake, UnboundIndex
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Pad,
+    Statement,
+    children,
+    expressions,
+    index_variables,
+    walk,
+)
+from tilec.lattice.hermite import rank
+
+Shapes = Mapping[str, tuple[int, ...]]
+Box = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`form` is an integer and 0 <= form < bound."""
+
+    form: Affine
+    bound: int
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Integer points of `variables` at which every condition holds; `exact` if no condition had to be left out because
+    it depends on a tensor's elements."""
+
+    variables: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    exact: bool = True
+
+
+def accesses(e: Expr) -> Iterator[Access]:
+    """Accesses that constrain the point at which e stands: those in `pad` and in nested aggregations do not."""
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        match e:
+            case Pad():
+                stack.append(e.value)
+            case Aggregate():
+                pass
+            case _:
+                if isinstance(e, Access):
+                    yield e
+                stack.extend(reversed(children(e)))
+
+
+def depends_on_data(form: Affine) -> bool:
+    """Does the form hold a tensor's element?"""
+    return any(isinstance(e, Access) for atom in form.atoms() for e in walk(atom))
+
+
+def domain_of(
+    roots: Sequence[Expr],
+    shapes: Shapes,
+    constraints: Sequence[Constraint] = (),
+    index: Sequence[Expr] = (),
+    sizes: Sequence[int] = (),
+    variables: Sequence[str] | None = None,
+) -> Domain:
+    """Points at which every access of `roots` and `index` lies inside its tensor, `index` inside `sizes`, and the
+    constraints hold. `variables`: all free ones unless given."""
+    found: dict[Condition, None] = {}
+    exact = True
+    pairs = list(zip(index, sizes, strict=True))
+    for root in (*index, *roots):
+        for access in accesses(root):
+            pairs.extend(zip(access.index, shapes[access.tensor], strict=True))
+    for c in constraints:
+        if not isinstance(c.bound, Int):
+            raise InternalMistake("the bound of a constraint is no literal", c.span)
+        pairs.append((c.expr, c.bound.value))
+    for e, bound in pairs:
+        form = linear(e)
+        if depends_on_data(form):
+            exact = False
+        else:
+            found.setdefault(Condition(form, bound))
+    if variables is None:
+        variables = index_variables(*index, *roots, *(c.expr for c in constraints))
+    return Domain(tuple(variables), tuple(found), exact)
+
+
+def sizes_of(s: Statement) -> tuple[int, ...]:
+    """The literal sizes of a bound statement."""
+    if s.sizes is None or not all(isinstance(n, Int) for n in s.sizes):
+        raise InternalMistake(f"the sizes of {s.output} are not known", s.span)
+    return tuple(n.value for n in s.sizes if isinstance(n, Int))
+
+
+def domain(s: Statement, shapes: Shapes) -> Domain:
+    """Valid points of a bound statement; guards and conditions on data are ignored."""
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    variables = index_variables(*expressions(s))
+    return domain_of(roots, shapes, s.constraints, s.index or (), sizes_of(s), variables)
+
+
+def bounds(s: Statement, shapes: Shapes, fixed: Mapping[str, int] | None = None) -> Box | None:
+    """Exact inclusive range of each index variable over the valid points of a bound statement, None if there are none.
+    `fixed` variables hold the given value."""
+    return bounds_of(domain(s, shapes), fixed)
+
+
+def bounds_of(d: Domain, fixed: Mapping[str, int] | None = None) -> Box | None:
+    """Exact inclusive range of each variable over a domain's points, None if it is empty. UnboundIndex if infinite."""
+    box: Box = {}
+    for part in _components(_fix(d, fixed)):
+        ranges = part.ranges()
+        if ranges is None:
+            return None
+        box.update(zip(part.variables, ranges, strict=True))
+    box.update({name: (value, value) for name, value in (fixed or {}).items() if name in d.variables})
+    return {name: box[name] for name in d.variables}
+
+
+def is_box(d: Domain, box: Box, fixed: Mapping[str, int] | None = None) -> bool:
+    """Is every integer point of the box in the domain? (Conditions on data are ignored.)"""
+    return all(part.contains([box[v] for v in part.variables]) for part in _components(_fix(d, fixed)))
+
+
+def writes_conflict(s: Statement, shapes: Shapes) -> bool:
+    """Are there two valid points of a bound statement that write one element? Guards do not weaken it."""
+    d = domain(s, shapes)
+    rows = [linear(e) for e in s.index or ()]
+    if any(map(depends_on_data, rows)):
+        return True
+    if bounds_of(d) is None:
+        return False
+    return any(not part.injective(part.rows) for part in _components(d, rows))
+
+
+def covers(s: Statement, shapes: Shapes) -> bool:
+    """Is every element of a bound statement's output surely written?"""
+    sizes = sizes_of(s)
+    if 0 in sizes:
+        return True
+    d = domain(s, shapes)
+    if s.guard is not None or not d.exact or bounds_of(d) is None:
+        return False
+    rows = [linear(e) for e in s.index or ()]
+    size = dict(zip(rows, sizes, strict=True))
+    if len(size) < len(rows):  # O[i, i] reaches a diagonal only
+        return max(sizes) == 1
+    constant = all(size[row] == 1 for row in rows if not _form_variables(row))
+    return constant and all(part.fills(part.rows, [size[r] for r in part.rows]) for part in _components(d, rows))
+
+
+def _fix(d: Domain, fixed: Mapping[str, int] | None) -> Domain:
+    if not fixed:
+        return d
+    values = {name: Affine.combine({}, value) for name, value in fixed.items()}
+    conditions = tuple(Condition(c.form.substitute(values), c.bound) for c in d.conditions)
+    return Domain(tuple(v for v in d.variables if v not in fixed), conditions, d.exact)
+
+
+def _form_variables(form: Affine) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*form.variables(), *index_variables(*form.atoms()))))
+
+
+@dataclass(frozen=True)
+class _Component:
+    """Variables that conditions (and output rows) tie together."""
+
+    variables: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    rows: tuple[Affine, ...]
+
+    def ranges(self) -> list[tuple[int, int]] | None:
+        interval = self._interval()
+        if interval is not None:
+            return [interval] if interval[0] <= interval[1] else None
+        result = _ranges(len(self.variables), self._text())
+        if result is not None and None in result:
+            free = [v for v, r in zip(self.variables, result, strict=True) if r is None]
+            raise UnboundIndex(f"nothing bounds the index variable{'s' * (len(free) > 1)} {', '.join(free)}")
+        return result  # type: ignore[return-value]
+
+    def contains(self, box: list[tuple[int, int]]) -> bool:
+        interval = self._interval()
+        if interval is not None:
+            return not self.variables or interval[0] <= box[0][0] and box[0][1] <= interval[1]
+        return _contains(len(self.variables), self._text(), tuple(box))
+
+    def injective(self, rows: Sequence[Affine]) -> bool:
+        if rank([[row.coefficient(v) for v in self.variables] for row in rows if row.is_affine]) == len(self.variables):
+            return True
+        return _injective(len(self.variables), self._text(rows), len(rows))
+
+    def fills(self, rows: Sequence[Affine], sizes: Sequence[int]) -> bool:
+        interval = self._interval()
+        if interval is not None and len(rows) == 1 and rows[0].bare:
+            return interval[0] <= 0 and sizes[0] - 1 <= interval[1]
+        return _fills(len(self.variables), self._text(rows), tuple(sizes))
+
+    def _interval(self) -> tuple[int, int] | None:
+        """The range where the component is one variable with integer coefficients, or none at all."""
+        if len(self.variables) > 1 or not all(c.form.is_affine for c in self.conditions):
+            return None
+        low, high = -math.inf, math.inf
+        for c in self.conditions:
+            a, b = c.form.coefficient(self.variables[0]) if self.variables else 0, c.form.constant
+            if a == 0:
+                if b.denominator > 1 or not 0 <= b < c.bound:
+                    return (0, -1)
+            elif not c.form.is_integral:
+                return None
+            else:
+                ends = (-b / a, (c.bound - 1 - b) / a) if a > 0 else ((c.bound - 1 - b) / a, -b / a)
+                low, high = max(low, math.ceil(ends[0])), min(high, math.floor(ends[1]))
+        if not self.variables:
+            return (0, 0)
+        return None if math.isinf(low) or math.isinf(high) else (int(low), int(high))
+
+    def _text(self, rows: Sequence[Affine] = ()) -> str:
+        """What isl reads: conditions on x0, x1, ... and, as o0, o1, ..., the rows."""
+        names = {v: f"x{i}" for i, v in enumerate(self.variables)}
+        writer = _Writer(names)
+        for c in self.conditions:
+            writer.facts.append(f"0 <= {writer.integer(c.form)} < {c.bound}")
+        for k, row in enumerate(rows):
+            writer.facts.append(f"o{k} = {writer.integer(row)}")
+        facts = " and ".join(dict.fromkeys(writer.facts)) or "true"
+        return f"exists {', '.join(writer.fresh)}: {facts}" if writer.fresh else facts
+
+
+class _Writer:
+    """Turns forms into isl text; quotients and atoms become existential variables."""
+
+    def __init__(self, names: dict[str, str]):
+        self.names, self.facts, self.fresh = names, [], []  # type: ignore[var-annotated]
+        self.known: dict[object, str] = {}
+
+    def integer(self, form: Affine) -> str:
+        scale = form.denominator
+        terms = [f"{int(c * scale)}*{self.atom(a)}" for a, c in form.terms]
+        text = " + ".join([*terms, str(int(form.constant * scale))])
+        return f"({text})" if scale == 1 else self.define(form, f"{scale}*{{0}} = {text}")
+
+    def atom(self, e: Expr) -> str:
+        if isinstance(e, Index):
+            return self.names[e.name]
+        if isinstance(e, Call) and e.function in ("mod", "clamp"):
+            first, *rest = (self.integer(linear(a)) for a in e.args)
+            if e.function == "clamp":
+                return self.define(e, f"{{0}} = min(max({first}, {rest[0]}), {rest[1]})")
+            divisor = linear(e.args[1])
+            if not divisor.terms and divisor.is_integral:
+                n = int(divisor.constant)
+                quotient = f"floor({first}/{n})" if n > 0 else f"floor((0 - {first})/{-n})"
+                return self.define(e, f"{{0}} = {first} - ({n}*{quotient})" if n else "{0} = 0")
+        raise InternalMistake("an index holds what integer sets do not know", e.span)
+
+    def define(self, key: object, fact: str) -> str:
+        if key not in self.known:
+            self.known[key] = f"e{len(self.fresh)}"
+            self.fresh.append(self.known[key])
+            self.facts.append(fact.format(self.known[key]))
+        return self.known[key]
+
+
+def _components(d: Domain, rows: Iterable[Affine] = ()) -> list[_Component]:
+    """Split a domain, and the output rows with it; conditions without variables make a component of their own."""
+    leader = {v: v for v in d.variables}
+
+    def find(v: str) -> str:
+        while leader[v] != v:
+            v = leader[v]
+        return v
+
+    held = [(c, _form_variables(c.form)) for c in d.conditions]
+    written = [(row, _form_variables(row)) for row in rows]
+    for _, names in (*held, *written):
+        for name in names[1:]:
+            leader[find(name)] = find(names[0])
+    groups: dict[str, tuple[list[str], list[Condition], list[Affine]]] = {}
+    for v in d.variables:
+        groups.setdefault(find(v), ([], [], []))[0].append(v)
+    constant: list[Condition] = []
+    for c, names in held:
+        (groups[find(names[0])][1] if names else constant).append(c)
+    for row, names in written:
+        if names:
+            groups[find(names[0])][2].append(row)
+    parts = [_Component(tuple(v), tuple(c), tuple(r)) for v, c, r in groups.values()]
+    return [_Component((), tuple(constant), ()), *parts] if constant else parts
+
+
+def _space(prefix: str, n: int) -> str:
+    return "[" + ", ".join(f"{prefix}{i}" for i in range(n)) + "]"
+
+
+@lru_cache(maxsize=4096)
+def _ranges(n: int, text: str) -> list[tuple[int, int] | None] | None:
+    points = islpy.Set(f"{{ {_space('x', n)} : {text} }}")
+    if points.is_empty():
+        return None
+    result: list[tuple[int, int] | None] = []
+    for i in range(n):
+        ends = points.dim_min_val(i), points.dim_max_val(i)
+        finite = all(end.is_int() for end in ends)
+        result.append((ends[0].to_python(), ends[1].to_python()) if finite else None)
+    return result
+
+
+def _box(prefix: str, ranges: Iterable[tuple[int, int]]) -> islpy.Set:
+    ranges = list(ranges)
+    facts = [f"{low} <= {prefix}{i} <= {high}" for i, (low, high) in enumerate(ranges)]
+    return islpy.Set(f"{{ {_space(prefix, len(ranges))} : {' and '.join(facts) or 'true'} }}")
+
+
+@lru_cache(maxsize=4096)
+def _contains(n: int, text: str, box: tuple[tuple[int, int], ...]) -> bool:
+    return _box("x", box).is_subset(islpy.Set(f"{{ {_space('x', n)} : {text} }}"))
+
+
+@lru_cache(maxsize=4096)
+def _injective(n: int, text: str, outputs: int) -> bool:
+    return islpy.Map(f"{{ {_space('x', n)} -> {_space('o', outputs)} : {text} }}").is_injective()
+
+
+@lru_cache(maxsize=4096)
+def _fills(n: int, text: str, sizes: tuple[int, ...]) -> bool:
+    written = islpy.Map(f"{{ {_space('x', n)} -> {_space('o', len(sizes))} : {text} }}").range()
+    return _box("o", [(0, size - 1) for size in sizes]).is_subset(written)
