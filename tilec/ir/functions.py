@@ -197,6 +197,7 @@ _row("simple_reduce", 2, "structural")
 
 # size arithmetic and boundary words, in indices and sizes
 _row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi))
+_row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
 # random bits (Philox 4x32-10): parsed and printed; drawn once their backend lands
 _row("rand", (1, 2), "float32")
