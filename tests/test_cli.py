@@ -1,0 +1,98 @@
+"""The command line: what it prints, where, and how it exits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+from tilec.cli import main
+
+MATMUL = "function mm(A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }\n"
+
+
+@pytest.fixture
+def matmul(tmp_path: Path) -> str:
+    path = tmp_path / "mm.tile"
+    path.write_text(MATMUL)
+    return str(path)
+
+
+def test_check(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", matmul]) == 0
+    assert "mm(A, B) -> (C)" in capsys.readouterr().out
+
+
+def test_show_prints_what_parses_back(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", matmul]) == 0
+    assert tilec.compile(capsys.readouterr().out).program == tilec.compile(MATMUL).program
+
+
+@pytest.mark.parametrize("stage", ["simplified", "bound", "flat", "reduced", "defracted"])
+def test_show_stage(matmul: str, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", matmul, "--stage", stage, "--shape", "A=2,3", "--shape", "B=3,4"]) == 0
+    out = capsys.readouterr().out
+    a, b = np.ones((2, 3)), np.ones((3, 4))
+    np.testing.assert_array_equal(tilec.interpret(out, a, b), a @ b)
+
+
+def test_show_code(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", matmul, "--stage", "code", "--shape", "A=2,3", "--shape", "B=3,4"]) == 0
+    assert "torch" in capsys.readouterr().out
+
+
+def test_show_with_a_size_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.tile"
+    path.write_text("function (X[N], P[]) -> (Y) { Y[i : N + P] = X[i - P]; }")
+    assert main(["show", str(path), "--stage", "bound", "--shape", "X=4", "--value", "P=2"]) == 0
+    assert ": 6]" in capsys.readouterr().out
+
+
+def test_grad_prints_tile(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grad", matmul, "--wrt", "B"]) == 0
+    out = capsys.readouterr().out
+    a, b, d = np.ones((2, 3)), np.ones((3, 4)), np.ones((2, 4))
+    np.testing.assert_array_equal(tilec.interpret(out, a, b, d), a.T @ d)
+
+
+def test_run(matmul: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    out = tmp_path / "c.npy"
+    argv = ["run", matmul, "--input", f"A={tmp_path}/a.npy", "--input", f"B={tmp_path}/b.npy", "--output", f"C={out}"]
+    assert main(argv) == 0
+    np.testing.assert_array_equal(np.load(out), a @ b)
+    assert "C: float64 of shape (2, 4)" in capsys.readouterr().out
+
+
+BAD = {
+    "missing file": (["check", "{dir}/none.tile"], "cannot read"),
+    "a syntax error": (["check", "{dir}/bad.tile"], "bad.tile:1:"),
+    "unknown input": (["show", "{mm}", "--stage", "bound", "--shape", "Z=1"], "there is no Z"),
+    "a missing shape": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,2"], "--shape B="),
+    "no number": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,x"], "expected an integer"),
+    "sizes that disagree": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,2", "--shape", "B=3,4"], "K"),
+    "unknown wrt": (["grad", "{mm}", "--wrt", "Q"], "no input is called Q"),
+    "a missing input": (["run", "{mm}", "--input", "A=1"], "--input B="),
+    "an unreadable array": (["run", "{mm}", "--input", "A={dir}/no.npy", "--input", "B=1"], "cannot read"),
+    "no array": (["run", "{mm}", "--input", "A={mm}", "--input", "B=1"], "no .npy array"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, matmul: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.tile").write_text("function (A[N] -> (B) { B = A; }")
+    argv, expected = BAD[case]
+    assert main([a.format(mm=matmul, dir=tmp_path) for a in argv]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tilec: ") and expected in captured.err and not captured.out
+    assert "Traceback" not in captured.err
+
+
+def test_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["frobnicate"])
+    assert stop.value.code == 2

@@ -1,0 +1,268 @@
+"""The public surface: calls, conversions, gradients through torch, lowering, caching, errors at the call."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import tilec
+
+MATMUL = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+CONVOLUTION = """
+function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {
+    O[n, y, x, co : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, ci] * K[j, i, ci, co]);
+}
+"""
+
+
+def double(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_one_output_is_a_tensor_and_several_a_tuple() -> None:
+    x = torch.arange(3.0)
+    assert torch.equal(tilec.compile("Y = 2 * X;")(x), 2 * x)
+    y, z = tilec.compile("function (X) -> (Y, Z) { Y = 2 * X; Z = X + 1; }")(x)
+    assert torch.equal(y, 2 * x) and torch.equal(z, x + 1)
+
+
+def test_numpy_in_numpy_out() -> None:
+    a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    c = tilec.compile(MATMUL)(a, b)
+    assert isinstance(c, np.ndarray) and c.dtype == np.float32
+    np.testing.assert_array_equal(c, a @ b)
+    mixed = tilec.compile(MATMUL)(a, torch.from_numpy(b))
+    assert isinstance(mixed, torch.Tensor)
+
+
+@pytest.mark.parametrize("make", [lambda a: a[::-1], lambda a: a.T.copy().T, lambda a: a[:, ::2], lambda a: a.astype(">f8")])
+def test_numpy_layouts(make) -> None:
+    a = make(np.random.default_rng(0).normal(size=(4, 6)))
+    b = np.eye(a.shape[1])
+    np.testing.assert_allclose(tilec.compile(MATMUL)(a, b), a, rtol=1e-12)
+
+
+def test_read_only_arrays_are_not_written() -> None:
+    a = np.ones(3)
+    a.flags.writeable = False
+    np.testing.assert_array_equal(tilec.compile("Y = X + 1;")(a), 2 * np.ones(3))
+
+
+def test_python_numbers_are_weak() -> None:
+    f = tilec.compile("Y = X * S;")
+    assert f(torch.ones(3), 2).dtype is torch.float32
+    assert f(torch.ones(3, dtype=torch.float16), 2.5).dtype is torch.float16
+    assert f(torch.ones(3, dtype=torch.int32), 2).dtype is torch.int32
+    assert f(torch.ones(3, dtype=torch.int32), 2.5).dtype is torch.float32
+
+
+def test_size_inputs_specialise() -> None:
+    f = tilec.compile("function (X[N], P[]) -> (Y) { Y[i : N + P] = X[i - P]; }")
+    for p in (0, 2, 1):
+        assert torch.equal(f(torch.ones(3), p), torch.cat([torch.zeros(p), torch.ones(3)]))
+    assert torch.equal(f(torch.ones(3), torch.tensor(2)), f(torch.ones(3), 2))
+
+
+def test_no_inputs() -> None:
+    assert torch.equal(tilec.compile("function () -> (A) { A[i, j : 2, 3] = 10*i + j; }")(),
+                       torch.tensor([[0, 1, 2], [10, 11, 12]]))  # fmt: skip
+
+
+def test_outputs_may_be_inputs_and_repeat() -> None:
+    f = tilec.compile("function (X, Y) -> (X, Z, Z) { Z = X * Y; }")
+    x, y = double(3), double(3)
+    a, b, c = f(x, y)
+    (a.sum() + 2 * b.sum() + 3 * c.sum()).backward()
+    torch.testing.assert_close(x.grad, 1 + 5 * y.detach())
+    torch.testing.assert_close(y.grad, 5 * x.detach())
+
+
+def test_autograd_to_second_order() -> None:
+    f = tilec.compile(CONVOLUTION)
+    inputs = double(1, 7, 7, 2), double(2, 2, 2, 2)
+    assert torch.autograd.gradcheck(f, inputs)
+    assert torch.autograd.gradgradcheck(f, inputs)
+
+
+def test_only_needed_gradients_and_integer_inputs() -> None:
+    f = tilec.compile("function (X[N, D], I[M]) -> (Y) { Y[m, d : M, D] = X[I[m], d]; }")
+    x, i = double(4, 2), torch.tensor([1, 1, 3])
+    f(x, i).sum().backward()
+    assert x.grad is not None and x.grad.sum(1).tolist() == [0, 4, 0, 2]
+    dx, di = f.grad()(x.detach(), i, torch.ones(3, 2, dtype=torch.float64))
+    assert di is None and torch.equal(dx, x.grad)
+
+
+def test_integer_outputs_carry_no_gradient() -> None:
+    f = tilec.compile("function (X[N]) -> (Y, A) { Y = X * X; A[] = argmax(X[i]); }")
+    x = double(5)
+    y, a = f(x)
+    assert a.dtype is torch.int64 and not a.requires_grad and y.requires_grad
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+    torch.testing.assert_close(f.grad()(x.detach(), torch.ones(5, dtype=torch.float64), torch.tensor(0)), x.grad)
+
+
+def test_expanded_cotangent() -> None:
+    a, b = double(3, 4), double(4, 2)
+    tilec.compile(MATMUL)(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, b.detach().sum(1).expand(3, 4))
+
+
+def test_mixed_types_give_each_input_its_own_gradient_type() -> None:
+    a, b = torch.ones(2, 3, requires_grad=True), double(3, 4)
+    c = tilec.compile(MATMUL)(a, b)
+    assert c.dtype is torch.float64
+    da, db = tilec.compile(MATMUL).grad()(a.detach(), b.detach(), torch.ones(2, 4, dtype=torch.float64))
+    assert (da.dtype, db.dtype) == (torch.float32, torch.float64)
+    c.sum().backward()
+    assert a.grad is not None and a.grad.dtype is torch.float32
+
+
+def test_wrt() -> None:
+    f = tilec.compile(MATMUL)
+    a, b, d = torch.randn(2, 3), torch.randn(3, 4), torch.randn(2, 4)
+    torch.testing.assert_close(f.grad("B")(a, b, d), a.T @ d)
+    db, da = f.grad(["B", "A"])(a, b, d)
+    torch.testing.assert_close(da, d @ b.T)
+    with pytest.raises(tilec.NameMistake, match="no input is called Q"):
+        f.grad("Q")
+
+
+def test_gradient_text_compiles_to_the_same() -> None:
+    f = tilec.compile(CONVOLUTION)
+    g = f.grad()
+    again = tilec.compile(g.tile)
+    assert again.program == g.program
+    i, k = torch.randn(1, 8, 9, 2), torch.randn(2, 2, 2, 3)
+    d = torch.randn_like(f(i, k))
+    for ours, other in zip(g(i, k, d), again(i, k, d), strict=True):
+        assert torch.equal(ours, other)
+
+
+def test_tile_is_canonical() -> None:
+    f = tilec.compile(CONVOLUTION)
+    assert tilec.compile(str(f)).program == f.program and tilec.compile(f.tile).tile == f.tile
+
+
+def test_entry_and_load(tmp_path) -> None:
+    source = "function twice(X) -> (Y) { Y = 2 * X; } function four(X) -> (Y) { Z = twice(X); Y = twice(Z); }"
+    path = tmp_path / "f.tile"
+    path.write_text(source)
+    assert tilec.load(path)(1.5) == 6 and tilec.load(path, entry="twice")(1.5) == 3
+    with pytest.raises(tilec.NameMistake):
+        tilec.load(path, entry="thrice")
+
+
+def test_copies_and_pickles() -> None:
+    f = tilec.compile(MATMUL)
+    a, b = torch.randn(2, 3), torch.randn(3, 4)
+    for other in (copy.deepcopy(f), pickle.loads(pickle.dumps(f))):
+        assert torch.equal(other(a, b), f(a, b))
+    g = pickle.loads(pickle.dumps(f.grad("A")))
+    torch.testing.assert_close(g(a, b, torch.ones(2, 4)), torch.ones(2, 4) @ b.T)
+
+
+def test_lower_without_running() -> None:
+    f = tilec.compile(MATMUL)
+    lowered = f.lower(tilec.spec((20, 30)), tilec.spec((30, 40), torch.float32))
+    assert list(lowered.stages) == ["source", "simplified", "bound", "flat", "reduced", "defracted"]
+    cost = lowered.cost()
+    assert cost.flops == 2 * 20 * 30 * 40 and cost.least_bytes == 4 * (20 * 30 + 30 * 40 + 20 * 40)
+    assert lowered.asm("ptx") == "" and lowered.kernels and "torch" in lowered.source()
+
+
+def test_generated_source_runs_when_pasted() -> None:
+    a, b = torch.randn(20, 30), torch.randn(30, 40)
+    f = tilec.compile(MATMUL)
+    namespace: dict = {}
+    exec(f.lower(a, b).source(), namespace)
+    assert torch.equal(namespace["run"](a, b)[0], f(a, b))
+
+
+def test_a_second_call_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = tilec.compile(MATMUL)
+    a, b = torch.randn(2, 3), torch.randn(3, 4)
+    expected = f(a, b)
+    monkeypatch.setattr(f, "_prepare", None)
+    assert torch.equal(f(a, b), expected)
+
+
+CALLS = {
+    "too few inputs": (MATMUL, (np.ones((2, 3)),), tilec.InputMistake, "takes 2 inputs (A, B); got 1"),
+    "too many inputs": ("Y = X;", (1, 2), tilec.InputMistake, "takes 1 input (X); got 2"),
+    "rank": (MATMUL, (np.ones(3), np.ones((3, 4))), tilec.RankMistake, "A"),
+    "size": (MATMUL, (np.ones((2, 3)), np.ones((4, 4))), tilec.SizeMistake, "K"),
+    "complex": ("Y = X;", (np.ones(3, complex),), tilec.TypeMistake, "complex128"),
+    "an object": ("Y = X;", ("text",), tilec.InputMistake, "str"),
+    "a huge integer": ("Y = X;", (2**70,), tilec.InputMistake, "64 bits"),
+    "a fractional size": ("function (P[]) -> (Y) { Y[i : P] = i; }", (2.5,), tilec.InputMistake, "one integer"),
+    "a negative size": ("function (P[]) -> (Y) { Y[i : P] = i; }", (-1,), tilec.SizeMistake, "-1"),
+    "a write conflict": (
+        "function (A[N, M]) -> (O) { O[i + j : N] = A[i, j]; }",
+        (np.ones((4, 2)),),
+        tilec.WriteConflict,
+        "O[i + j",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_mistakes_at_the_call(case: str) -> None:
+    source, inputs, error, text = CALLS[case]
+    with pytest.raises(error) as caught:
+        tilec.compile(source)(*inputs)
+    assert text in str(caught.value)
+
+
+def test_a_failed_call_leaves_the_function_usable() -> None:
+    f = tilec.compile(MATMUL)
+    with pytest.raises(tilec.SizeMistake):
+        f(torch.ones(2, 3), torch.ones(4, 4))
+    assert torch.equal(f(torch.ones(2, 3), torch.ones(3, 4)), torch.full((2, 4), 3.0))
+
+
+def test_cotangent_of_a_wrong_shape() -> None:
+    with pytest.raises(tilec.InputMistake, match=r"dC has shape \(2, 5\)"):
+        tilec.compile(MATMUL).grad()(torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 5))
+
+
+def test_backends() -> None:
+    with pytest.raises(tilec.InputMistake, match="no backend is called 'cuda'"):
+        tilec.compile(MATMUL, backend="cuda")
+    with pytest.raises(tilec.Unsupported, match="Triton"):
+        tilec.compile(MATMUL, backend="triton")(torch.ones(2, 3), torch.ones(3, 4))
+    with pytest.raises(tilec.Unsupported, match="sm_90"):
+        tilec.compile(MATMUL).lower(tilec.spec((2, 3)), tilec.spec((3, 4)), target="sm_90")
+
+
+def test_recurrences_and_random_numbers_are_refused_clearly() -> None:
+    scan = "function (X[T]) -> (H) { H[t : T] = H[t - 1] + X[t]; }"
+    noise = "function (X[N], S[]) -> (Y) { Y[i : N] = X[i] * rand(S, i); }"
+    for source, inputs in ((scan, (np.ones(3),)), (noise, (np.ones(3), 1))):
+        with pytest.raises(tilec.Unsupported) as caught:
+            tilec.compile(source)(*inputs)
+        assert "^" in str(caught.value)
+
+
+def test_seven_spatial_dimensions() -> None:
+    d = range(7)
+    out = ", ".join(f"y{i}" for i in d)
+    source = f"""function (I[N, {", ".join(f"H{i}" for i in d)}, CI], K[{", ".join(f"KH{i}" for i in d)}, CI, CO]) -> (O) {{
+        O[n, {out}, co : N, {", ".join(f"H{i}/3" for i in d)}, CO] =
+            +(I[n, {", ".join(f"3*y{i} + 2*k{i}" for i in d)}, ci] * K[{", ".join(f"k{i}" for i in d)}, ci, co]);
+    }}"""
+    f = tilec.compile(source)
+    torch.manual_seed(0)
+    image, kernel = double(1, *([4] * 7), 2), double(*([2] * 7), 2, 2)
+    value = f(image, kernel)
+    window = (0, *(slice(0, 4, 2),) * 7)
+    torch.testing.assert_close(value.reshape(2), torch.tensordot(image[window], kernel, dims=8))
+    d_image, d_kernel = torch.autograd.grad(value.sum(), (image, kernel))
+    torch.testing.assert_close(d_image[window], kernel.detach().sum(-1))
+    assert d_image.count_nonzero() == 2**7 * 2
+    torch.testing.assert_close(d_kernel, image.detach()[window][..., None].expand_as(kernel))

@@ -1,0 +1,41 @@
+"""The grammar is found in a checkout and ships inside the wheel; the version stands in one truth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import tilec
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = "import tilec; print(tilec.__file__); print(tilec.compile('Y = X + 1;').tile)"
+
+
+def run(code: str, path: Path, cwd: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=cwd, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_checkout_finds_its_grammar(tmp_path: Path) -> None:
+    assert str(ROOT) in run(PROGRAM, ROOT, tmp_path)
+
+
+def test_wheel_carries_its_grammar(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("tilec-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert "tilec/py.typed" in names and any(n.endswith(".lark") for n in names)
+    assert not any(n.startswith(("tests/", "examples/")) for n in names)
+    assert str(tmp_path / "site") in run(PROGRAM, tmp_path / "site", tmp_path)
+
+
+def test_versions_agree() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == tilec.__version__
