@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Index,
     Int,
     Pad,
+    Program,
     Statement,
     children,
     expressions,
@@ -47,12 +48,12 @@ class Condition:
 
 @dataclass(frozen=True)
 class Domain:
-    """Integer points of `variables` at which every condition holds; `exact` if no condition had to be left out because
-    it depends on a tensor's elements."""
+    """Integer points of `variables` at which every condition holds. The conditions on tensors' elements, `dependent`,
+    are kept apart: what is computed here is what holds whatever the elements are."""
 
     variables: tuple[str, ...]
     conditions: tuple[Condition, ...]
-    exact: bool = True
+    dependent: tuple[Condition, ...] = ()
 
 
 def accesses(e: Expr) -> Iterator[Access]:
@@ -87,7 +88,7 @@ def domain_of(
     """Points at which every access of `roots` and `index` lies inside its tensor, `index` inside `sizes`, and the
     constraints hold. `variables`: all free ones unless given."""
     found: dict[Condition, None] = {}
-    exact = True
+    dependent: dict[Condition, None] = {}
     pairs = list(zip(index, sizes, strict=True))
     for root in (*index, *roots):
         for access in accesses(root):
@@ -98,13 +99,10 @@ def domain_of(
         pairs.append((c.expr, c.bound.value))
     for e, bound in pairs:
         form = linear(e)
-        if depends_on_data(form):
-            exact = False
-        else:
-            found.setdefault(Condition(form, bound))
+        (dependent if depends_on_data(form) else found).setdefault(Condition(form, bound))
     if variables is None:
         variables = index_variables(*index, *roots, *(c.expr for c in constraints))
-    return Domain(tuple(variables), tuple(found), exact)
+    return Domain(tuple(variables), tuple(found), tuple(dependent))
 
 
 def sizes_of(s: Statement) -> tuple[int, ...]:
@@ -112,6 +110,17 @@ def sizes_of(s: Statement) -> tuple[int, ...]:
     if s.sizes is None or not all(isinstance(n, Int) for n in s.sizes):
         raise InternalMistake(f"the sizes of {s.output} are not known", s.span)
     return tuple(n.value for n in s.sizes if isinstance(n, Int))
+
+
+def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a bound program."""
+    shapes = {s.output: sizes_of(s) for s in program.statements}
+    for i in program.inputs:
+        dims = tuple(d for d in i.dims or () if isinstance(d, int))
+        if i.dims is None or len(dims) < len(i.dims):
+            raise InternalMistake(f"the shape of {i.name} is not known", i.span)
+        shapes[i.name] = dims
+    return shapes
 
 
 def domain(s: Statement, shapes: Shapes) -> Domain:
@@ -161,7 +170,7 @@ def covers(s: Statement, shapes: Shapes) -> bool:
     if 0 in sizes:
         return True
     d = domain(s, shapes)
-    if s.guard is not None or not d.exact or bounds_of(d) is None:
+    if s.guard is not None or d.dependent or bounds_of(d) is None:
         return False
     rows = [linear(e) for e in s.index or ()]
     size = dict(zip(rows, sizes, strict=True))
@@ -176,7 +185,7 @@ def _fix(d: Domain, fixed: Mapping[str, int] | None) -> Domain:
         return d
     values = {name: Affine.combine({}, value) for name, value in fixed.items()}
     conditions = tuple(Condition(c.form.substitute(values), c.bound) for c in d.conditions)
-    return Domain(tuple(v for v in d.variables if v not in fixed), conditions, d.exact)
+    return Domain(tuple(v for v in d.variables if v not in fixed), conditions, d.dependent)
 
 
 def _form_variables(form: Affine) -> tuple[str, ...]:
