@@ -1,0 +1,68 @@
+"""What a backend is: it makes an executable of a lowered program, once per shapes, types and size values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tilec import knobs
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A program after each pass, in order, and the type of every tensor of the "flat" stage.
+
+    Statements of "flat", "reduced" and "defracted" correspond by the name of their output.
+    """
+
+    stages: Mapping[str, Program]
+    types: Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch: its name, its source text, the outputs of the statements that it carries out."""
+
+    name: str
+    source: str
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
+    statement may take; `block`: elements evaluated at a time."""
+
+    library: bool = True
+    memory_budget: int = knobs.MEMORY_BUDGET.default
+    block: int = knobs.BLOCK.default
+
+    @staticmethod
+    def from_environment() -> Options:
+        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value)
+
+
+class Executable(Protocol):
+    @property
+    def kernels(self) -> Sequence[Kernel]: ...
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Outputs in the program's order. Strides of the inputs may differ from call to call, shapes and types not."""
+        ...
+
+    def source(self) -> str: ...
+
+    def asm(self, kind: str) -> str: ...
+
+
+class Backend(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def build(self, lowering: Lowering, options: Options | None = None) -> Executable: ...

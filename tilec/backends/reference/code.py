@@ -1,0 +1,45 @@
+"""Lines of generated Python and the names in them."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Iterable, Sequence
+
+
+class Names:
+    """Fresh names; one set a program, so that no two statements share a local."""
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = set(taken) | set(keyword.kwlist)
+
+    def fresh(self, stem: str) -> str:
+        name, number = stem, 0
+        while name in self._taken:
+            number += 1
+            name = f"{stem}{number}"
+        self._taken.add(name)
+        return name
+
+
+def identifier(name: str) -> str:
+    """A Tile name as a Python name: the prime, the one letter that Python lacks, becomes `_`."""
+    return name.replace("'", "_")
+
+
+def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
+    return ["    " * depth + line for line in lines]
+
+
+def literal(value: bool | int | float) -> str:
+    """Python text of a number."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "float('nan')"
+        if math.isinf(value):
+            return "float('inf')" if value > 0 else "float('-inf')"
+    return repr(value)
+
+
+def tuple_text(items: Sequence[object]) -> str:
+    return "(" + ", ".join(map(str, items)) + ("," if len(items) == 1 else "") + ")"

@@ -1,0 +1,88 @@
+"""A lowered program as one Python function over torch, and the executable that holds it."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tilec.backends.base import Kernel, Lowering, Options
+from tilec.backends.reference.code import Names, identifier, indented
+from tilec.backends.reference.rules import lines_for
+from tilec.backends.reference.task import Task
+from tilec.ir.program import Program, Statement, reads
+from tilec.language.show import show_statement
+
+RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+IMPORTS = "import torch\n\nimport tilec.backends.reference.runtime as rt\n"
+_count = 0
+
+
+class TorchProgram:
+    """The executable: `kernels` has one entry, the whole function."""
+
+    def __init__(self, name: str, text: str, statements: tuple[str, ...]):
+        self._text = text
+        self.kernels = (Kernel(name, text, statements),)
+        self._function = _compiled(name, text)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return self._function(*inputs)
+
+    def source(self) -> str:
+        return self._text
+
+    def asm(self, kind: str) -> str:
+        """No assembly: torch's own kernels do the work."""
+        return ""
+
+
+def _compiled(name: str, text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Execute the text; tracebacks show its lines."""
+    global _count
+    _count += 1
+    filename = f"<tilec {name} {_count}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    scope: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {}
+    exec(compile(text, filename, "exec"), scope)  # type: ignore[arg-type]
+    return scope[name]
+
+
+def build(lowering: Lowering, options: Options) -> TorchProgram:
+    """The executable of a lowered program."""
+    flat = lowering.stages["flat"]
+    reduced = {s.output: s for s in lowering.stages["reduced"].statements}
+    defracted = {s.output: s for s in lowering.stages["defracted"].statements}
+    names = Names(RESERVED)
+    local = {t: names.fresh(identifier(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
+    name = names.fresh(identifier(flat.name) if flat.name else "program")
+    body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
+    dead = _last_reads(flat)
+    for s in flat.statements:
+        task = Task(
+            s, reduced[s.output], defracted[s.output], lowering.types, local, names, options, s.output in flat.outputs
+        )
+        body += ["", *(f"# {line}" for line in show_statement(s).splitlines()), *lines_for(task)]
+        unused = [local[t] for t in dead.get(s.output, ())]
+        if unused:
+            body.append(f"del {', '.join(unused)}")
+    results = ", ".join(local[o] for o in flat.outputs)
+    body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
+    header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
+    text = "\n".join([IMPORTS, "", header, *indented(body)]) + "\n"
+    return TorchProgram(name, text, tuple(s.output for s in flat.statements))
+
+
+def _last_reads(program: Program) -> dict[str, list[str]]:
+    """For each statement, by output, the intermediates that nothing reads after it."""
+    last: dict[str, Statement] = {}
+    for s in program.statements:
+        last[s.output] = s
+        last.update(dict.fromkeys(reads(s), s))
+    result: dict[str, list[str]] = {}
+    for s in program.statements:
+        if s.output not in program.outputs:
+            result.setdefault(last[s.output].output, []).append(s.output)
+    return result

@@ -1,0 +1,102 @@
+"""What generated programs call beside torch: strided windows, padded reads, reductions that torch spells otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:
+    """The integers low, low + 1, ... along dimension `position` of `rank`."""
+    shape = [1] * rank
+    if rank:
+        shape[position] = extent
+    return torch.arange(low, low + extent, device=device).view(shape)
+
+
+def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequence[Sequence[int]]) -> Tensor:
+    """View of t whose element (d0, d1, ...) is `t[start + sum(d_i * steps[i])]`, every one inside t.
+
+    Dimensions that move backward in memory are flipped, which copies.
+    """
+    strides = t.stride()
+    offset = t.storage_offset()
+    for first, stride in zip(start, strides, strict=True):
+        offset += first * stride
+    moves = []
+    backward = []
+    for d, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+        move = 0
+        for count, stride in zip(step, strides, strict=True):
+            move += count * stride
+        if move < 0:
+            backward.append(d)
+            offset += (size - 1) * move
+            move = -move
+        moves.append(move)
+    view = t.as_strided(sizes, moves, offset)
+    return view.flip(backward) if backward else view
+
+
+def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> Tensor:
+    """The elements low..high of each dimension, inclusive, `value` where that lies outside t."""
+    amounts: list[int] = []
+    for size, first, last in zip(reversed(t.shape), reversed(low), reversed(high), strict=True):
+        amounts += (-first, last + 1 - size)
+    if not any(amounts):
+        return t
+    if t.numel() == 0:
+        return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
+    crop = [min(a, 0) for a in amounts]
+    if any(crop):  # crop first: torch's pad refuses to crop all of a dimension, a slice may be empty
+        index = []
+        for size, first, last in zip(t.shape, low, high, strict=True):
+            index.append(slice(min(max(first, 0), size), max(min(last + 1, size), 0)))
+        kept = t[tuple(index)]
+        out = t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
+        if kept.numel():
+            place = tuple(slice(max(-first, 0), max(-first, 0) + n) for first, n in zip(low, kept.shape, strict=True))
+            out[place] = kept
+        return out
+    return torch.nn.functional.pad(t, amounts, value=value)
+
+
+def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """Truncating division, 0 where the divisor is."""
+    a, b = _both(a, b)
+    zero = b == 0
+    return torch.div(a, b.masked_fill(zero, 1), rounding_mode="trunc").masked_fill(zero, 0)
+
+
+def modulo_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """Floor modulo, 0 where the divisor is."""
+    a, b = _both(a, b)
+    zero = b == 0
+    return torch.remainder(a, b.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+
+def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor)
+    a = a if isinstance(a, Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device)
+    b = b if isinstance(b, Tensor) else torch.tensor(b, dtype=like.dtype, device=like.device)
+    a, b = torch.broadcast_tensors(a, b)
+    return a, b
+
+
+def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Product over several trailing dimensions."""
+    return x.flatten(dims[0]).prod(-1, dtype=dtype)
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether all elements are; may say no wrongly where a sum overflows, which only costs time."""
+    for t in tensors:
+        if t.is_floating_point():
+            total = t.sum(dtype=torch.float32) if t.element_size() < 4 else t.sum()
+            if not torch.isfinite(total):
+                return False
+    return True

@@ -1,0 +1,274 @@
+"""Scalar expressions as torch expressions over a frame, with every promotion written out.
+
+torch's own promotion is not relied on: a rank-0 tensor that stands in a frame looks like any other operand, so operands
+are cast to the type that `ir.infer` gives. 16-bit floating values are held in float32 inside larger bodies and rounded
+where they are compared, cast or returned.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilec.backends.reference.access import Frame
+from tilec.backends.reference.code import literal
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.infer import call_type
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children
+from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+
+NARROW = ("float16", "bfloat16")
+INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
+TENSORS_ONLY = ("atan2", "logaddexp")  # torch takes no Python number for either argument
+DEEPEST = 24  # operators nested in one Python expression
+
+
+@dataclass(frozen=True)
+class Value:
+    """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`."""
+
+    code: str
+    type: ElementType
+    held: str | None
+    variables: frozenset[str] = frozenset()
+    number: bool | int | float | None = None
+    depth: int = 0
+
+
+class Evaluator:
+    """Writes into `frame` what an expression needs and returns its value; equal subexpressions are computed once."""
+
+    def __init__(self, frame: Frame, *roots: Expr):
+        self.frame = frame
+        self._values: dict[Expr, Value] = {}
+        self._uses: Counter[Expr] = Counter()
+        seen: set[Expr] = set()
+        stack = list(roots)
+        calls = 0
+        self._uses.update(roots)
+        while stack:
+            e = stack.pop()
+            if e in seen:
+                continue
+            seen.add(e)
+            calls += isinstance(e, Call)
+            below = value_children(e)
+            self._uses.update(below)
+            stack.extend(below)
+        self.wide = calls > 1
+
+    def held_as(self, dtype: str) -> str:
+        """The dtype in which a value of this type is computed."""
+        return "float32" if self.wide and dtype in NARROW else dtype
+
+    def value(self, root: Expr) -> Value:
+        """The value of an expression; iterative in depth, so long chains are no problem."""
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            if e in self._values:
+                stack.pop()
+                continue
+            missing = [c for c in value_children(e) if c not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            v = self._make(e)
+            if v.held is not None and isinstance(e, Call) and (self._uses[e] > 1 or v.depth > DEEPEST):
+                v = Value(self.frame.assign("t", v.code), v.type, v.held, v.variables)
+            self._values[e] = v
+        return self._values[root]
+
+    def cast(self, v: Value, dtype: str) -> str:
+        """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
+        if v.number is not None:
+            return literal(fit(v.number, dtype))
+        return v.code if v.held == dtype else f"{v.code}.to(torch.{dtype})"
+
+    def tensor(self, v: Value, dtype: str) -> str:
+        """Text of the value as a tensor of this dtype."""
+        if v.number is None:
+            return self.cast(v, dtype)
+        return self.frame.assign(
+            "number", f"torch.tensor({literal(fit(v.number, dtype))}, dtype=torch.{dtype}, device=device)"
+        )
+
+    def condition(self, v: Value) -> str:
+        """Text of `v != 0` as a bool tensor."""
+        if v.number is not None:
+            return self.frame.assign("number", f"torch.tensor({bool(v.number)}, device=device)")
+        return v.code if v.held == "bool" else f"({v.code} != 0)"
+
+    def _make(self, e: Expr) -> Value:
+        match e:
+            case Int(n) | Float(n):
+                return _number(n)
+            case Inside():
+                return _number(1)
+            case Index(name):
+                return Value(self.frame.iota(name), WEAK_INT, "int64", frozenset((name,)))
+            case Access():
+                code, variables = self.frame.read(e)
+                t = self.frame.types[e.tensor]
+                held = self.held_as(t.dtype)
+                if held != t.dtype:
+                    code = self.frame.assign("wide", f"{code}.to(torch.{held})")
+                return Value(code, t.element(), held, variables)
+            case Pad():
+                return self._pad(e)
+            case Call("ident" | "reverse_grad", (x, *_)):
+                return self._values[x]
+            case Call():
+                return self._call(e)
+        raise AssertionError(f"{type(e).__name__} is no value in a body")
+
+    def _pad(self, e: Pad) -> Value:
+        access = e.access if isinstance(e.access, Access) else e.access.access
+        inside = self.frame.inside(access)
+        value = self._values[e.value]
+        variables = value.variables | frozenset(_index_variables(access))
+        if isinstance(e.access, Inside):
+            t = promote(WEAK_INT, value.type)
+            held = self.held_as(t.dtype)
+            code = f"torch.where({inside}, {self.tensor(_number(1), held)}, {self.tensor(value, held)})"
+            return Value(self.frame.assign("padded", code), t, held, variables)
+        read = self._make(e.access)
+        t = promote(read.type, value.type)
+        held = self.held_as(t.dtype)
+        code = f"torch.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
+        return Value(self.frame.assign("padded", code), t, held, variables | read.variables)
+
+    def _call(self, e: Call) -> Value:
+        args = [self._values[a] for a in e.args]
+        result = call_type(e.function, [a.type for a in args], e.span)
+        variables = frozenset().union(*(a.variables for a in args))
+        if all(a.number is not None for a in args):
+            folded = _fold(e.function, [a.number for a in args if a.number is not None], result)
+            if folded is not None:
+                return folded
+        depth = 1 + max(a.depth for a in args)
+        code, held = self._text(e.function, args, result)
+        return Value(code, result, held, variables, depth=depth)
+
+    def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
+        row = FUNCTIONS[function]
+        assert row.torch is not None or function == "as_type", function
+        held = self.held_as(result.dtype)
+        if row.result == "bool" and function != "bool":
+            return self._comparison(row.torch, args), "bool"
+        if function == "select":
+            condition = self.condition(args[0])
+            branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
+            return f"torch.where({condition}, {branches[0]}, {branches[1]})", held
+        if function == "as_type" or len(args) == 1 and function == result.dtype:
+            return self._converted(args[0], result.dtype)
+        if function in ("uint16", "uint32"):
+            code, _ = self._converted(args[0], "int64")
+            return f"torch.remainder({code}, 2 ** {function[4:]})", "int64"
+        if function in ("max", "min") and not _all_numbers(args) and any(a.number is not None for a in args):
+            x, n = (args[0], args[1]) if args[0].number is None else (args[1], args[0])
+            if held != "bool":
+                return f"torch.clamp({self.cast(x, held)}, {function == 'max' and 'min' or 'max'}={self.cast(n, held)})", held
+        if kind(result.dtype) != 2 and function in ("div", "mod"):
+            name = "rt.divide_integers" if function == "div" else "rt.modulo_integers"
+            operands = [self.cast(a, held) for a in args]
+            if _all_numbers(args):
+                operands[0] = self.tensor(args[0], held)
+            return f"{name}({operands[0]}, {operands[1]})", held
+        if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args):
+            operands = [self.tensor(a, held) for a in args]
+        else:
+            operands = [self.cast(a, held) for a in args]
+        if row.torch.count("{0}") > 1:
+            operands[0] = self.frame.assign("t", operands[0])
+        return row.torch.format(*operands), held
+
+    def _converted(self, v: Value, dtype: str) -> tuple[str, str]:
+        """A cast that rounds as the type it names does."""
+        if dtype == "bool":
+            return self.condition(v), "bool"
+        held = self.held_as(dtype)
+        code = self.tensor(v, dtype) if v.type.dtype != dtype or v.held not in (dtype, held) else self.tensor(v, held)
+        if held != dtype and v.type.dtype != dtype:
+            code = f"{code}.to(torch.{held})"
+        return code, held
+
+    def _comparison(self, template: str, args: list[Value]) -> str:
+        """Operands are rounded to their common type first: a wider intermediate must not differ from a stored result."""
+        common = promote(*(a.type for a in args)).dtype
+        operands = [self.cast(a, common) for a in args]
+        if _all_numbers(args):
+            operands[0] = self.tensor(args[0], common)
+        if args[0].number is not None and args[1].number is None:
+            operands[0] = self.tensor(args[0], common)
+        return template.format(*operands)
+
+
+def value_children(e: Expr) -> tuple[Expr, ...]:
+    """Subexpressions whose values the value of e is computed from: not those in indices."""
+    match e:
+        case Call():
+            return e.args
+        case Pad():
+            return (e.value,)
+    return ()
+
+
+def _all_numbers(args: list[Value]) -> bool:
+    return all(a.number is not None for a in args)
+
+
+def _index_variables(e: Expr) -> tuple[str, ...]:
+    from tilec.ir.program import index_variables
+
+    return index_variables(e)
+
+
+def _number(n: bool | int | float) -> Value:
+    t = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", weak=True)
+    return Value(literal(n), t, None, number=n)
+
+
+def _fold(function: str, numbers: list, result: ElementType) -> Value | None:
+    """The value of a function of literals alone; None where its row has no NumPy function or it casts."""
+    row = FUNCTIONS[function]
+    if row.numpy is None or not result.weak:
+        return None
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        value = row.numpy(*(np.float64(n) if isinstance(n, float) else np.asarray(n) for n in numbers))
+    value = np.asarray(value).item()
+    n = float(value) if kind(result.dtype) == 2 else bool(value) if result.dtype == "bool" else int(value)
+    return Value(literal(n), result, None, number=n)
+
+
+def fit(n: bool | int | float, dtype: str) -> bool | int | float:
+    """A number as an element of this type: integers wrap, as they do where a tensor is cast."""
+    if dtype == "bool":
+        return bool(n)
+    if kind(dtype) == 2:
+        return float(n)
+    if isinstance(n, float) and not math.isfinite(n):
+        n = 0
+    bits, signed = INTEGER_BITS[dtype]
+    n = int(n) & ((1 << bits) - 1)
+    return n - (1 << bits) if signed and n >> (bits - 1) else n
+
+
+def identity_text(aggregation: str, dtype: str) -> str:
+    """Python text of what an element that no point reaches holds."""
+    from tilec.ir.aggregations import AGGREGATIONS
+
+    identity = AGGREGATIONS[aggregation].identity
+    if dtype == "bool":
+        return repr(identity is True or (isinstance(identity, (int, float)) and identity > 0))
+    if kind(dtype) == 1 and isinstance(identity, float) and math.isinf(identity):
+        bits, signed = INTEGER_BITS[dtype]
+        high = (1 << (bits - signed)) - 1
+        return str(high if identity > 0 else (-high - 1 if signed else 0))
+    return literal(float(identity) if kind(dtype) == 2 else int(identity))
