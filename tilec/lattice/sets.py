@@ -203,7 +203,7 @@ class _Component:
     def ranges(self) -> list[tuple[int, int]] | None:
         interval = self._interval()
         if interval is not None:
-            return [interval] if interval[0] <= interval[1] else None
+            return [interval] * len(self.variables) if interval[0] <= interval[1] else None
         result = _ranges(len(self.variables), self._text())
         if result is not None and None in result:
             free = [v for v, r in zip(self.variables, result, strict=True) if r is None]
@@ -282,7 +282,7 @@ class _Writer:
             if not divisor.terms and divisor.is_integral:
                 n = int(divisor.constant)
                 quotient = f"floor({first}/{n})" if n > 0 else f"floor((0 - {first})/{-n})"
-                return self.define(e, f"{{0}} = {first} - ({n}*{quotient})" if n else "{0} = 0")
+                return self.define(e, f"{{0}} = {first} - ({n}*{quotient})" if n else "false")
         raise InternalMistake("an index holds what integer sets do not know", e.span)
 
     def define(self, key: object, fact: str) -> str:
