@@ -1,0 +1,277 @@
+"""Calls that stand for something else: casts by width, accesses under `in` and `pad`, whole-tensor functions, tuples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, TypeMistake
+from tilec.ir.functions import STRUCTURAL, call
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Inside, Int, Name, Pad, walk
+from tilec.language import indices
+from tilec.language.scope import Scope
+from tilec.language.syntax import Apply
+from tilec.language.values import Expansion, Region, Values
+
+WIDTHS = {
+    "as_float": {16: "float16", 32: "float32", 64: "float64"},
+    "as_int": {8: "int8", 16: "int16", 32: "int32", 64: "int64"},
+    "as_uint": {8: "uint8", 16: "uint16", 32: "uint32"},
+}
+ALIASES = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "neg": "neg",
+    "cmp_eq": "eq", "cmp_ne": "ne", "cmp_lt": "lt", "cmp_gt": "gt", "cmp_le": "le", "cmp_ge": "ge",
+    "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not", "bit_left": "shl", "bit_right": "shr",
+    "cond": "select",
+}  # fmt: skip
+
+
+def _whole_only(values: Values, e: Apply, region: Region) -> None:
+    if region.indexed:
+        raise AggregationMistake(
+            f"`{e.function}` works on whole tensors and cannot stand beside indices",
+            e.name_span,
+            hint="assign it in a statement of its own, and read that tensor here",
+        )
+
+
+def operand(values: Values, e: Expr, region: Region, base: str) -> Name:
+    """A whole tensor by name; any other expression gets a statement of its own first."""
+    value = values.value(e, replace(region, root=None))
+    if isinstance(value, Name) and values.scope.symbols[value.name].kind != "dimension":
+        return value
+    return values.emit(base, value, rank_of(value, values.scope))
+
+
+def _alias(values: Values, e: Apply, region: Region) -> Expr:
+    function = ALIASES[e.function]
+    count = 3 if function == "select" else 1 if function in ("neg", "not") else 2
+    values.arity(e, count, count)
+    args = []
+    for arg in e.args:
+        args.append(values.value(arg, region))
+    return Call(function, tuple(args), span=e.span)
+
+
+def _cast(values: Values, e: Apply, region: Region) -> Expr:
+    if e.function == "as_bool":
+        values.arity(e, 1, 2)
+        return Call("bool", (values.value(e.args[0], region),), span=e.span)
+    values.arity(e, 2, 2)
+    widths, bits = WIDTHS[e.function], e.args[1]
+    if not isinstance(bits, Int) or bits.value not in widths:
+        known = ", ".join(map(str, widths))
+        raise TypeMistake(f"`{e.function}` takes a width of {known} bits", bits.span, hint="write it as a literal")
+    return Call(widths[bits.value], (values.value(e.args[0], region),), span=e.span)
+
+
+def _access(values: Values, e: Apply, arg: Expr) -> Access | Inside:
+    if isinstance(arg, Access):
+        return indices.access(arg, values.scope)
+    if e.function == "pad" and isinstance(arg, Apply) and arg.function == "in":
+        return _inside(values, arg, None)
+    raise AggregationMistake(f"`{e.function}` takes a tensor's element, such as A[i, j]", arg.span)
+
+
+def _inside(values: Values, e: Apply, region: Region | None) -> Inside:
+    values.arity(e, 1, 1)
+    access = _access(values, e, e.args[0])
+    assert isinstance(access, Access)
+    return Inside(access, span=e.span)
+
+
+def _pad(values: Values, e: Apply, region: Region) -> Expr:
+    values.arity(e, 2, 2)
+    return Pad(_access(values, e, e.args[0]), values.value(e.args[1], region), span=e.span)
+
+
+def _shape(values: Values, e: Apply, region: Region) -> Expr:
+    values.arity(e, 1, 2)
+    if len(e.args) == 2:
+        return indices.size(e, values.scope)
+    _whole_only(values, e, region)
+    node = Call("shape", (operand(values, e.args[0], region, "Operand"),), span=e.span)
+    return node if region.root is e else values.emit("Shape", node, 1)
+
+
+def _index(values: Values, e: Apply, region: Region) -> Expr:
+    _whole_only(values, e, region)
+    values.arity(e, 2, 2)
+    tensor = operand(values, e.args[0], region, "Operand")
+    return Call("index", (tensor, indices.dimension_argument(Call("index", (tensor,)), e.args[1], values.scope)), span=e.span)
+
+
+def _structural(values: Values, e: Apply, region: Region) -> Expr:
+    _whole_only(values, e, region)
+    low, high = {"reshape": (1, 99), "gather": (2, 2), "scatter": (3, 3), "simple_reduce": (2, 2)}[e.function]
+    values.arity(e, low, high)
+    tensors = e.args[:1] if e.function == "reshape" else e.args
+    args: list[Expr] = [operand(values, arg, region, "Operand") for arg in tensors]
+    if e.function == "reshape":
+        args += _new_shape(values, e, region)
+    node = Call(e.function, tuple(args), span=e.span)
+    rank = rank_of(node, values.scope)
+    return node if region.root is e else values.emit(e.function.title().replace("_", ""), node, rank)
+
+
+def _new_shape(values: Values, e: Apply, region: Region) -> list[Expr]:
+    sizes = e.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], Apply) and sizes[0].function == "shape" and len(sizes[0].args) == 1:
+        return [Call("shape", (operand(values, sizes[0].args[0], region, "Operand"),), span=sizes[0].span)]
+    return [indices.size(size, values.scope) for size in sizes]
+
+
+def _as_type(values: Values, e: Apply, region: Region) -> Expr:
+    values.arity(e, 2, 2)
+    like = e.args[1]
+    if not isinstance(like, Name) or values.scope.whole(like).kind == "dimension":
+        raise NameMistake("the second argument of `as_type` is the name of a tensor", like.span)
+    return Call("as_type", (values.value(e.args[0], region), like), span=e.span)
+
+
+def _random(values: Values, e: Apply, region: Region) -> Expr:
+    values.arity(e, 1, 2)
+    if region.indexed and len(e.args) == 1:
+        hint = f"{e.function}(S, e) with an integer expression of the index variables for each element's own number"
+        raise ArityMistake(f"`{e.function}` beside indices takes a seed and a counter", e.span, hint=hint)
+    seed = values.value(e.args[0], region)
+    return Call(e.function, (seed, *[indices.index(c, values.scope) for c in e.args[1:]]), span=e.span)
+
+
+def _tuple(values: Values, e: Apply, region: Region) -> Expr:
+    raise TypeMistake(
+        "a tuple is not a value", e.span, hint="a statement may assign it, T = tuple(A, B), and element(T, 0) reads it"
+    )
+
+
+def _element(values: Values, e: Apply, region: Region) -> Expr:
+    values.arity(e, 2, 2)
+    source, position = e.args
+    if not isinstance(position, Int):
+        raise TypeMistake("the second argument of `element` is an integer literal, counted from 0", position.span)
+    if isinstance(source, Apply) and source.function == "tuple":
+        count = len(source.args)
+    elif isinstance(source, Name) and values.scope.find(source.name, source.span).kind == "tuple":
+        count = len(values.scope.symbols[source.name].elements)
+    else:
+        raise TypeMistake("the first argument of `element` is a tuple", source.span, hint="T = tuple(A, B) makes one")
+    if position.value >= count:
+        raise TypeMistake(
+            f"the tuple has no element {position.value}", position.span, hint=f"it has {count}, counted from 0"
+        )
+    if isinstance(source, Apply):
+        return values.value(source.args[position.value], region)
+    assert isinstance(source, Name)
+    return values.name(Name(values.scope.symbols[source.name].elements[position.value], span=e.span), region)
+
+
+def _softmax(values: Values, e: Apply, region: Region) -> Expr:
+    """exp(X - M) / N, or X - (M + log(N)), with M and N the maximum and the sum over the second dimension."""
+    _whole_only(values, e, region)
+    values.arity(e, 3, 3)
+    x = operand(values, e.args[0], region, "Operand")
+    symbol = values.scope.symbols[x.name]
+    if symbol.rank not in (None, 2):
+        raise RankMistake(f"`{e.function}` takes a tensor of rank 2", e.args[0].span, hint=values.scope.rank_reason(symbol))
+    rows = indices.size(e.args[1], values.scope)
+    indices.size(e.args[2], values.scope)
+    i, j = Index("i"), Index("j")
+    column = {"index": (i, Int(0)), "sizes": (rows, Int(1))}
+    largest = values.emit("Maximum", Access(x.name, (i, j)), 2, aggregation="max", **column)
+    power = values.emit("Exponential", call("exp", x - largest), 2)
+    total = values.emit("Normalizer", Access(power.name, (i, j)), 2, aggregation="sum", **column)
+    return power / total if e.function == "builtin_softmax" else x - (largest + call("log", total))
+
+
+def _crossentropy(values: Values, e: Apply, region: Region) -> Expr:
+    """-Y*log(X) - (1 - Y)*log(1 - X). Its gradient in X alone is divided by the scale, which reverse_grad states."""
+    _whole_only(values, e, region)
+    values.arity(e, 3, 3)
+    x = operand(values, e.args[0], region, "Operand")
+    y = operand(values, e.args[1], region, "Operand")
+    scale = values.value(e.args[2], region)
+    prediction = call("reverse_grad", x, -(Float(1.0) / scale))
+    p = values.emit("Prediction", prediction, rank_of(x, values.scope))
+    return -y * call("log", p) - (Int(1) - y) * call("log", Int(1) - p)
+
+
+EXPANSIONS: dict[str, Expansion] = {
+    **dict.fromkeys(ALIASES, _alias),
+    **dict.fromkeys((*WIDTHS, "as_bool"), _cast),
+    "in": _inside,
+    "pad": _pad,
+    "shape": _shape,
+    "index": _index,
+    **dict.fromkeys(STRUCTURAL, _structural),
+    "as_type": _as_type,
+    **dict.fromkeys(("rand", "randn"), _random),
+    "tuple": _tuple,
+    "element": _element,
+    **dict.fromkeys(("builtin_softmax", "builtin_logsoftmax"), _softmax),
+    "builtin_binary_crossentropy": _crossentropy,
+}
+
+
+def rank_of(e: Expr, scope: Scope) -> int | None:
+    """Rank of an elementwise expression, where the ranks of what it reads are known."""
+    ranks: list[int | None] = [0]
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        match e:
+            case Name():
+                symbol = scope.symbols[e.name]
+                ranks.append(0 if symbol.size and symbol.rank is None and symbol.kind == "dimension" else symbol.rank)
+            case Call():
+                rule = _RANKS.get(e.function)
+                if rule is None:
+                    stack.extend(e.args[:1] if e.function == "as_type" else e.args)
+                else:
+                    ranks.append(rule(e, [scope.symbols[a.name].rank if isinstance(a, Name) else 0 for a in e.args]))
+            case Pad():
+                stack.append(e.value)
+            case Aggregate() | Access() | Inside():
+                pass
+    known = [r for r in ranks if r is not None]
+    return max(known) if len(known) == len(ranks) else None
+
+
+def _reshaped(e: Call, ranks: list[int | None]) -> int | None:
+    last = e.args[-1]
+    if isinstance(last, Call) and last.function == "shape" and len(last.args) == 1:
+        return None
+    return len(e.args) - 1
+
+
+def _gathered(e: Call, ranks: list[int | None]) -> int | None:
+    return None if None in ranks else ranks[1] + max(ranks[0] - 1, 0)
+
+
+_RANKS = {
+    "reshape": _reshaped,
+    "gather": _gathered,
+    "scatter": lambda e, ranks: ranks[2],
+    "simple_reduce": lambda e, ranks: ranks[1],
+    "shape": lambda e, ranks: 1 if len(e.args) == 1 else 0,
+    "index": lambda e, ranks: ranks[0],
+    "rand": lambda e, ranks: None,
+    "randn": lambda e, ranks: None,
+}
+
+
+def is_size(e: Expr, scope: Scope) -> bool:
+    """Is the body of an elementwise statement size arithmetic?"""
+    for node in walk(e):
+        match node:
+            case Int():
+                pass
+            case Call():
+                if node.function not in indices.SIZE_OPERATORS and node.function not in indices.SIZE_FUNCTIONS:
+                    return False
+                if node.function == "shape" and len(node.args) == 1:
+                    return False
+            case Name():
+                if not scope.symbols[node.name].size:
+                    return False
+            case _:
+                return False
+    return True

@@ -1,0 +1,172 @@
+"""Sizes, indices and constraints: integer arithmetic, affine in the index variables."""
+
+from __future__ import annotations
+
+from tilec.errors import AffineMistake, AggregationMistake, ArityMistake, NameMistake, Span, SyntaxMistake, TypeMistake
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
+from tilec.language.scope import Scope, plural
+from tilec.language.syntax import Apply, Partial
+
+LINEAR = frozenset(("add", "sub", "neg"))
+SIZE_OPERATORS = frozenset("add sub mul div mod neg select eq ne lt gt le ge and or xor not shl shr".split())
+SIZE_FUNCTIONS = {"max": 2, "min": 2, "abs": 1, "sign": 1, "ident": 1, "clamp": 3, "same": 2, "shape": 2, "cond": 3}
+
+
+def size(e: Expr, scope: Scope, what: str = "a size") -> Expr:
+    """Size arithmetic: dimensions, integers and names computed from them."""
+    return _arithmetic(e, scope, what, indices=False, gathers=False)[0]
+
+
+def index(e: Expr, scope: Scope) -> Expr:
+    """An index: affine in the index variables, `%`, clamp and tensor elements counting as variables of their own."""
+    return _arithmetic(e, scope, "an index", indices=True, gathers=True)[0]
+
+
+def constraint(e: Expr, scope: Scope) -> Constraint:
+    """`e < c`, e affine and c a size."""
+    if not isinstance(e, Call) or e.function != "lt":
+        flip = isinstance(e, Call) and e.function in ("gt", "le", "ge")
+        raise SyntaxMistake(
+            "a constraint has the form `e < c`",
+            e.span,
+            hint="it means that e is an integer and 0 <= e < c" + ("; turn the comparison round" if flip else ""),
+        )
+    left, right = e.args
+    expr, _ = _arithmetic(left, scope, "a constraint", indices=True, gathers=False)
+    return Constraint(expr, size(right, scope, "the right side of a constraint"), span=e.span)
+
+
+def access(e: Access, scope: Scope) -> Access:
+    """A tensor's element, its rank and its indices checked."""
+    scope.tensor(e)
+    return Access(e.tensor, tuple([index(i, scope) for i in e.index]), span=e.span)
+
+
+def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) -> tuple[Expr, bool]:
+    """The checked expression, and whether it varies from point to point."""
+    match e:
+        case Int():
+            return e, False
+        case Float():
+            raise TypeMistake(f"{what} holds integers only", e.span, hint="divide integers instead: 1/2, not 0.5")
+        case Index():
+            if indices:
+                return e, True
+            raise AffineMistake(
+                f"{what} holds the index variable `{e.name}`", e.span, hint="sizes are made of dimensions and integers"
+            )
+        case Name():
+            return _name(e, scope, what), False
+        case Access():
+            return _element(e, scope, what, gathers)
+        case Partial():
+            raise AggregationMistake(f"a condition without `:` cannot stand in {what}", e.span, hint=_BODY)
+        case Apply():
+            function, args = _function(e, what), e.args
+        case Call():
+            function, args = e.function, e.args
+    done, varies = [], []
+    for i, arg in enumerate(args):
+        if function == "shape":
+            done.append(dimension_argument(e, arg, scope) if i else tensor_argument(e, arg, scope))
+            continue
+        expr, moves = _arithmetic(arg, scope, what, indices, gathers)
+        done.append(expr)
+        varies.append(moves)
+    if any(varies):
+        _check_affine(function, e, args, varies, what)
+    return Call(function, tuple(done), span=e.span), any(varies)
+
+
+_BODY = "write `condition ? value` in the body of the aggregation"
+
+
+def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[bool], what: str) -> None:
+    if function in LINEAR:
+        return
+    if function == "mul" and not all(varies):
+        return
+    if function in ("div", "mod", "clamp") and not any(varies[1:]):
+        return
+    reasons = {
+        "mul": (e, "a product of two index expressions", "one factor must be made of integers and dimensions alone"),
+        "div": (args[-1], "a division by an index expression", "divide by integers and dimensions alone"),
+        "mod": (args[-1], "`%` by an index expression", "the right side must be made of integers and dimensions alone"),
+        "clamp": (e, "a clamp whose limits vary", "the limits must be made of integers and dimensions alone"),
+        "max": (e, "a maximum of index expressions", "clamp(e, low, high) keeps an index inside limits"),
+        "min": (e, "a minimum of index expressions", "clamp(e, low, high) keeps an index inside limits"),
+    }
+    name = e.function if isinstance(e, Apply) else function
+    place, reason, hint = reasons.get(
+        function, (e, f"`{name}` of an index expression", "an index is a sum of index variables times rational numbers")
+    )
+    raise AffineMistake(f"{what} must be affine: this is {reason}", place.span, hint=hint)
+
+
+def _name(e: Name, scope: Scope, what: str) -> Expr:
+    symbol = scope.find(e.name, e.span)
+    if symbol.size:
+        return e
+    if symbol.rank == 0 and what == "an index":
+        raise NameMistake(f"`{e.name}` is a tensor, not a size", e.span, hint=f"write its element: {e.name}[]")
+    raise NameMistake(
+        f"`{e.name}` is a tensor, and {what} is made of dimensions and integers",
+        e.span,
+        hint=f"the size of a dimension of it is shape({e.name}, 0)",
+    )
+
+
+def _element(e: Access, scope: Scope, what: str, gathers: bool) -> tuple[Expr, bool]:
+    symbol = scope.find(e.tensor, e.span)
+    if symbol.size and not e.index:
+        scope.tensor(e)
+        return Name(e.tensor, span=e.span), False
+    if gathers:
+        return access(e, scope), True
+    hint = "write `t < L[b] ? value` in the body" if "constraint" in what else "the sizes of a tensor are shape(X, d)"
+    raise AggregationMistake(f"{what} holds an element of the tensor `{e.tensor}`", e.span, hint=hint)
+
+
+def _function(e: Apply, what: str) -> str:
+    arity = SIZE_FUNCTIONS.get(e.function)
+    if arity is None:
+        raise AffineMistake(
+            f"`{e.function}` cannot stand in {what}",
+            e.name_span,
+            hint="sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)",
+        )
+    if len(e.args) != arity:
+        raise ArityMistake(
+            f"`{e.function}` takes {plural(arity, 'argument', 'arguments')} in {what}, not {len(e.args)}", e.span
+        )
+    return {"cond": "select"}.get(e.function, e.function)
+
+
+def tensor_argument(call: Expr, e: Expr, scope: Scope) -> Name:
+    """The whole tensor that `shape` is asked about."""
+    if isinstance(e, Name):
+        symbol = scope.whole(e)
+        if symbol.kind != "dimension":
+            return Name(e.name, span=e.span)
+    raise NameMistake("the first argument is the name of a tensor", e.span or call.span)
+
+
+def dimension_argument(call: Expr, e: Expr, scope: Scope) -> Int:
+    """The number of a dimension of the tensor that is the call's first argument."""
+    if not isinstance(e, Int):
+        raise TypeMistake("the number of a dimension is an integer literal, counted from 0", e.span or call.span)
+    tensor = call.args[0] if isinstance(call, (Apply, Call)) else None
+    symbol = scope.symbols.get(tensor.name) if isinstance(tensor, Name) else None
+    if symbol is not None and symbol.rank is not None and e.value >= symbol.rank:
+        from tilec.errors import RankMistake
+
+        raise RankMistake(
+            f"`{symbol.name}` has no dimension {e.value}: its rank is {symbol.rank}",
+            e.span,
+            hint=f"dimensions are counted from 0; {scope.rank_reason(symbol)}",
+        )
+    return e
+
+
+def span_of_name(e: Access) -> Span | None:
+    return None if e.span is None else Span(e.span.start, e.span.start + len(e.tensor))

@@ -1,0 +1,157 @@
+"""Canonical text. `parse(show(p)) == p` for every program, those that passes make included.
+
+Indices, sizes and constraints are written tightly (`3*y + 2*j`), values with spaces (`A[i] * B[i]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilec.errors import InternalMistake
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Attribute,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Input,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Program,
+    Statement,
+    expressions,
+    index_variables,
+    walk,
+)
+
+TIGHT = frozenset(("mul", "div", "mod"))
+SELECT = FUNCTIONS["select"].precedence
+LOWEST, TIGHTEST = SELECT, 99
+DOES_NOT_CHAIN = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
+
+
+def show(program: Program) -> str:
+    """The program as Tile text, one statement a line."""
+    name = f" {program.name}" if program.name else ""
+    inputs = ", ".join(map(_input, program.inputs))
+    head = f"function{name} ({inputs}) -> ({', '.join(program.outputs)}) {{\n"
+    return head + "".join(f"    {show_statement(s)}\n" for s in program.statements) + "}\n"
+
+
+def _input(i: Input) -> str:
+    return i.name if i.dims is None else f"{i.name}[{', '.join(map(str, i.dims))}]"
+
+
+def _attribute(a: Attribute) -> str:
+    return f"[[{a.name}({', '.join(a.args)})]] " if a.args else f"[[{a.name}]] "
+
+
+def show_statement(s: Statement) -> str:
+    """One statement with its semicolon."""
+    target = s.output
+    if s.index is not None:
+        places = _list(s.index, tight=True)
+        sizes = f" : {_list(s.sizes, tight=True)}" if s.sizes else ""
+        target += f"[{places}{sizes}]"
+    tails = [f", {show_constraint(c)}" for c in _constraints(s)]
+    if s.default is not None:
+        tails.append(f" default {s.default}")
+    if s.init is not None:
+        tails.append(f" init {show_expr(s.init)}")
+    if s.no_defract:
+        tails.append(" no_defract")
+    return f"{''.join(map(_attribute, s.attributes))}{target} = {_right(s)}{''.join(tails)};"
+
+
+def _right(s: Statement) -> str:
+    body = _guarded(s.guard, s.body)
+    if s.index is None or (s.aggregation == "assign" and not _needs_symbol(s)):
+        return body
+    aggregation = AGGREGATIONS[s.aggregation]
+    return f"{aggregation.symbol or aggregation.name}({body})"
+
+
+def _needs_symbol(s: Statement) -> bool:
+    """Is `=(...)` needed: does the right side have variables of its own, or look like another aggregation?"""
+    assert s.index is not None
+    guard = () if s.guard is None else (s.guard,)
+    own = set(index_variables(s.body, *guard)) - set(index_variables(*s.index))
+    return bool(own) or (s.guard is None and isinstance(s.body, Aggregate))
+
+
+def _constraints(s: Statement) -> Iterator[Constraint]:
+    """The statement's own, then those of nested aggregations that are not among those already given."""
+    yield from s.constraints
+    given = set(s.constraints)
+    for root in expressions(s):
+        for e in walk(root):
+            for c in e.constraints if isinstance(e, Aggregate) else ():
+                if c not in given:
+                    given.add(c)
+                    yield c
+
+
+def show_constraint(c: Constraint) -> str:
+    return f"{_text(c.expr, 7, True)} < {_text(c.bound, 7, True)}"
+
+
+def show_expr(e: Expr, tight: bool = False) -> str:
+    """An expression; `tight` as indices and sizes are written."""
+    return _text(e, LOWEST, tight)
+
+
+def _list(items: tuple[Expr, ...], tight: bool = False) -> str:
+    return ", ".join([_text(e, LOWEST, tight) for e in items])
+
+
+def _guarded(guard: Expr | None, body: Expr) -> str:
+    if guard is None:
+        return _text(body, LOWEST, False)
+    return f"{_text(guard, SELECT + 1, False)} ? {_text(body, SELECT + 1, False)}"
+
+
+def _text(e: Expr, least: int, tight: bool) -> str:
+    """Text of e where an operator of precedence below `least` needs parentheses."""
+    match e:
+        case Int():
+            return str(e.value)
+        case Float():
+            return "1e999" if e.value == float("inf") else repr(e.value)
+        case Index() | Name():
+            return e.name
+        case Access():
+            return f"{e.tensor}[{_list(e.index, True)}]"
+        case Call():
+            return _call(e, least, tight)
+        case Inside():
+            return f"in({_text(e.access, LOWEST, tight)})"
+        case Pad():
+            return f"pad({_text(e.access, LOWEST, tight)}, {_text(e.value, LOWEST, tight)})"
+        case Aggregate():
+            return f"{e.aggregation}({_guarded(e.guard, e.body)})"
+    raise InternalMistake(f"an expression that has no text: {e!r}")
+
+
+def _call(e: Call, least: int, tight: bool) -> str:
+    function = FUNCTIONS[e.function]
+    own = function.precedence
+    if not own:
+        return f"{e.function}({_list(e.args, tight)})"
+    if e.function == "select":
+        c, a, b = e.args
+        text = f"{_text(c, own + 1, tight)} ? {_text(a, own + 1, tight)} : {_text(b, own, tight)}"
+    elif len(e.args) == 1:
+        text = f"{function.symbol}{_text(e.args[0], own, tight)}"
+    else:
+        a, b = e.args
+        left = _text(a, own + (e.function in DOES_NOT_CHAIN), tight)
+        space = "" if tight and e.function in TIGHT and e.function != "mod" else " "
+        text = f"{left}{space}{function.symbol}{space}{_text(b, own + 1, tight)}"
+    return f"({text})" if own < least else text

@@ -1,0 +1,319 @@
+"""One statement of the syntax into statements of the IR, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilec.errors import AffineMistake, AggregationMistake, AssignmentMistake, NameMistake, RankMistake, SizeMistake, Span
+from tilec.errors import SyntaxMistake, UnboundIndex
+from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Pad, Statement, expressions, index_variables, walk
+from tilec.language import indices
+from tilec.language.desugar import EXPANSIONS, is_size, operand, rank_of
+from tilec.language.scope import Scope, Symbol, plural
+from tilec.language.syntax import (
+    Apply,
+    StatementSyntax,
+    aggregation_of,
+    check_depth,
+    direct_variables,
+    index_nodes,
+    token_span,
+)
+from tilec.language.values import Expansion, Region, Values, join
+
+
+def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Expansion] = EXPANSIONS) -> None:
+    """Check a statement and append it, after those it expands to, to the scope's."""
+    _check_assignable(s, scope)
+    target = s.target
+    for root in (*(target.index or ()), *(target.sizes or ()), s.body, *s.constraints, *(() if s.init is None else (s.init,))):
+        check_depth(root)
+    scope.current = str(target.name)
+    values = Values(scope, expansions, s.span)
+    if target.index is None:
+        _whole(s, values)
+    else:
+        _indexed(s, values)
+    scope.later.pop(str(target.name), None)
+
+
+def _check_assignable(s: StatementSyntax, scope: Scope) -> None:
+    name = str(s.target.name)
+    symbol = scope.symbols.get(name)
+    if symbol is None:
+        return
+    span = token_span(s.target.name)
+    where = scope.line(symbol.span)
+    if symbol.kind == "input":
+        raise AssignmentMistake(f"`{name}` is an input and cannot be assigned", span, hint=f"it is declared{where}")
+    if symbol.kind == "dimension":
+        raise AssignmentMistake(f"`{name}` is a dimension and cannot be assigned", span, hint=f"it is declared{where}")
+    raise AssignmentMistake(f"`{name}` is assigned twice", span, hint=f"it is first assigned{where}; choose another name")
+
+
+def _whole(s: StatementSyntax, values: Values) -> None:
+    """`Y = expr;`"""
+    scope, name = values.scope, str(s.target.name)
+    _check_whole(s)
+    body = s.body
+    if isinstance(body, Apply) and body.function == "tuple":
+        region = Region(False, frozenset(), None)
+        elements = tuple([operand(values, arg, region, name).name for arg in body.args])
+        scope.declare(Symbol(name, "tuple", token_span(s.target.name), elements=elements))
+        return
+    values.constraints = _constraints_by_variable(s, values)
+    value = values.value(body, Region(False, frozenset(), None, root=body))
+    for c in _unplaced(s, values):
+        _check_placeable(c, s, frozenset())
+        raise AggregationMistake("there is no aggregation for this constraint", c.span, hint="write it in an indexed statement")
+    statement = Statement(name, None, None, value, attributes=tuple(s.attributes), span=s.span)
+    _check_depth(statement)
+    scope.statements.append(statement)
+    rank = rank_of(value, scope)
+    scope.declare(Symbol(name, "statement", token_span(s.target.name), rank=rank, size=rank in (0, None) and is_size(value, scope)))
+
+
+def _check_whole(s: StatementSyntax) -> None:
+    name = s.target.name
+    if s.symbol is not None:
+        named = BY_SYMBOL[str(s.symbol)]
+        raise AggregationMistake(
+            f"the aggregation `{s.symbol}` needs indices on the left",
+            token_span(s.symbol),
+            hint=f"write {name}[] = {s.symbol}(...) for a single element, or {named}(...)",
+        )
+    for word, present in (("default", s.default is not None), ("init", s.init is not None), ("no_defract", s.no_defract)):
+        if present:
+            raise AggregationMistake(
+                f"`{word}` needs indices on the left", token_span(name), hint=f"write {name}[...] with its indices"
+            )
+    for node in index_nodes(s.body, nested=False):
+        raise AggregationMistake(
+            f"the index variable `{node.name}` needs an aggregation or indices on the left",
+            node.span,
+            hint=f"which aggregation? write {name}[{node.name} : N] = ... to assign each element, or sum(...), max(...)",
+        )
+
+
+def _indexed(s: StatementSyntax, values: Values) -> None:
+    """`O[index : sizes] = AGG(body), constraints ...;`"""
+    scope, target = values.scope, s.target
+    name, span = str(target.name), token_span(target.name)
+    assert target.index is not None
+    index = tuple([indices.index(i, scope) for i in target.index])
+    sizes = _sizes(s, scope)
+    scope.declare(Symbol(name, "statement", span, rank=len(index)))
+    aggregation, body = _aggregation(s, values)
+    left = dict.fromkeys(v for i in index for v in index_variables(i))
+    visible = frozenset([*left, *direct_variables(body)])
+    values.constraints = _constraints_by_variable(s, values)
+    region = Region(True, visible, [])
+    value = values.value(body, region)
+    constraints = tuple(_unplaced(s, values))
+    for c in constraints:
+        _check_placeable(c, s, visible)
+    statement = Statement(
+        name,
+        index,
+        sizes,
+        value,
+        aggregation,
+        join(region.guards),
+        constraints,
+        None if s.default is None else str(s.default),
+        _init(s, index, values),
+        s.no_defract,
+        tuple(s.attributes),
+        span=s.span,
+    )
+    _check_depth(statement)
+    _check_left(s, statement, scope)
+    _check_bounds(s, statement, values, visible)
+    scope.statements.append(statement)
+
+
+def _sizes(s: StatementSyntax, scope: Scope) -> tuple[Expr, ...] | None:
+    index, sizes = s.target.index, s.target.sizes
+    assert index is not None
+    if sizes is None:
+        return None if index else ()
+    if len(sizes) != len(index):
+        raise RankMistake(
+            f"`{s.target.name}` has {plural(len(index), 'index', 'indices')} but {plural(len(sizes), 'size', 'sizes')}",
+            s.target.span,
+            hint="after the colon stands one size for each index",
+        )
+    return tuple([indices.size(e, scope) for e in sizes])
+
+
+def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
+    """The statement's aggregation and its body; plain assignment may use the left side's variables only."""
+    if s.symbol is not None:
+        return BY_SYMBOL[str(s.symbol)], s.body
+    named = aggregation_of(s.body)
+    if named is not None:
+        assert isinstance(s.body, Apply)
+        return named, values.aggregated(s.body)
+    assert s.target.index is not None
+    left = {node.name for i in s.target.index for node in index_nodes(i)}
+    for node in index_nodes(s.body, nested=False):
+        if node.name not in left:
+            raise AggregationMistake(
+                f"the index variable `{node.name}` stands on the right side only",
+                node.span,
+                hint=f"which aggregation? write = +(...) to sum over `{node.name}`, or * > < = and the named ones; "
+                f"or add `{node.name}` to the indices of `{s.target.name}`",
+            )
+    return "assign", s.body
+
+
+def _constraints_by_variable(s: StatementSyntax, values: Values) -> dict[str, list[Constraint]]:
+    by_variable: dict[str, list[Constraint]] = {}
+    values.all_constraints = tuple(dict.fromkeys([indices.constraint(e, values.scope) for e in s.constraints]))
+    for c in values.all_constraints:
+        for v in index_variables(c.expr):
+            by_variable.setdefault(v, []).append(c)
+    return by_variable
+
+
+def _unplaced(s: StatementSyntax, values: Values) -> list[Constraint]:
+    return [c for c in values.all_constraints if id(c) not in values.placed]
+
+
+def _check_placeable(c: Constraint, s: StatementSyntax, visible: frozenset[str]) -> None:
+    """A constraint of the statement names variables that the statement has."""
+    missing = [v for v in index_variables(c.expr) if v not in visible]
+    if not missing:
+        return
+    used = {node.name for node in index_nodes(s.body)}
+    alone = [v for v in missing if v not in used]
+    if alone:
+        span = next(node.span for node in index_nodes(c.expr) if node.name in alone)
+        raise UnboundIndex(
+            f"the index variable `{alone[0]}` stands in constraints alone",
+            span,
+            hint="an index variable must stand in an index or in the body; is its name spelled right?",
+        )
+    raise AggregationMistake(
+        "this constraint mixes the variables of two aggregations",
+        c.span,
+        hint=f"no aggregation has {', '.join(f'`{v}`' for v in index_variables(c.expr))} together; assign one of them first",
+    )
+
+
+def _check_left(s: StatementSyntax, statement: Statement, scope: Scope) -> None:
+    """What stands on the left: sizes that can be left out, elements of tensors, the default."""
+    assert statement.index is not None and s.target.index is not None
+    if statement.sizes is None:
+        _check_sizes_left_out(s, statement)
+    if not AGGREGATIONS[statement.aggregation].data_dependent:
+        for i in statement.index:
+            for e in walk(i):
+                if isinstance(e, Access):
+                    raise AggregationMistake(
+                        f"`{statement.aggregation}` cannot write where the element of a tensor says",
+                        e.span,
+                        hint="several elements may meet in one place: aggregate them with +, *, > or <",
+                    )
+    if statement.default is not None:
+        _check_default(s, statement, scope)
+
+
+def _check_default(s: StatementSyntax, statement: Statement, scope: Scope) -> None:
+    assert s.default is not None and statement.index is not None
+    span = token_span(s.default)
+    symbol = scope.find(str(s.default), span)
+    if symbol.kind in ("dimension", "tuple") or symbol.name == statement.output:
+        raise NameMistake(f"the default is a tensor assigned above or an input, and `{s.default}` is none", span)
+    if symbol.rank is None:
+        symbol.rank, symbol.rank_span = len(statement.index), span
+    if symbol.rank != len(statement.index):
+        raise RankMistake(
+            f"the default `{s.default}` has rank {symbol.rank}, `{statement.output}` has rank {len(statement.index)}",
+            span,
+            hint=scope.rank_reason(symbol),
+        )
+
+
+def _check_sizes_left_out(s: StatementSyntax, statement: Statement) -> None:
+    bare = {
+        i.name
+        for root in expressions(statement)
+        for e in walk(root)
+        if isinstance(e, Access) and e.tensor != statement.output
+        for i in e.index
+        if isinstance(i, Index)
+    }
+    assert statement.index is not None
+    for i in statement.index:
+        if not isinstance(i, Index):
+            reason = "only a bare index variable takes its size from a tensor"
+        elif i.name not in bare:
+            reason = f"`{i.name}` does not stand bare as an index of a tensor on the right"
+        else:
+            continue
+        places = ", ".join(["..."] * len(statement.index))
+        raise SizeMistake(
+            f"the size of `{s.target.name}` along this index cannot be known: {reason}",
+            i.span,
+            hint=f"give the sizes after a colon: {s.target.name}[... : {places}]",
+        )
+
+
+def _init(s: StatementSyntax, index: tuple[Expr, ...], values: Values) -> Expr | None:
+    if s.init is None:
+        return None
+    names = [i.name for i in index if isinstance(i, Index)]
+    if len(names) < len(index) or len(set(names)) < len(names):
+        raise AffineMistake(
+            "`init` needs distinct bare index variables on the left", s.init_span, hint="they name the element read"
+        )
+    if s.target.name not in _tensors_read(s.body):
+        raise AssignmentMistake(
+            f"`init` is for a statement that reads its own output, and this one does not read `{s.target.name}`",
+            s.init_span,
+            hint=f"`default X` is what holds elements of `{s.target.name}` that nothing is written to",
+        )
+    for node in index_nodes(s.init, nested=False):
+        if node.name not in names:
+            raise AggregationMistake(
+                f"the index variable `{node.name}` of `init` does not stand on the left",
+                node.span,
+                hint=f"`init` is the element of `{s.target.name}` at {', '.join(names) or 'its place'}",
+            )
+    if s.target.name in _tensors_read(s.init):
+        raise AssignmentMistake(f"`init` reads `{s.target.name}` itself", s.init.span)
+    outer, values.constraints = values.constraints, {}
+    result = values.value(s.init, Region(True, frozenset(names), None))
+    values.constraints = outer
+    return result
+
+
+def _tensors_read(e: Expr) -> set[str]:
+    from tilec.language.syntax import below
+
+    found, stack = set(), [e]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Access):
+            found.add(e.tensor)
+        stack.extend(below(e))
+    return found
+
+
+def _check_bounds(s: StatementSyntax, statement: Statement, values: Values, visible: frozenset[str]) -> None:
+    assert statement.index is not None
+    roots = [r for r in (statement.guard, statement.body) if r is not None]
+    order = dict.fromkeys([*index_variables(*statement.index), *direct_variables(s.body)])
+    where = Call("tuple", (*statement.index, s.body), span=s.span)
+    values.check_bounded(
+        order, *roots, constraints=statement.constraints, where=where, own=statement.output, left=statement.index
+    )
+
+
+def _check_depth(statement: Statement) -> None:
+    """Expansions and joined conditions may have made an expression deeper than what was written."""
+    check_depth(statement.body)
+    if statement.guard is not None:
+        check_depth(statement.guard)

@@ -1,0 +1,192 @@
+"""Expressions as values: names looked up, calls checked and expanded, nested aggregations given their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, Span, UnboundIndex
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Statement, index_variables
+from tilec.language import indices
+from tilec.language.bounded import confining, unbounded
+from tilec.language.scope import Scope, Symbol, nearest, plural
+from tilec.language.syntax import Apply, Partial, aggregation_of, below, direct_variables, index_nodes
+
+BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.result == "bool")
+
+
+@dataclass(slots=True)
+class Region:
+    """Where an expression stands: the points of one statement or aggregation. `visible` are the index variables known
+    there; `guards` collects the conditions without `:`, None where there is no point to drop."""
+
+    indexed: bool
+    visible: frozenset[str]
+    guards: list[Expr] | None
+    root: Expr | None = None
+
+
+Expansion = Callable[["Values", Apply, Region], Expr]
+
+
+@dataclass(slots=True)
+class Values:
+    """Works through the expressions of one statement; statements that an expansion needs go before it."""
+
+    scope: Scope
+    expansions: Mapping[str, Expansion]
+    span: Span
+    constraints: dict[str, list[Constraint]] = field(default_factory=dict)
+    all_constraints: tuple[Constraint, ...] = ()
+    placed: set[int] = field(default_factory=set)
+
+    def value(self, e: Expr, region: Region) -> Expr:
+        """The IR of a syntax expression."""
+        while isinstance(e, Partial):
+            if region.guards is None:
+                raise AggregationMistake(
+                    "a condition without `:` has no point to drop here",
+                    e.span,
+                    hint="give the other value, `condition ? a : b`, or write it in an aggregation or an indexed statement",
+                )
+            position = len(region.guards)
+            region.guards.append(e.condition)
+            region.guards[position] = self.value(e.condition, region)
+            e = e.value
+        match e:
+            case Name():
+                return self.name(e, region)
+            case Access():
+                return indices.access(e, self.scope)
+            case Apply():
+                return self.apply(e, region)
+            case Call():
+                args = []
+                for arg in e.args:
+                    args.append(self.value(arg, region))
+                return Call(e.function, tuple(args), span=e.span)
+        return e
+
+    def name(self, e: Name, region: Region) -> Expr:
+        symbol = self.scope.whole(e)
+        if region.indexed and symbol.rank:
+            subscript = ", ".join("ijklmnop"[k % 8] for k in range(symbol.rank))
+            raise RankMistake(
+                f"the whole tensor `{e.name}` cannot stand beside indices",
+                e.span,
+                hint=f"read an element, {e.name}[{subscript}]; {self.scope.rank_reason(symbol)}",
+            )
+        return e
+
+    def apply(self, e: Apply, region: Region) -> Expr:
+        """A call as written."""
+        expansion = self.expansions.get(e.function)
+        if expansion is not None:
+            return expansion(self, e, region)
+        if aggregation_of(e):
+            return self.aggregate(e, region)
+        if e.function in FUNCTIONS and not FUNCTIONS[e.function].precedence:
+            low, high = FUNCTIONS[e.function].arity
+            self.arity(e, low, high)
+            args = []
+            for arg in e.args:
+                args.append(self.value(arg, region))
+            return Call(e.function, tuple(args), span=e.span)
+        raise self.unknown(e)
+
+    def unknown(self, e: Apply) -> NameMistake:
+        symbol = self.scope.symbols.get(e.function)
+        if symbol is not None:
+            hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
+        else:
+            callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
+            hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS])
+        return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
+
+    def arity(self, e: Apply, low: int, high: int) -> None:
+        if low <= len(e.args) <= high:
+            return
+        wanted = plural(low, "argument", "arguments") if low == high else f"{low} to {high} arguments"
+        if high >= 99:
+            wanted = f"{low} or more arguments"
+        raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span)
+
+    def aggregate(self, e: Apply, region: Region) -> Aggregate:
+        """A nested aggregation: it binds the variables of its own that are not known outside."""
+        body = self.aggregated(e)
+        bound = tuple(v for v in direct_variables(body) if v not in region.visible)
+        inner = Region(True, region.visible | set(bound), [])
+        value = self.value(body, inner)
+        constraints = self.place(bound, inner.visible)
+        node = Aggregate(e.function, value, bound, join(inner.guards), constraints, span=e.span)
+        self.check_bounded(bound, node.guard, node.body, constraints=constraints, where=e)
+        return node
+
+    def aggregated(self, e: Apply) -> Expr:
+        """The body of an aggregation's call."""
+        if len(e.args) != 1:
+            raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span)
+        (body,) = e.args
+        if not _indexed(body):
+            hint = f"write {e.function}(X[i]) with an index for each dimension"
+            if e.function in FUNCTIONS:
+                hint += f"; the elementwise function is {e.function}(a, b)"
+            raise AggregationMistake(f"`{e.function}` of one argument needs indices to aggregate over", e.span, hint=hint)
+        return body
+
+    def place(self, bound: tuple[str, ...], visible: frozenset[str]) -> tuple[Constraint, ...]:
+        """The constraints that belong to an aggregation: they name a variable it binds and none it cannot see."""
+        found: dict[Constraint, None] = {}
+        for v in bound:
+            for c in self.constraints.get(v, ()):
+                if visible.issuperset(index_variables(c.expr)):
+                    found.setdefault(c)
+                    self.placed.add(id(c))
+        return tuple(found)
+
+    def check_bounded(self, variables, *roots, constraints=(), where, own=None, left=()) -> None:
+        """Raise UnboundIndex for the variables of a region that nothing confines."""
+        forms = [i for access in confining(*left, *roots, own=own) for i in access.index]
+        free = unbounded(variables, [*left, *forms, *(c.expr for c in constraints)])
+        if free:
+            names = ", ".join(f"`{v}`" for v in free)
+            span = next((node.span for node in index_nodes(where) if node.name in free), where.span)
+            verb = "is" if len(free) == 1 else "are"
+            raise UnboundIndex(
+                f"nothing bounds {names}: the valid points have no end",
+                span,
+                hint=f"{names} {verb} bounded by standing in the index of a tensor, or by a constraint such as {free[0]} < N",
+            )
+
+    def emit(self, base: str, body: Expr, rank: int | None, **parts) -> Name:
+        """Put a statement of an expansion before this one; its fresh name."""
+        name = self.scope.fresh(base)
+        statement = Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, span=self.span, **parts)
+        self.scope.statements.append(statement)
+        self.scope.declare(Symbol(name, "statement", self.span, rank=rank))
+        return Name(name, span=body.span)
+
+
+def _indexed(body: Expr) -> bool:
+    stack = [body]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, (Access, Index)):
+            return True
+        stack.extend(below(e))
+    return False
+
+
+def join(guards: list[Expr] | None) -> Expr | None:
+    """One condition out of several: `&` of them, each a truth value."""
+    if not guards:
+        return None
+    if len(guards) == 1:
+        return guards[0]
+    truths = [g if isinstance(g, Call) and g.function in BOOLEAN else Call("ne", (g, Int(0)), span=g.span) for g in guards]
+    result = truths[0]
+    for truth in truths[1:]:
+        result = Call("and", (result, truth), span=truth.span)
+    return result
