@@ -1,0 +1,334 @@
+"""Sizes: dimensions from the inputs' shapes, size arithmetic, and the numbers that stand in indices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Float,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Program,
+    Statement,
+    children,
+)
+from tilec.ir.types import DTYPES, TensorType, kind
+from tilec.language.show import show_expr
+
+
+class DividesByZero(SizeMistake):
+    """A division by zero among sizes; as a value it may still be legal, so a size statement postpones it."""
+
+
+def _truncate(a: int, b: int) -> int:
+    if b == 0:
+        raise ZeroDivisionError
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _same(*values):
+    if len(set(values)) > 1:
+        raise ValueError
+    return values[0]
+
+
+SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _truncate,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "abs": abs,
+    "ident": lambda a: a,
+    "max": max,
+    "min": min,
+    "clamp": lambda e, low, high: min(max(e, low), high),
+    "select": lambda c, a, b: a if c else b,
+    "same": _same,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+}
+AFFINE_FUNCTIONS = ("add", "sub", "mul", "div", "neg", "mod", "clamp")
+
+
+@dataclass
+class Sizes:
+    """What is known of sizes: `values` and `sources` (where each came from) by name, and the tensors' shapes.
+
+    `failed` holds size statements whose arithmetic went wrong, which matters only where they are used as a size.
+    """
+
+    values: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    failed: dict[str, SizeMistake] = field(default_factory=dict)
+
+    def value(self, e: Name | Access) -> int:
+        """The integer of a name (or of a rank-0 element) that stands in a size."""
+        name = e.name if isinstance(e, Name) else e.tensor
+        if name in self.values:
+            return self.values[name]
+        if name in self.failed:
+            raise self.failed[name]
+        if name in self.shapes:
+            raise SizeMistake(
+                f"{name} is a tensor that is computed, so it cannot stand in a size",
+                e.span,
+                hint="sizes are made of dimensions, integers, rank-0 integer inputs and statements of these alone"
+                + ("" if self.shapes[name] else f"; in an index, {name}[] reads the element"),
+            )
+        raise NameMistake(f"no dimension is called {name}", e.span)
+
+    def evaluate(self, e: Expr) -> int:
+        """Size arithmetic: an integer, division truncating toward zero operation by operation."""
+        match e:
+            case Int(value):
+                return value
+            case Name() | Access(index=()):
+                return self.value(e)
+            case Call("shape", (Name() as tensor, axis)):
+                return self.dimension(tensor, axis, e.span)
+            case Call(function, args) if function in SIZE_FUNCTIONS:
+                return int(self.apply(e, [self.evaluate(a) for a in args]))
+            case Float():
+                raise TypeMistake(f"a size is an integer; {show_expr(e)} is floating", e.span)
+        raise TypeMistake(f"`{show_expr(e)}` cannot be worked out when only shapes are known", e.span)
+
+    def apply(self, e: Call, args: list) -> Any:
+        """A size function of numbers, with the mistakes that numbers can make."""
+        try:
+            return SIZE_FUNCTIONS[e.function](*args)
+        except ZeroDivisionError:
+            raise DividesByZero(f"division by zero in `{show_expr(e)}`", e.span, hint=self.explain(e)) from None
+        except ValueError:
+            shown = ", ".join(f"`{show_expr(a)}` = {v}" for a, v in zip(e.args, args, strict=True))
+            raise SizeMistake(f"sizes that must agree do not: {shown}", e.span, hint=self.explain(e)) from None
+
+    def size(self, e: Expr, what: str) -> Int:
+        """A tensor's size as a literal; `what` names it in the error for a negative one."""
+        if isinstance(e, Int):
+            return e
+        value = self.evaluate(e)
+        if value < 0:
+            raise SizeMistake(f"{what} is `{show_expr(e)}` = {value}, a negative size", e.span, hint=self.explain(e))
+        return Int(value, span=e.span)
+
+    def dimension(self, tensor: Name, axis: Expr, span: Span | None) -> int:
+        """The size of one dimension of a tensor."""
+        shape = self.shape(tensor)
+        d = self.evaluate(axis)
+        if not 0 <= d < len(shape):
+            raise RankMistake(f"{tensor.name} has {counted(len(shape), 'dimension')}, so no dimension {d}", span)
+        return shape[d]
+
+    def shape(self, tensor: Name) -> tuple[int, ...]:
+        if tensor.name in self.shapes:
+            return self.shapes[tensor.name]
+        if tensor.name in self.values or tensor.name in self.failed:
+            return ()
+        raise NameMistake(f"no tensor is called {tensor.name}", tensor.span)
+
+    def explain(self, e: Expr) -> str | None:
+        """The values that went into an expression and where each came from."""
+        names = tuple(dict.fromkeys(_names(e)))
+        parts = [f"{n} is {self.values[n]} ({self.sources[n]})" for n in names if n in self.values]
+        parts += [f"{n} has shape {self.shapes[n]}" for n in names if n not in self.values and n in self.shapes]
+        return ", ".join(parts) or None
+
+    def is_size(self, e: Expr) -> bool:
+        """Is the expression made of integers, known names and size functions alone?"""
+        match e:
+            case Int():
+                return True
+            case Name(name) | Access(name, ()):
+                return name in self.values or name in self.failed
+            case Call("shape", (Name(), axis)):
+                return self.is_size(axis)
+            case Call(function, args) if function in SIZE_FUNCTIONS:
+                return all(map(self.is_size, args))
+        return False
+
+    def index(self, e: Expr, read: Callable[[Expr], Expr]) -> Affine:
+        """The form of an index expression with numbers for sizes; `read` binds tensor elements within it."""
+        return linear(self._numbers(e, read))
+
+    def _numbers(self, e: Expr, read: Callable[[Expr], Expr]) -> Expr:
+        match e:
+            case Name():
+                return Affine((), Fraction(self.value(e))).to_expr()
+            case Access() | Pad() | Inside() | Aggregate():
+                return read(e)
+            case Call("shape", (Name() as tensor, axis)):
+                return Int(self.dimension(tensor, axis, e.span), span=e.span)
+            case Call(function, args) if function in AFFINE_FUNCTIONS:
+                new = Call(function, tuple(self._numbers(a, read) for a in args), span=e.span)
+                return self._checked_modulus(e, new) if function == "mod" else new
+            case Call(function, args) if function in SIZE_FUNCTIONS:
+                forms = [linear(self._numbers(a, read)) for a in args]
+                if all(not form.terms for form in forms):
+                    return Affine((), Fraction(self.apply(e, [form.constant for form in forms]))).to_expr()
+        return e
+
+    def _checked_modulus(self, old: Call, new: Call) -> Expr:
+        """`e % 0` has no value at any point, and a fraction in an index says just that."""
+        form = linear(new.args[1])
+        if form.terms:
+            return new
+        if form.constant == 0:
+            return Affine((), Fraction(1, 2)).to_expr()
+        if form.constant < 0 or form.constant.denominator != 1:
+            shown = show_expr(old.args[1])
+            raise SizeMistake(
+                f"the modulus `{shown}` is {form.constant}; it must be a positive integer",
+                old.span,
+                hint=self.explain(old.args[1]),
+            )
+        return new
+
+
+def counted(n: int, what: str) -> str:
+    """`1 dimension`, `2 dimensions`."""
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def _names(e: Expr) -> Iterator[str]:
+    """Names in size arithmetic, rank-0 elements included; not tensors of which only the shape is asked."""
+    match e:
+        case Name(name) | Access(name, ()):
+            yield name
+        case Call("shape"):
+            yield from (name for axis in e.args[1:] for name in _names(axis))
+        case _:
+            yield from (name for child in children(e) for name in _names(child))
+
+
+def bind_inputs(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Sizes:
+    """Dimensions and shapes from the inputs. Raises where a rank, a size or an element type is not as declared."""
+    sizes = Sizes()
+    for i in program.inputs:
+        if i.name not in types:
+            raise InputMistake(f"the input {i.name} is missing", i.span)
+        t = types[i.name]
+        if t.dtype not in DTYPES:
+            raise TypeMistake(
+                f"{i.name}: element type {t.dtype} is not supported", i.span, hint="one of " + ", ".join(DTYPES)
+            )
+        sizes.shapes[i.name] = t.shape
+        if i.dims is None:
+            continue
+        if len(i.dims) != len(t.shape):
+            declared = f"{i.name}[{', '.join(map(str, i.dims))}]"
+            raise RankMistake(
+                f"{i.name} has {counted(len(t.shape), 'dimension')}, shape {t.shape}, but is declared {declared}",
+                i.span,
+            )
+        for axis, (dim, size) in enumerate(zip(i.dims, t.shape, strict=True)):
+            _bind_dimension(sizes, i.name, axis, dim, size, i.span)
+    for name in size_inputs(program):
+        _bind_value(sizes, name, types[name], values, program)
+    return sizes
+
+
+def _bind_dimension(sizes: Sizes, name: str, axis: int, dim: str | int, size: int, span: Span | None) -> None:
+    source = f"dimension {axis} of {name}"
+    if isinstance(dim, int):
+        if dim != size:
+            raise SizeMistake(f"{source} must be {dim}, as declared; it is {size}", span)
+    elif sizes.values.setdefault(dim, size) != size:
+        raise SizeMistake(
+            f"{dim} is {sizes.values[dim]} ({sizes.sources[dim]}) and {size} ({source})", span, hint="they must agree"
+        )
+    sizes.sources.setdefault(str(dim), source)
+
+
+def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int], program: Program) -> None:
+    span = next(i.span for i in program.inputs if i.name == name)
+    if t.shape:
+        raise RankMistake(f"{name} stands in a size, so it must be one integer; its shape is {t.shape}", span)
+    if kind(t.dtype) != 1:
+        raise TypeMistake(f"{name} stands in a size, so it must be an integer, not {t.dtype}", span)
+    if name not in values:
+        raise InputMistake(f"{name} stands in a size, so its value is needed", span)
+    sizes.values[name] = int(values[name])
+    sizes.sources[name] = f"the input {name}"
+
+
+def size_inputs(program: Program) -> tuple[str, ...]:
+    """Inputs whose values must be known before the program can be bound: those that stand in sizes, indices or
+    constraints, directly or through size statements."""
+    needed: set[str] = set()
+    for s in reversed(program.statements):
+        if s.index is None and s.output in needed:
+            needed.update(_names(s.body))
+        needed.update(_names_in_sizes(s))
+    return tuple(i.name for i in program.inputs if i.name in needed)
+
+
+def _names_in_sizes(s: Statement) -> Iterable[str]:
+    for e in (*(s.sizes or ()), *(c.bound for c in s.constraints)):
+        yield from _names(e)
+    for e in (*(s.index or ()), *(c.expr for c in s.constraints)):
+        yield from _names_in_index(e)
+    for value in (s.guard, s.body, s.init):
+        if value is not None:
+            yield from _names_in_value(value)
+
+
+def _names_in_index(e: Expr) -> Iterable[str]:
+    match e:
+        case Name(name):
+            yield name
+        case Access() | Inside() | Pad() | Aggregate():
+            yield from _names_in_value(e)
+        case Call("shape"):
+            for axis in e.args[1:]:
+                yield from _names_in_index(axis)
+        case _:
+            for child in children(e):
+                yield from _names_in_index(child)
+
+
+def _names_in_value(e: Expr) -> Iterable[str]:
+    match e:
+        case Access():
+            for i in e.index:
+                yield from _names_in_index(i)
+        case Call("reshape" | "shape" | "index", (first, *rest)):
+            if not isinstance(first, Name):
+                yield from _names_in_value(first)
+            for size in rest:
+                yield from _names_in_index(size)
+        case Aggregate():
+            for c in e.constraints:
+                yield from _names_in_index(c.expr)
+                yield from _names(c.bound)
+            for child in (e.guard, e.body):
+                if child is not None:
+                    yield from _names_in_value(child)
+        case _:
+            for child in children(e):
+                yield from _names_in_value(child)
