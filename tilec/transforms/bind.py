@@ -29,7 +29,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import WEAK_INT, TensorType
-from tilec.language.show import show_expr
+from tilec.language import show_expr
 from tilec.transforms.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
 from tilec.transforms.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.naming import Names

@@ -25,7 +25,7 @@ from tilec.ir.program import (
     children,
 )
 from tilec.ir.types import DTYPES, TensorType, kind
-from tilec.language.show import show_expr
+from tilec.language import show_expr
 
 
 class DividesByZero(SizeMistake):

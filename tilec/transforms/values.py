@@ -23,7 +23,7 @@ from tilec.ir.program import (
     index_variables,
 )
 from tilec.ir.types import CASTS, TensorType
-from tilec.language.show import show_expr
+from tilec.language import show_expr
 from tilec.transforms.broadcast import Axes, Shape
 from tilec.transforms.sizes import Sizes, counted
 
