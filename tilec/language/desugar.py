@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, TypeMistake
 from tilec.ir.functions import STRUCTURAL, call
-from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Inside, Int, Name, Pad, walk
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad
 from tilec.language import indices
-from tilec.language.scope import Scope
 from tilec.language.syntax import Apply
 from tilec.language.values import Expansion, Region, Values
 
@@ -39,7 +38,7 @@ def operand(values: Values, e: Expr, region: Region, base: str) -> Name:
     value = values.value(e, replace(region, root=None))
     if isinstance(value, Name) and values.scope.symbols[value.name].kind != "dimension":
         return value
-    return values.emit(base, value, rank_of(value, values.scope))
+    return values.emit(base, value)
 
 
 def _alias(values: Values, e: Apply, region: Region) -> Expr:
@@ -90,7 +89,7 @@ def _shape(values: Values, e: Apply, region: Region) -> Expr:
         return indices.size(e, values.scope)
     _whole_only(values, e, region)
     node = Call("shape", (operand(values, e.args[0], region, "Operand"),), span=e.span)
-    return node if region.root is e else values.emit("Shape", node, 1)
+    return node if region.root is e else values.emit("Shape", node)
 
 
 def _index(values: Values, e: Apply, region: Region) -> Expr:
@@ -109,8 +108,7 @@ def _structural(values: Values, e: Apply, region: Region) -> Expr:
     if e.function == "reshape":
         args += _new_shape(values, e, region)
     node = Call(e.function, tuple(args), span=e.span)
-    rank = rank_of(node, values.scope)
-    return node if region.root is e else values.emit(e.function.title().replace("_", ""), node, rank)
+    return node if region.root is e else values.emit(e.function.title().replace("_", ""), node)
 
 
 def _new_shape(values: Values, e: Apply, region: Region) -> list[Expr]:
@@ -176,9 +174,9 @@ def _softmax(values: Values, e: Apply, region: Region) -> Expr:
     indices.size(e.args[2], values.scope)
     i, j = Index("i"), Index("j")
     column = {"index": (i, Int(0)), "sizes": (rows, Int(1))}
-    largest = values.emit("Maximum", Access(x.name, (i, j)), 2, aggregation="max", **column)
-    power = values.emit("Exponential", call("exp", x - largest), 2)
-    total = values.emit("Normalizer", Access(power.name, (i, j)), 2, aggregation="sum", **column)
+    largest = values.emit("Maximum", Access(x.name, (i, j)), aggregation="max", **column)
+    power = values.emit("Exponential", call("exp", x - largest))
+    total = values.emit("Normalizer", Access(power.name, (i, j)), aggregation="sum", **column)
     return power / total if e.function == "builtin_softmax" else x - (largest + call("log", total))
 
 
@@ -189,8 +187,7 @@ def _crossentropy(values: Values, e: Apply, region: Region) -> Expr:
     x = operand(values, e.args[0], region, "Operand")
     y = operand(values, e.args[1], region, "Operand")
     scale = values.value(e.args[2], region)
-    prediction = call("reverse_grad", x, -(Float(1.0) / scale))
-    p = values.emit("Prediction", prediction, rank_of(x, values.scope))
+    p = values.emit("Prediction", call("reverse_grad", x, -(Float(1.0) / scale)))
     return -y * call("log", p) - (Int(1) - y) * call("log", Int(1) - p)
 
 
@@ -209,69 +206,3 @@ EXPANSIONS: dict[str, Expansion] = {
     **dict.fromkeys(("builtin_softmax", "builtin_logsoftmax"), _softmax),
     "builtin_binary_crossentropy": _crossentropy,
 }
-
-
-def rank_of(e: Expr, scope: Scope) -> int | None:
-    """Rank of an elementwise expression, where the ranks of what it reads are known."""
-    ranks: list[int | None] = [0]
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        match e:
-            case Name():
-                symbol = scope.symbols[e.name]
-                ranks.append(0 if symbol.size and symbol.rank is None and symbol.kind == "dimension" else symbol.rank)
-            case Call():
-                rule = _RANKS.get(e.function)
-                if rule is None:
-                    stack.extend(e.args[:1] if e.function == "as_type" else e.args)
-                else:
-                    ranks.append(rule(e, [scope.symbols[a.name].rank if isinstance(a, Name) else 0 for a in e.args]))
-            case Pad():
-                stack.append(e.value)
-            case Aggregate() | Access() | Inside():
-                pass
-    known = [r for r in ranks if r is not None]
-    return max(known) if len(known) == len(ranks) else None
-
-
-def _reshaped(e: Call, ranks: list[int | None]) -> int | None:
-    last = e.args[-1]
-    if isinstance(last, Call) and last.function == "shape" and len(last.args) == 1:
-        return None
-    return len(e.args) - 1
-
-
-def _gathered(e: Call, ranks: list[int | None]) -> int | None:
-    return None if None in ranks else ranks[1] + max(ranks[0] - 1, 0)
-
-
-_RANKS = {
-    "reshape": _reshaped,
-    "gather": _gathered,
-    "scatter": lambda e, ranks: ranks[2],
-    "simple_reduce": lambda e, ranks: ranks[1],
-    "shape": lambda e, ranks: 1 if len(e.args) == 1 else 0,
-    "index": lambda e, ranks: ranks[0],
-    "rand": lambda e, ranks: None,
-    "randn": lambda e, ranks: None,
-}
-
-
-def is_size(e: Expr, scope: Scope) -> bool:
-    """Is the body of an elementwise statement size arithmetic?"""
-    for node in walk(e):
-        match node:
-            case Int():
-                pass
-            case Call():
-                if node.function not in indices.SIZE_OPERATORS and node.function not in indices.SIZE_FUNCTIONS:
-                    return False
-                if node.function == "shape" and len(node.args) == 1:
-                    return False
-            case Name():
-                if not scope.symbols[node.name].size:
-                    return False
-            case _:
-                return False
-    return True

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from tilec.errors import AffineMistake, AggregationMistake, AssignmentMistake, NameMistake, RankMistake, SizeMistake, Span
 from tilec.errors import SyntaxMistake, UnboundIndex
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Pad, Statement, expressions, index_variables, walk
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
-from tilec.language.desugar import EXPANSIONS, is_size, operand, rank_of
+from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.scope import Scope, Symbol, plural
 from tilec.language.syntax import (
     Apply,
     StatementSyntax,
     aggregation_of,
+    below,
     check_depth,
     direct_variables,
     index_nodes,
     token_span,
 )
-from tilec.language.values import Expansion, Region, Values, join
+from tilec.language.values import Expansion, Region, Values, add, join
 
 
 def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Expansion] = EXPANSIONS) -> None:
@@ -69,9 +70,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
         raise AggregationMistake("there is no aggregation for this constraint", c.span, hint="write it in an indexed statement")
     statement = Statement(name, None, None, value, attributes=tuple(s.attributes), span=s.span)
     _check_depth(statement)
-    scope.statements.append(statement)
-    rank = rank_of(value, scope)
-    scope.declare(Symbol(name, "statement", token_span(s.target.name), rank=rank, size=rank in (0, None) and is_size(value, scope)))
+    add(statement, scope, token_span(s.target.name))
 
 
 def _check_whole(s: StatementSyntax) -> None:
@@ -129,8 +128,8 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     )
     _check_depth(statement)
     _check_left(s, statement, scope)
-    _check_bounds(s, statement, values, visible)
-    scope.statements.append(statement)
+    _check_bounds(s, statement, values)
+    add(statement, scope, span)
 
 
 def _sizes(s: StatementSyntax, scope: Scope) -> tuple[Expr, ...] | None:
@@ -291,8 +290,6 @@ def _init(s: StatementSyntax, index: tuple[Expr, ...], values: Values) -> Expr |
 
 
 def _tensors_read(e: Expr) -> set[str]:
-    from tilec.language.syntax import below
-
     found, stack = set(), [e]
     while stack:
         e = stack.pop()
@@ -302,7 +299,7 @@ def _tensors_read(e: Expr) -> set[str]:
     return found
 
 
-def _check_bounds(s: StatementSyntax, statement: Statement, values: Values, visible: frozenset[str]) -> None:
+def _check_bounds(s: StatementSyntax, statement: Statement, values: Values) -> None:
     assert statement.index is not None
     roots = [r for r in (statement.guard, statement.body) if r is not None]
     order = dict.fromkeys([*index_variables(*statement.index), *direct_variables(s.body)])

@@ -11,6 +11,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Statement, index_variables
 from tilec.language import indices
 from tilec.language.bounded import confining, unbounded
+from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import Scope, Symbol, nearest, plural
 from tilec.language.syntax import Apply, Partial, aggregation_of, below, direct_variables, index_nodes
 
@@ -160,13 +161,22 @@ class Values:
                 hint=f"{names} {verb} bounded by standing in the index of a tensor, or by a constraint such as {free[0]} < N",
             )
 
-    def emit(self, base: str, body: Expr, rank: int | None, **parts) -> Name:
+    def emit(self, base: str, body: Expr, **parts) -> Name:
         """Put a statement of an expansion before this one; its fresh name."""
         name = self.scope.fresh(base)
-        statement = Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, span=self.span, **parts)
-        self.scope.statements.append(statement)
-        self.scope.declare(Symbol(name, "statement", self.span, rank=rank))
+        add(Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, **parts, span=self.span), self.scope)
         return Name(name, span=body.span)
+
+
+def add(statement: Statement, scope: Scope, span: Span | None = None) -> None:
+    """Append a finished statement and declare its output, whose name stands at `span`."""
+    scope.statements.append(statement)
+    if statement.index is not None:
+        rank, size = len(statement.index), False
+    else:
+        rank = rank_of(statement.body, scope)
+        size = rank in (0, None) and is_size(statement.body, scope)
+    scope.declare(Symbol(statement.output, "statement", span or statement.span, rank=rank, size=size))
 
 
 def _indexed(body: Expr) -> bool:

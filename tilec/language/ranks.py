@@ -1,0 +1,73 @@
+"""What is known of an elementwise expression before any size is: its rank, and whether it is size arithmetic."""
+
+from __future__ import annotations
+
+from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, walk
+from tilec.language.indices import SIZE_FUNCTIONS, SIZE_OPERATORS
+from tilec.language.scope import Scope
+
+
+def rank_of(e: Expr, scope: Scope) -> int | None:
+    """Rank of an elementwise expression, where the ranks of what it reads are known."""
+    ranks: list[int | None] = [0]
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        match e:
+            case Name():
+                symbol = scope.symbols[e.name]
+                ranks.append(0 if symbol.size and symbol.rank is None and symbol.kind == "dimension" else symbol.rank)
+            case Call():
+                rule = _RANKS.get(e.function)
+                if rule is None:
+                    stack.extend(e.args[:1] if e.function == "as_type" else e.args)
+                else:
+                    ranks.append(rule(e, [scope.symbols[a.name].rank if isinstance(a, Name) else 0 for a in e.args]))
+            case Pad():
+                stack.append(e.value)
+            case Aggregate() | Access() | Inside():
+                pass
+    known = [r for r in ranks if r is not None]
+    return max(known) if len(known) == len(ranks) else None
+
+
+def _reshaped(e: Call, ranks: list[int | None]) -> int | None:
+    last = e.args[-1]
+    if isinstance(last, Call) and last.function == "shape" and len(last.args) == 1:
+        return None
+    return len(e.args) - 1
+
+
+def _gathered(e: Call, ranks: list[int | None]) -> int | None:
+    return None if None in ranks else ranks[1] + max(ranks[0] - 1, 0)
+
+
+_RANKS = {
+    "reshape": _reshaped,
+    "gather": _gathered,
+    "scatter": lambda e, ranks: ranks[2],
+    "simple_reduce": lambda e, ranks: ranks[1],
+    "shape": lambda e, ranks: 1 if len(e.args) == 1 else 0,
+    "index": lambda e, ranks: ranks[0],
+    "rand": lambda e, ranks: None,
+    "randn": lambda e, ranks: None,
+}
+
+
+def is_size(e: Expr, scope: Scope) -> bool:
+    """Is the body of an elementwise statement size arithmetic?"""
+    for node in walk(e):
+        match node:
+            case Int():
+                pass
+            case Call():
+                if node.function not in SIZE_OPERATORS and node.function not in SIZE_FUNCTIONS:
+                    return False
+                if node.function == "shape" and len(node.args) == 1:
+                    return False
+            case Name():
+                if not scope.symbols[node.name].size:
+                    return False
+            case _:
+                return False
+    return True
