@@ -90,7 +90,7 @@ class Accumulator:
         elif self.aggregation == "logsumexp":
             shift = np.where(np.isfinite(after), after, 0)
             old = np.where(np.isfinite(before), before, 0)
-            self.weight *= np.exp(old - shift)
+            self.weight = np.where(self.weight == 0, 0, self.weight * np.exp(old - shift))
             np.add.at(self.weight, place, np.exp(values - shift[place]))
         elif number is not None:
             self.first[~_same(after, before)] = LAST

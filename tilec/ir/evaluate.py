@@ -399,7 +399,7 @@ class _Run:
         good: np.ndarray | bool = True
         for _, inside in parts:
             good = good & inside
-        if np.all(good):
+        if np.size(good) and np.all(good):
             return tuple(value for value, _ in parts), good
         return tuple(np.where(good, value, 0) for value, _ in parts), good
 

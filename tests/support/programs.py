@@ -1,0 +1,741 @@
+"""Random Tile programs with inputs: valid by construction, small, and exact where they can be.
+
+A program is drawn statement by statement. What is known of each tensor (shape, category, whether its values are small
+integers held exactly) steers what may be done with it: comparisons, truncation and argmax read exact values only, so
+that a last-place difference between two correct implementations never shows as a different answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from hypothesis import strategies as st
+
+LARGE = 1e6  # beyond this a value no longer counts as exact: float32 holds integers up to 1.6e7
+DTYPES = {"f": ("float64", "float64", "float64", "float32"), "i": ("int64", "int64", "int32", "int8", "uint8"), "b": ("bool",)}
+AGGREGATIONS = {
+    "f": ("sum", "sum", "sum", "sum", "prod", "max", "min", "assign", "logsumexp", "mean"),
+    "i": ("sum", "sum", "prod", "max", "min", "assign", "argmax", "argmin"),
+    "b": ("any", "all", "max", "min", "assign"),
+}
+SYMBOLS = {"sum": "+", "prod": "*", "max": ">", "min": "<", "assign": "="}
+SMOOTH = ("sin({})", "cos({})", "tanh({})", "sigmoid({})", "atan({})", "silu({})", "softplus({})", "gelu({})", "erf({})",
+          "expm1(tanh({}))", "exp(-({0} * {0}))", "sqrt(1 + {0} * {0})", "log(2 + {0} * {0})", "rsqrt(1 + {0} * {0})",
+          "log1p({0} * {0})", "recip(2 + {0} * {0})", "asin(0.5 * tanh({}))", "acos(0.5 * tanh({}))", "sinh(tanh({}))",
+          "cosh(tanh({}))", "tan(tanh({}))", "pow({}, 2)", "pow(1 + {0} * {0}, 0.5)", "pow(2, tanh({}))")  # fmt: skip
+EXACT = ("relu({})", "abs({})", "sign({})", "ident({})", "floor({})", "ceil({})", "round(0.5 * {})", "floor({} / 2)")
+SMOOTH_PAIRS = ("logaddexp({}, {})", "atan2({}, 3 + abs({}))", "({0} / (2 + {1} * {1}))")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`smooth`: floating values and differentiable functions alone. `special`: infinities and NaN among the inputs."""
+
+    smooth: bool = False
+    special: bool = False
+    statements: int = 4
+    kinds: tuple[str, ...] = ("contraction", "contraction", "contraction", "elementwise", "structural")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program's text and its inputs by name."""
+
+    source: str
+    inputs: dict[str, np.ndarray]
+    features: frozenset[str]
+
+    def __repr__(self) -> str:
+        arrays = "\n".join(f"{name} = {np.array2string(a)} : {a.dtype} {a.shape}" for name, a in self.inputs.items())
+        return f"\n{self.source}\n{arrays}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the writer knows of a tensor: category f, i or b; `magnitude` bounds its elements where they are exact."""
+
+    shape: tuple[int, ...]
+    category: str
+    exact: bool
+    magnitude: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """An expression written so far."""
+
+    text: str
+    category: str
+    exact: bool = True
+    magnitude: float = 3
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass
+class Scope:
+    """An aggregation being written: variables at hand, rows that bound them, sizes at which they stand bare."""
+
+    variables: list[str]
+    depth: int = 0
+    used: dict[str, None] = field(default_factory=dict)
+    rows: list[dict[str, Fraction]] = field(default_factory=list)
+    bare: dict[str, set[int]] = field(default_factory=dict)
+    constrains: bool = True
+    dynamic: bool = True
+
+
+@lru_cache(maxsize=None)
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+def rank(rows: list[dict[str, Fraction]]) -> int:
+    """Rank of a list of sparse rational rows."""
+    pivots: list[tuple[str, dict[str, Fraction]]] = []
+    for row in rows:
+        row = {k: c for k, c in row.items() if c}
+        for pivot, other in pivots:
+            factor = row.get(pivot, Fraction(0))
+            if factor:
+                row = {k: row.get(k, 0) - factor * other.get(k, 0) for k in row.keys() | other.keys()}
+                row = {k: c for k, c in row.items() if c}
+        if row:
+            pivot = next(iter(row))
+            pivots.append((pivot, {k: c / row[pivot] for k, c in row.items()}))
+    return len(pivots)
+
+
+class Writer:
+    """Draws one program. `draw` is Hypothesis's."""
+
+    def __init__(self, draw: Callable, options: Options):
+        self._draw = draw
+        self.options = options
+        self.random = np.random.default_rng(self.integer(0, 2**16))
+        self.arrays: dict[str, np.ndarray] = {}
+        self.declared: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}  # dimensions, size statements and integer inputs
+        self.tensors: dict[str, Known] = {}
+        self.statements: list[str] = []
+        self.outputs: list[str] = []
+        self.features: set[str] = set()
+        self.shape: tuple[int, ...] = ()  # of the elementwise statement being written
+        self.pending: list[str] = []  # constraints that nested aggregations need
+
+    # draws
+
+    def integer(self, low: int, high: int) -> int:
+        return self._draw(_integers(low, high))
+
+    def pick(self, options):
+        return options[self.integer(0, len(options) - 1)]
+
+    def chance(self, percent: int) -> bool:
+        """Shrinks to False."""
+        return self.integer(0, 99) >= 100 - percent
+
+    # inputs and sizes
+
+    def size(self) -> int:
+        return self.pick((2, 3, 1, 4, 2, 3, 0, 5))
+
+    def dimension(self, size: int) -> str:
+        """A way to declare a dimension of an input."""
+        same = [name for name, n in self.sizes.items() if n == size and name.startswith("N")]
+        if same and self.chance(40):
+            return self.pick(same)
+        if self.chance(25):
+            return str(size)
+        name = f"N{len(self.sizes)}"
+        self.sizes[name] = size
+        return name
+
+    def size_text(self, size: int) -> str:
+        """An expression for a size that is wanted."""
+        known = list(self.sizes.items())
+        exact = [name for name, n in known if n == size]
+        if exact and self.chance(40):
+            return self.pick(exact)
+        if known and self.chance(15):
+            name, n = self.pick(known)
+            if n == 2 * size or n == 2 * size + 1:
+                return f"{name}/2"
+            return f"{name} + {size - n}" if size >= n else f"{name} - {n - size}"
+        return str(size)
+
+    def new_input(self, category: str, shape: tuple[int, ...], values: tuple[int, int] | None = None) -> str:
+        """Declare an input and draw its elements."""
+        name = f"A{len(self.arrays)}"
+        dtype = self.pick(DTYPES[category]) if not self.options.smooth else "float64"
+        if category == "b":
+            array = self.random.integers(0, 2, shape).astype(bool)
+        elif self.options.smooth:
+            array = np.round(self.random.uniform(-1.5, 1.5, shape), 3)
+        else:
+            low, high = values or ((0, 4) if dtype == "uint8" else (-3, 4))
+            array = self.random.integers(low, high, shape).astype(dtype)
+        exact = not self.options.smooth
+        if category == "f" and self.options.special and self.chance(60):
+            self.features.add("special")
+            odd = self.random.choice([np.inf, -np.inf, np.nan, 0.0], shape)
+            array = np.where(self.random.random(shape) < 0.3, odd, array).astype(dtype)
+            exact = False
+        bare = self.chance(20)
+        dims = [self.dimension(n) for n in shape] if not bare else []
+        self.declared[name] = name if bare else f"{name}[{', '.join(dims)}]"
+        self.arrays[name] = np.asarray(array)
+        self.tensors[name] = Known(shape, category, exact, 4)
+        return name
+
+    def size_input(self) -> None:
+        """An integer input that stands in sizes."""
+        name = f"S{len(self.sizes)}"
+        value = self.integer(0, 4)
+        self.declared[name] = f"{name}[]" if self.chance(70) else name
+        self.arrays[name] = np.asarray(value)
+        self.sizes[name] = value
+        self.features.add("integer input as size")
+
+    def size_statement(self) -> None:
+        """A statement of sizes alone."""
+        terms = [*self.sizes.items(), ("3", 3)]
+        (a, x), (b, y) = self.pick(terms), self.pick(terms)
+        name = f"P{len(self.sizes)}"
+        text, value = self.pick(
+            (
+                (f"({a} + {b}) / 2", (x + y) // 2),
+                (f"max(0, {a} - {b})", max(0, x - y)),
+                (f"min({a}, {b} + 1)", min(x, y + 1)),
+                (f"({a} * 2 + {b}) % 3", (x * 2 + y) % 3),
+            )
+        )
+        self.statements.append(f"{name} = {text};")
+        self.sizes[name] = value
+        self.features.add("size statement")
+
+    def tensor(self, category: str, exact: bool, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> str:
+        """A tensor to read, an input made for it if need be."""
+        fit = [
+            name
+            for name, t in self.tensors.items()
+            if t.category == category and (t.exact or not exact) and len(t.shape) in ranks
+        ]
+        if fit and not self.chance(30) or len(self.arrays) > 5 and fit:
+            return self.pick(fit[-4:])
+        if exact and (self.options.special or self.options.smooth) and category == "f":
+            return self.new_input("i", tuple(self.size() for _ in range(self.pick(ranks))))
+        return self.new_input(category, tuple(self.size() for _ in range(self.pick(ranks))))
+
+    # index expressions
+
+    def index(self, scope: Scope, n: int) -> str:
+        """An index into a dimension of size n."""
+        text, row, bare = self._index(scope, n)
+        if row is not None and scope.constrains:
+            scope.rows.append(row)
+        for v in row or ():
+            scope.used.setdefault(v)
+        if bare is not None:
+            scope.bare.setdefault(bare, set()).add(n)
+        return text
+
+    def _variable(self, scope: Scope) -> str:
+        fresh = [v for v in scope.variables if v not in scope.used]
+        v = fresh[0] if fresh and self.chance(70) else self.pick(scope.variables)
+        scope.used.setdefault(v)
+        return v
+
+    def _index(self, scope: Scope, n: int) -> tuple[str, dict[str, Fraction] | None, str | None]:
+        if not scope.variables or self.chance(4):
+            return str(self.integer(-1, n) if self.chance(20) else self.integer(0, max(0, n - 1))), {}, None
+        shape = self.integer(0, 99)
+        if shape >= 95 and scope.dynamic:
+            self.features.add("gather")
+            access = self.access(scope, self.gather_tensor(n))
+            return access + self.pick(("", "", " + 1", " - 1")), None, None
+        v = self._variable(scope)
+        if shape < 50:
+            return v, {v: Fraction(1)}, v
+        c = self.integer(-2, 3)
+        tail = f" + {c}" if c > 0 else f" - {-c}" if c < 0 else ""
+        if shape < 58:
+            return v + tail, {v: Fraction(1)}, None
+        if shape < 66:
+            a = self.pick((2, 3, -1, -2, 0))
+            return f"{a}*{v}{tail}", {v: Fraction(a)}, None
+        if shape < 70:
+            at = self.size_text(n) if self.chance(50) else str(n)
+            return f"{at} - 1 - {v}", {v: Fraction(-1)}, None
+        if shape < 88:
+            w = self._variable(scope)
+            a, b = self.pick((1, 1, 2, 3, -1)), self.pick((1, -1, 2, -2, 0))
+            row = {v: Fraction(a)}
+            row[w] = row.get(w, Fraction(0)) + b
+            text = f"{a}*{v} {'-' if b < 0 else '+'} {abs(b)}{w}{tail}"
+            if shape < 80:
+                return text, row, None
+            self.features.add("rational index")
+            d = self.pick((2, 3))
+            if shape < 86:
+                return f"({text})/{d}", {k: x / d for k, x in row.items()}, None
+            known = [name for name in self.sizes if name.startswith("N")]
+            half = f"{self.pick(known)}/2" if known else "3/2"
+            return f"{v}/{d} - {w}/{d} + {half}", _sum((v, Fraction(1, d)), (w, Fraction(-1, d))), None
+        if shape < 92 and n:
+            self.features.add("%")
+            return f"({v}{tail}) % {self.pick((n, max(1, n - 1), n + 1))}", None, None
+        if shape < 95:
+            self.features.add("clamp")
+            return f"clamp({v}{tail}, {self.integer(-1, 1)}, {self.pick((n - 1, n, max(0, n - 2)))})", None, None
+        return v, {v: Fraction(1)}, v
+
+    def gather_tensor(self, n: int) -> str:
+        """An integer tensor whose elements index a dimension of size n, some of them out of range."""
+        fit = [name for name, t in self.tensors.items() if t.category == "i" and t.exact and t.magnitude <= 4 and t.shape]
+        if fit and self.chance(50):
+            return self.pick(fit)
+        smooth, self.options = self.options, Options()
+        low = -1 if self.chance(30) else 0
+        name = self.new_input("i", tuple(self.size() for _ in range(self.pick((1, 1, 2)))), (low, n + 1 + low))
+        self.options = smooth
+        return name
+
+    def access(self, scope: Scope, name: str) -> str:
+        indices = [self.index(scope, n) for n in self.tensors[name].shape]
+        return f"{name}[{', '.join(indices)}]"
+
+    # expressions
+
+    def leaf(self, scope: Scope | None, category: str, exact: bool) -> Text:
+        """A tensor's element (or, in an elementwise statement, a tensor), or a number."""
+        form = self.integer(0, 99)
+        if form >= 92:
+            return self.number(category)
+        if form >= 84 and category == "i":
+            if scope is None or not scope.variables:
+                if self.sizes:
+                    return Text(self.pick(list(self.sizes)), "i", True, 5)
+            else:
+                v = self.pick(list(scope.used) or scope.variables)
+                scope.used.setdefault(v)
+                self.features.add("index as value")
+                return Text(v, "i", True, 10)
+        if scope is None:
+            return self.whole(category, exact)
+        return self.element(scope, category, exact, form)
+
+    def element(self, scope: Scope, category: str, exact: bool, form: int = 0) -> Text:
+        """A tensor's element, perhaps padded or tested for being inside, as `form` says."""
+        name = self.tensor(category, exact)
+        known = self.tensors[name]
+        if known.category != category:  # an exact floating value was asked for where there are none
+            return Text(f"float64({self.access(scope, name)})", category, True, known.magnitude)
+        if form >= 76 and known.category in "fi":
+            return self.padded(scope, name)
+        if form >= 72:
+            self.features.add("in")
+            inside = f"in({self.access(scope, name)})"
+            if known.category == "i":
+                return Text(inside, "i", True, 1)
+            if known.category == "b":
+                return Text(f"({inside} == 1)", "b", True, 1)
+            return Text(f"({self.access(scope, name)} * {inside})", "f", known.exact, known.magnitude)
+        return Text(self.access(scope, name), category, known.exact, known.magnitude)
+
+    def number(self, category: str) -> Text:
+        if category == "b":
+            return Text(f"({self.integer(0, 3)} < 2)", "b", True, 1)
+        if category == "i":
+            return Text(str(self.integer(0, 4)), "i", True, 4)
+        return Text(self.pick(("0.5", "2.0", "1.5", "3.0")), "f", True, 4)
+
+    def padded(self, scope: Scope, name: str) -> Text:
+        self.features.add("pad")
+        known = self.tensors[name]
+        constrains, scope.constrains = scope.constrains, False
+        access = self.access(scope, name)
+        scope.constrains = constrains
+        if self.chance(20):
+            inside = f"pad(in({access}), 0)"
+            return Text(inside if known.category == "i" else f"(0.5 * {inside})", known.category, True, 1)
+        value = self.number(known.category) if self.chance(80) else self.leaf(scope, known.category, known.exact)
+        exact = known.exact and value.exact
+        return Text(f"pad({access}, {value})", known.category, exact, max(known.magnitude, value.magnitude))
+
+    def whole(self, category: str, exact: bool) -> Text:
+        """A tensor that broadcasts with the statement's shape so far."""
+        fit = [
+            name
+            for name, t in self.tensors.items()
+            if t.category == category and (t.exact or not exact) and self._broadcasts(t.shape)
+        ]
+        if not fit:
+            others = [name for name, t in self.tensors.items() if t.exact and self._broadcasts(t.shape)]
+            if not others or self.options.smooth:
+                return self.number(category)
+            name = self.pick(others)
+            known = self.tensors[name]
+            self.shape = np.broadcast_shapes(self.shape, known.shape)
+            cast = {"f": "float64({})", "i": "int64({})", "b": "({} != 0)"}[category]
+            return Text(cast.format(name), category, True, known.magnitude)
+        name = self.pick(fit[-5:])
+        known = self.tensors[name]
+        self.shape = np.broadcast_shapes(self.shape, known.shape)
+        if category == "i" and known.shape and self.chance(15):
+            self.features.add("index()")
+            word = self.pick(("index", "shape"))
+            return Text(f"{word}({name}, {self.integer(0, len(known.shape) - 1)})", "i", True, 5)
+        return Text(name, category, known.exact, known.magnitude)
+
+    def _broadcasts(self, shape: tuple[int, ...]) -> bool:
+        try:
+            return len(np.broadcast_shapes(self.shape, shape)) < 4
+        except ValueError:
+            return False
+
+    def expression(self, scope: Scope | None, category: str, depth: int, exact: bool = False) -> Text:
+        """An expression of a category; `exact` if its last place must be certain."""
+        before = self._state(scope)
+        result = self._expression(scope, category, depth, exact)
+        if exact and (result.magnitude > LARGE or not result.exact):
+            self._forget(scope, before)
+            result = self.leaf(scope, category, True)
+            if not result.exact:
+                self._forget(scope, before)
+                return self.number(category)
+        if result.magnitude > LARGE:
+            result = Text(result.text, category, False, LARGE)
+        return result
+
+    def _state(self, scope: Scope | None) -> tuple:
+        """What writing an expression changes beside its text; `_forget` takes it back."""
+        own = None if scope is None else (dict(scope.used), list(scope.rows), {v: set(n) for v, n in scope.bare.items()})
+        return own, list(self.pending), self.shape
+
+    def _forget(self, scope: Scope | None, state: tuple) -> None:
+        own, self.pending, self.shape = state
+        if scope is not None:
+            scope.used.clear()
+            scope.used.update(own[0])
+            scope.rows[:] = own[1]
+            scope.bare.clear()
+            scope.bare.update(own[2])
+
+    def _expression(self, scope: Scope | None, category: str, depth: int, exact: bool) -> Text:
+        if depth <= 0 or self.chance(25):
+            return self.leaf(scope, category, exact)
+        if (scope is None or scope.depth < 1 and scope.variables) and self.chance(12):
+            return self.nested(scope, category, exact)
+        if self.chance(8):
+            c = self.condition(scope)
+            a, b = (self.expression(scope, category, depth - 1, exact) for _ in "ab")
+            self.features.add("?:")
+            text = f"({c} ? {a} : {b})" if self.chance(70) else f"cond({c}, {a}, {b})"
+            return Text(text, category, a.exact and b.exact, max(a.magnitude, b.magnitude))
+        return {"f": self._floating, "i": self._integral, "b": self._boolean}[category](scope, depth, exact)
+
+    def condition(self, scope: Scope | None) -> Text:
+        if self.options.smooth or self.options.special:
+            if scope is not None and scope.variables:
+                v = self.pick(list(scope.used) or scope.variables)
+                scope.used.setdefault(v)
+                return Text(f"({v} {self.pick(('<', '>=', '!='))} {self.integer(0, 2)})", "b", True, 1)
+            return self.number("b")
+        return self.expression(scope, "b", 1, True)
+
+    def _pair(self, scope, category, depth, exact) -> tuple[Text, Text]:
+        a = self.expression(scope, category, depth - 1, exact)
+        other = category
+        if category == "f" and not self.options.smooth and self.chance(15):
+            other = "i"
+        return a, self.expression(scope, other, 0 if self.chance(60) else depth - 1, exact)
+
+    def _floating(self, scope: Scope | None, depth: int, exact: bool) -> Text:
+        form = self.integer(0, 99)
+        simple = self.options.special or exact
+        if form < 60 or self.options.special:
+            a, b = self._pair(scope, "f", depth, exact)
+            both = a.exact and b.exact
+            op = self.pick(("*", "*", "*", "+", "-", "max", "min") if not self.options.smooth else ("*", "+", "-"))
+            if op == "*":
+                return Text(f"{a} * {b}" if self._atomic(a, b) else f"({a}) * ({b})", "f", both, a.magnitude * b.magnitude)
+            magnitude = a.magnitude + b.magnitude
+            if op in ("max", "min"):
+                return Text(f"{op}({a}, {b})", "f", both, magnitude)
+            return Text(f"({a} {op} ({b}))", "f", both, magnitude)
+        a = self.expression(scope, "f", depth - 1, exact)
+        if form < 66:
+            return Text(f"(-{a})" if self.chance(50) else f"({a}) * 0.5", "f", a.exact, a.magnitude)
+        if (form < 80 or simple) and not self.options.smooth:
+            function = self.pick(EXACT)
+            if not a.exact and function.startswith(("sign", "floor", "ceil", "round")):
+                function = "relu({})"
+            return Text(function.format(f"({a})"), "f", a.exact, a.magnitude + 1)
+        if form < 84:
+            b = self.expression(scope, "f", depth - 1)
+            return Text(self.pick(SMOOTH_PAIRS).format(f"({a})", f"({b})"), "f", False, a.magnitude + b.magnitude + 2)
+        return Text(self.pick(SMOOTH).format(f"({a})"), "f", False, a.magnitude**2 + 2)
+
+    @staticmethod
+    def _atomic(*texts: Text) -> bool:
+        return all(not set(t.text) & set(" -?") for t in texts)
+
+    def _integral(self, scope: Scope | None, depth: int, exact: bool) -> Text:
+        form = self.integer(0, 99)
+        a = self.expression(scope, "i", depth - 1, True)
+        if form < 60:
+            b = self.expression(scope, "i", 0, True)
+            op = self.pick(("*", "+", "-", "max", "min"))
+            text = f"{op}({a}, {b})" if op in ("max", "min") else f"(({a}) {op} ({b}))"
+            return Text(text, "i", True, a.magnitude * b.magnitude + a.magnitude + b.magnitude)
+        if form < 75:
+            c = self.integer(1, 4)
+            text = self.pick((f"(({a}) / {c})", f"(({a}) % {c})", f"(({a}) / -{c})", f"(-({a}))", f"abs({a})"))
+            return Text(text, "i", True, a.magnitude + 4)
+        if form < 85:
+            b = self.expression(scope, "i", 0, True)
+            op = self.pick(("&", "|", "^"))
+            return Text(f"(({a}) {op} ({b}))", "i", True, 4 * max(a.magnitude, b.magnitude))
+        if form < 90:
+            return Text(f"(({a}) {self.pick(('<<', '>>'))} {self.integer(0, 2)})", "i", True, 4 * a.magnitude)
+        if form < 95:
+            b = self.expression(scope, "b", depth - 1, True)
+            return Text(f"int64({b})", "i", True, 1)
+        b = self.expression(scope, "f", 0, True)
+        return Text(f"(({a}) + int32({b}))", "i", True, a.magnitude + b.magnitude)
+
+    def _boolean(self, scope: Scope | None, depth: int, exact: bool) -> Text:
+        form = self.integer(0, 99)
+        if form < 65:
+            category = self.pick("fi")
+            a, b = (self.expression(scope, category, min(depth - 1, 1), True) for _ in "ab")
+            op = self.pick(("<", ">", "<=", ">=", "==", "!="))
+            return Text(f"(({a}) {op} ({b}))", "b", True, 1)
+        a, b = (self.expression(scope, "b", depth - 1, True) for _ in "ab")
+        return Text(f"({a} {self.pick(('&', '|', '^'))} {b})" if form < 90 else f"(~{a})", "b", True, 1)
+
+    def nested(self, outer: Scope | None, category: str, exact: bool) -> Text:
+        """An aggregation inside an expression, over variables of its own and some of the outer ones."""
+        self.features.add("nested")
+        own = ["p", "q"][: self.integer(1, 2)]
+        free = [] if outer is None else list(outer.used)[:2]
+        scope = Scope(own + free, 1 if outer is None else outer.depth + 1, used=dict.fromkeys(free))
+        aggregation = self.pick(tuple(a for a in AGGREGATIONS[category] if a != "assign"))
+        aggregation, body = self.aggregated(scope, aggregation, category, exact)
+        inner = [v for v in scope.used if v in own]
+        rows = [{k: c for k, c in row.items() if k in own} for row in scope.rows]
+        for v in inner:
+            if rank(rows) == len(inner):
+                break
+            row = {v: Fraction(1)}
+            if rank([*rows, row]) > rank(rows):
+                rows.append(row)
+                self.pending.append(f"{v} < {self.integer(0, 3)}")
+        self.features.add(aggregation)
+        exact_result, magnitude = self._outcome(aggregation, body)
+        return Text(f"{aggregation}({body})", category, exact_result, magnitude)
+
+    def aggregated(self, scope: Scope, aggregation: str, category: str, exact: bool) -> tuple[str, Text]:
+        """A body for an aggregation that gives a value of the category."""
+        wanted, must = category, exact
+        if aggregation in ("argmax", "argmin"):
+            wanted, must = self.pick("fi"), True
+        elif aggregation in ("any", "all"):
+            wanted, must = self.pick("bif") if not self.options.special else "b", True
+        elif aggregation == "logsumexp":
+            must = False
+        elif aggregation in ("sum", "prod") and category == "i" and self.chance(15):
+            wanted = "b"
+        if aggregation in ("mean", "logsumexp") and exact:
+            aggregation = "sum"
+        if aggregation in ("max", "min") and not self.options.smooth:
+            must = True
+        before = self._state(scope)
+        body = self.expression(scope, wanted, 0 if aggregation == "prod" and exact else self.integer(0, 2), must)
+        if "[" not in body.text:  # an aggregation needs something to aggregate over
+            self._forget(scope, before)
+            body = self.element(scope, wanted, must)
+        if self.chance(12) and not (self.options.smooth and aggregation in ("max", "min")):
+            self.features.add("guard")
+            body = Text(f"{self.condition(scope)} ? ({body})", body.category, body.exact, body.magnitude)
+        return aggregation, body
+
+    def _outcome(self, aggregation: str, body: Text) -> tuple[bool, float]:
+        if aggregation in ("sum",):
+            return body.exact and body.magnitude * 256 <= LARGE, min(body.magnitude * 64, LARGE)
+        if aggregation == "prod":
+            return body.exact and body.category != "f", LARGE
+        if aggregation in ("mean", "logsumexp"):
+            return False, body.magnitude + 5
+        if aggregation in ("max", "min"):  # infinite where nothing comes: no longer a small number
+            return False, body.magnitude
+        return (body.exact, body.magnitude) if aggregation == "assign" else (True, 256)
+
+    # statements
+
+    def contraction(self) -> None:
+        category = "f" if self.options.smooth or self.options.special else self.pick("ffffib")
+        aggregation = self.pick(AGGREGATIONS[category])
+        self.pending = []
+        variables = ["i", "j", "k", "l"][: self.integer(1, 3 + self.chance(30))]
+        scope = Scope(list(variables))
+        outputs, sizes, implied = self.left(scope, aggregation)
+        if aggregation == "assign":
+            scope.variables = [v for v in variables if v in scope.used]
+        aggregation, body = self.aggregated(scope, aggregation, category, False)
+        constraints = self.constraints(scope)
+        if implied:
+            found = [scope.bare.get(v, set()) for v in outputs]
+            implied = all(len(f) == 1 for f in found)
+            if implied:
+                sizes = [next(iter(f)) for f in found]
+                self.features.add("sizes left out")
+        default = self.default(tuple(sizes), category, aggregation)
+        name = f"T{len(self.outputs)}"
+        texts = "" if implied else f" : {', '.join(self.size_text(n) for n in sizes)}" if sizes else ""
+        left = f"{name}[{', '.join(outputs)}{texts}]"
+        word = SYMBOLS.get(aggregation, aggregation) if self.chance(60) else aggregation
+        right = f"{word}({body})"
+        if aggregation == "assign" and outputs and "?" not in body.text and self.chance(50):
+            right = body.text
+        self.features |= {aggregation, "contraction"}
+        tail = "".join(f", {c}" for c in constraints) + default + (" no_defract" if self.chance(5) else "")
+        self.statements.append(f"{left} = {right}{tail};")
+        exact, magnitude = self._outcome(aggregation, body)
+        if default:
+            magnitude = max(magnitude, self.tensors[default.split()[-1]].magnitude)
+            exact = exact and self.tensors[default.split()[-1]].exact
+        category = body.category if aggregation == "assign" else category
+        self.outputs.append(name)
+        self.tensors[name] = Known(tuple(sizes), category, exact, magnitude)
+
+    def left(self, scope: Scope, aggregation: str) -> tuple[list[str], list[int], bool]:
+        """Output index, sizes, and whether the sizes may perhaps be left out."""
+        count = self.integer(0, min(3, len(scope.variables)))
+        sizes = [self.size() for _ in range(count)]
+        form = self.integer(0, 99)
+        if form < 65 or aggregation == "assign" and form < 80:
+            if aggregation == "assign" and not count:
+                count, sizes = 1, [self.size()]
+            outputs = scope.variables[:count]
+            for v in outputs:
+                scope.used.setdefault(v)
+                scope.rows.append({v: Fraction(1)})
+            return outputs, sizes, self.chance(25)
+        self.features.add("scattered output")
+        dynamic = aggregation in ("sum", "prod", "max", "min") and form >= 90
+        inner = Scope(scope.variables, used=scope.used, rows=scope.rows, dynamic=dynamic)
+        return [self.index(inner, n) for n in sizes], sizes, False
+
+    def constraints(self, scope: Scope) -> list[str]:
+        """Some of the writer's fancy, and those that bound what is still unbounded."""
+        result = list(dict.fromkeys(self.pending))
+        used = list(scope.used)
+        if used and self.chance(20):
+            v, w = self.pick(used), self.pick(used)
+            a, b = self.pick((1, 1, 2, -1)), self.pick((0, 1, -1, 2))
+            d = self.pick(("", "", "/2"))
+            bound = self.pick((str(self.integer(0, 5)), "5/2", self.size_text(3)))
+            result.append(f"({a}*{v} {'-' if b < 0 else '+'} {abs(b)}*{w} + {self.integer(0, 2)}){d} < {bound}")
+            row = _sum((v, Fraction(a)), (w, Fraction(b)))
+            scope.rows.append(row)
+            self.features.add("constraint")
+        for v in used:
+            if rank([*scope.rows, {v: Fraction(1)}]) > rank(scope.rows):
+                scope.rows.append({v: Fraction(1)})
+                result.append(f"{v} < {self.integer(1, 3)}")
+        return result
+
+    def default(self, sizes: tuple[int, ...], category: str, aggregation: str) -> str:
+        if not self.chance(12) or aggregation in ("any", "all", "argmax", "argmin"):
+            return ""
+        self.features.add("default")
+        fit = [name for name, t in self.tensors.items() if t.shape == sizes and t.category == category]
+        return f" default {self.pick(fit) if fit else self.new_input(category, sizes)}"
+
+    def elementwise(self) -> None:
+        category = "f" if self.options.smooth or self.options.special else self.pick("fffib")
+        if not self.tensors or self.chance(30):
+            self.new_input(category, tuple(self.size() for _ in range(self.integer(0, 3))))
+        self.shape, self.pending = (), []
+        body = self.expression(None, category, 3)
+        if self.shape == () and category in "fi":
+            other = self.whole(category, False)
+            body = Text(f"({body}) + {other}", category, body.exact and other.exact, body.magnitude + other.magnitude)
+        constraints = "".join(f", {c}" for c in dict.fromkeys(self.pending))
+        self.features.add("elementwise")
+        self.assign(f"{body}{constraints}", Known(self.shape, body.category, body.exact, body.magnitude))
+
+    def assign(self, text: str, known: Known) -> None:
+        name = f"T{len(self.outputs)}"
+        self.statements.append(f"{name} = {text};")
+        self.outputs.append(name)
+        self.tensors[name] = known
+
+    def structural(self) -> None:
+        category = "f" if self.options.smooth else self.pick("ffi")
+        kind = self.pick(("reshape", "gather", "scatter", "simple_reduce"))
+        self.features.add(kind)
+        if kind == "reshape":
+            name = self.tensor(category, False)
+            known = self.tensors[name]
+            total = int(np.prod(known.shape))
+            shape = self.pick(((total,), (1, total), (total, 1), known.shape[::-1], (2, total // 2), ()))
+            if int(np.prod(shape)) != total or not shape:
+                shape = (total,)
+            sizes = ", ".join(self.size_text(n) for n in shape)
+            self.assign(f"reshape({name}, {sizes})", Known(shape, category, known.exact, known.magnitude))
+        elif kind == "gather":
+            name = self.tensor(category, False, (1, 2, 3))
+            known = self.tensors[name]
+            indices = self.gather_tensor(known.shape[0])
+            shape = (*self.tensors[indices].shape, *known.shape[1:])
+            self.assign(f"gather({name}, {indices})", Known(shape, category, known.exact, known.magnitude))
+        elif kind == "scatter":
+            name = self.tensor(category, False, (1, 2))
+            known = self.tensors[name]
+            indices = self.gather_tensor(known.shape[0])
+            lead = self.tensors[indices].shape
+            rest = tuple(self.size() for _ in range(self.integer(0, 1)))
+            source = self.new_input(category, lead + rest)
+            like = self.new_input("f", (self.size(), *rest))
+            self.assign(f"scatter({source}, {indices}, {like})", Known(self.tensors[like].shape, category, True, 64))
+        else:
+            name = self.tensor(category, False, (1, 2, 3))
+            known = self.tensors[name]
+            target = tuple(1 if self.chance(40) else n for n in known.shape)[self.integer(0, 1) :]
+            like = self.new_input("f", target)
+            exact = known.exact and known.magnitude < LARGE / 64
+            self.assign(f"simple_reduce({name}, {like})", Known(target, category, exact, known.magnitude * 64))
+
+    def program(self) -> Case:
+        for _ in range(self.integer(1, self.options.statements)):
+            if self.chance(8):
+                self.size_input()
+            if self.chance(8):
+                self.size_statement()
+            getattr(self, self.pick(self.options.kinds))()
+        returned = [o for o in self.outputs if o == self.outputs[-1] or self.chance(50)]
+        inputs = ", ".join(self.declared.values())
+        body = "\n".join(f"    {s}" for s in self.statements)
+        source = f"function ({inputs}) -> ({', '.join(returned)}) {{\n{body}\n}}\n"
+        return Case(source, dict(self.arrays), frozenset(self.features))
+
+
+def _sum(*terms: tuple[str, Fraction]) -> dict[str, Fraction]:
+    row: dict[str, Fraction] = {}
+    for v, c in terms:
+        row[v] = row.get(v, Fraction(0)) + c
+    return row
+
+
+@st.composite
+def programs(draw, options: Options = Options()) -> Case:  # noqa: B008 - frozen
+    """A valid program with inputs. It may still be refused for two writers (WriteConflict) when its shapes are known."""
+    return Writer(draw, options).program()
