@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilec.errors import TileError
 from tilec.ir.program import Program
 from tilec.language.grammar import read
-from tilec.language.program import build, check_names, choose
+from tilec.language.program import build_all, choose
 from tilec.language.show import show, show_constraint, show_expr, show_statement
 from tilec.language.syntax import MAX_DEPTH
 
@@ -19,9 +19,7 @@ def parse(source: str, *, filename: str = "<tile>", entry: str | None = None) ->
     """
     try:
         functions = read(source)
-        check_names(functions)
         position = choose(functions, entry)
-        programs = [build(f, source) for f in functions]
-        return programs[position]
+        return build_all(functions, source)[position]
     except TileError as error:
         raise error.located(source, filename) from None

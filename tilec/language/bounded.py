@@ -1,9 +1,9 @@
 """Is every index variable bounded? Decided by rank, before any size is known.
 
-Each index of an access, of the output, and each constraint confines one affine form of the variables to an interval. The
-points form a bounded set exactly where these forms determine the variables: where their matrix has full column rank. Sizes
-that stand in coefficients count as generic numbers, so the rank is computed modulo a large prime with a fixed
-pseudo-random residue for each size. `%`, clamp and tensor elements confine nothing.
+Each index of an access, of the output, and each constraint confines one affine form of the variables to an interval.
+The points form a bounded set exactly where these forms determine the variables: where their matrix has full column
+rank. Sizes that stand in coefficients count as generic numbers, so the rank is computed modulo a large prime with a
+fixed pseudo-random residue for each size. `%`, clamp and tensor elements confine nothing.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _form(e: Expr) -> Form:
                 a, b = b, a
             return _scaled(a, b.get(CONSTANT, 0))
         case Call(function="div"):
-            a, b = _form(e.args[0]), _form(e.args[1]).get(CONSTANT, 0)
-            return _scaled(a, pow(b, -1, PRIME)) if b else {}
+            divisor = _form(e.args[1]).get(CONSTANT, 0)
+            return _scaled(_form(e.args[0]), pow(divisor, -1, PRIME)) if divisor else {}
         case Call() if not any(isinstance(x, (Index, Access)) for x in _leaves(e)):
             return {CONSTANT: _generic(repr(e))}
     raise _Unconfined

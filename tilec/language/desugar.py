@@ -1,14 +1,14 @@
-"""Calls that stand for something else: casts by width, accesses under `in` and `pad`, whole-tensor functions, tuples."""
+"""Calls that stand for something else: casts by width, `in` and `pad`, whole-tensor functions, tuples."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, TypeMistake
-from tilec.ir.functions import STRUCTURAL, call
+from tilec.ir.functions import FUNCTIONS, STRUCTURAL, call
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad
 from tilec.language import indices
-from tilec.language.syntax import Apply
+from tilec.language.syntax import Apply, check_arity
 from tilec.language.values import Expansion, Region, Values
 
 WIDTHS = {
@@ -44,7 +44,7 @@ def operand(values: Values, e: Expr, region: Region, base: str) -> Name:
 def _alias(values: Values, e: Apply, region: Region) -> Expr:
     function = ALIASES[e.function]
     count = 3 if function == "select" else 1 if function in ("neg", "not") else 2
-    values.arity(e, count, count)
+    check_arity(e, count, count)
     args = []
     for arg in e.args:
         args.append(values.value(arg, region))
@@ -53,9 +53,9 @@ def _alias(values: Values, e: Apply, region: Region) -> Expr:
 
 def _cast(values: Values, e: Apply, region: Region) -> Expr:
     if e.function == "as_bool":
-        values.arity(e, 1, 2)
+        check_arity(e, 1, 2)
         return Call("bool", (values.value(e.args[0], region),), span=e.span)
-    values.arity(e, 2, 2)
+    check_arity(e, 2, 2)
     widths, bits = WIDTHS[e.function], e.args[1]
     if not isinstance(bits, Int) or bits.value not in widths:
         known = ", ".join(map(str, widths))
@@ -72,19 +72,19 @@ def _access(values: Values, e: Apply, arg: Expr) -> Access | Inside:
 
 
 def _inside(values: Values, e: Apply, region: Region | None) -> Inside:
-    values.arity(e, 1, 1)
+    check_arity(e, 1, 1)
     access = _access(values, e, e.args[0])
     assert isinstance(access, Access)
     return Inside(access, span=e.span)
 
 
 def _pad(values: Values, e: Apply, region: Region) -> Expr:
-    values.arity(e, 2, 2)
+    check_arity(e, 2, 2)
     return Pad(_access(values, e, e.args[0]), values.value(e.args[1], region), span=e.span)
 
 
 def _shape(values: Values, e: Apply, region: Region) -> Expr:
-    values.arity(e, 1, 2)
+    check_arity(e, 1, 2)
     if len(e.args) == 2:
         return indices.size(e, values.scope)
     _whole_only(values, e, region)
@@ -94,15 +94,16 @@ def _shape(values: Values, e: Apply, region: Region) -> Expr:
 
 def _index(values: Values, e: Apply, region: Region) -> Expr:
     _whole_only(values, e, region)
-    values.arity(e, 2, 2)
+    check_arity(e, 2, 2)
     tensor = operand(values, e.args[0], region, "Operand")
-    return Call("index", (tensor, indices.dimension_argument(Call("index", (tensor,)), e.args[1], values.scope)), span=e.span)
+    return Call(
+        "index", (tensor, indices.dimension_argument(Call("index", (tensor,)), e.args[1], values.scope)), span=e.span
+    )
 
 
 def _structural(values: Values, e: Apply, region: Region) -> Expr:
     _whole_only(values, e, region)
-    low, high = {"reshape": (1, 99), "gather": (2, 2), "scatter": (3, 3), "simple_reduce": (2, 2)}[e.function]
-    values.arity(e, low, high)
+    check_arity(e, *FUNCTIONS[e.function].arity)
     tensors = e.args[:1] if e.function == "reshape" else e.args
     args: list[Expr] = [operand(values, arg, region, "Operand") for arg in tensors]
     if e.function == "reshape":
@@ -119,7 +120,7 @@ def _new_shape(values: Values, e: Apply, region: Region) -> list[Expr]:
 
 
 def _as_type(values: Values, e: Apply, region: Region) -> Expr:
-    values.arity(e, 2, 2)
+    check_arity(e, 2, 2)
     like = e.args[1]
     if not isinstance(like, Name) or values.scope.whole(like).kind == "dimension":
         raise NameMistake("the second argument of `as_type` is the name of a tensor", like.span)
@@ -127,7 +128,7 @@ def _as_type(values: Values, e: Apply, region: Region) -> Expr:
 
 
 def _random(values: Values, e: Apply, region: Region) -> Expr:
-    values.arity(e, 1, 2)
+    check_arity(e, 1, 2)
     if region.indexed and len(e.args) == 1:
         hint = f"{e.function}(S, e) with an integer expression of the index variables for each element's own number"
         raise ArityMistake(f"`{e.function}` beside indices takes a seed and a counter", e.span, hint=hint)
@@ -142,7 +143,7 @@ def _tuple(values: Values, e: Apply, region: Region) -> Expr:
 
 
 def _element(values: Values, e: Apply, region: Region) -> Expr:
-    values.arity(e, 2, 2)
+    check_arity(e, 2, 2)
     source, position = e.args
     if not isinstance(position, Int):
         raise TypeMistake("the second argument of `element` is an integer literal, counted from 0", position.span)
@@ -165,11 +166,13 @@ def _element(values: Values, e: Apply, region: Region) -> Expr:
 def _softmax(values: Values, e: Apply, region: Region) -> Expr:
     """exp(X - M) / N, or X - (M + log(N)), with M and N the maximum and the sum over the second dimension."""
     _whole_only(values, e, region)
-    values.arity(e, 3, 3)
+    check_arity(e, 3, 3)
     x = operand(values, e.args[0], region, "Operand")
     symbol = values.scope.symbols[x.name]
     if symbol.rank not in (None, 2):
-        raise RankMistake(f"`{e.function}` takes a tensor of rank 2", e.args[0].span, hint=values.scope.rank_reason(symbol))
+        raise RankMistake(
+            f"`{e.function}` takes a tensor of rank 2", e.args[0].span, hint=values.scope.rank_reason(symbol)
+        )
     rows = indices.size(e.args[1], values.scope)
     indices.size(e.args[2], values.scope)
     i, j = Index("i"), Index("j")
@@ -183,7 +186,7 @@ def _softmax(values: Values, e: Apply, region: Region) -> Expr:
 def _crossentropy(values: Values, e: Apply, region: Region) -> Expr:
     """-Y*log(X) - (1 - Y)*log(1 - X). Its gradient in X alone is divided by the scale, which reverse_grad states."""
     _whole_only(values, e, region)
-    values.arity(e, 3, 3)
+    check_arity(e, 3, 3)
     x = operand(values, e.args[0], region, "Operand")
     y = operand(values, e.args[1], region, "Operand")
     scale = values.value(e.args[2], region)

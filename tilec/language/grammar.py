@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedInput
@@ -42,7 +43,7 @@ def tokens(source: str) -> list[Token]:
 def read(source: str) -> list[FunctionSyntax]:
     """The functions of a source text, in order. Raises SyntaxMistake."""
     try:
-        return PARSER.parse(source)
+        return cast(list[FunctionSyntax], PARSER.parse(source))
     except UnexpectedInput as error:
         mistake = explain(error, source, tokens(source))
     raise mistake

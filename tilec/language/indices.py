@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from tilec.errors import AffineMistake, AggregationMistake, ArityMistake, NameMistake, Span, SyntaxMistake, TypeMistake
+from tilec.errors import AffineMistake, AggregationMistake, NameMistake, RankMistake, SyntaxMistake, TypeMistake
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
-from tilec.language.scope import Scope, plural
-from tilec.language.syntax import Apply, Partial
+from tilec.language.scope import Scope
+from tilec.language.syntax import Apply, Partial, check_arity
 
 LINEAR = frozenset(("add", "sub", "neg"))
 SIZE_OPERATORS = frozenset("add sub mul div mod neg select eq ne lt gt le ge and or xor not shl shr".split())
-SIZE_FUNCTIONS = {"max": 2, "min": 2, "abs": 1, "sign": 1, "ident": 1, "clamp": 3, "same": 2, "shape": 2, "cond": 3}
+SIZE_FUNCTIONS = {  # name: least and most arguments
+    "max": (2, 2), "min": (2, 2), "abs": (1, 1), "ident": (1, 1), "clamp": (3, 3), "same": (2, 99), "shape": (2, 2),
+    "cond": (3, 3),
+}  # fmt: skip
 
 
 def size(e: Expr, scope: Scope, what: str = "a size") -> Expr:
@@ -65,7 +68,8 @@ def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) 
             function, args = _function(e, what), e.args
         case Call():
             function, args = e.function, e.args
-    done, varies = [], []
+    done: list[Expr] = []
+    varies: list[bool] = []
     for i, arg in enumerate(args):
         if function == "shape":
             done.append(dimension_argument(e, arg, scope) if i else tensor_argument(e, arg, scope))
@@ -104,7 +108,7 @@ def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[b
 
 
 def _name(e: Name, scope: Scope, what: str) -> Expr:
-    symbol = scope.find(e.name, e.span)
+    symbol = scope.find(e.name, e.span, hint="a dimension is named in an input's shape, as in A[N]")
     if symbol.size:
         return e
     if symbol.rank == 0 and what == "an index":
@@ -135,10 +139,7 @@ def _function(e: Apply, what: str) -> str:
             e.name_span,
             hint="sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)",
         )
-    if len(e.args) != arity:
-        raise ArityMistake(
-            f"`{e.function}` takes {plural(arity, 'argument', 'arguments')} in {what}, not {len(e.args)}", e.span
-        )
+    check_arity(e, *arity)
     return {"cond": "select"}.get(e.function, e.function)
 
 
@@ -158,15 +159,9 @@ def dimension_argument(call: Expr, e: Expr, scope: Scope) -> Int:
     tensor = call.args[0] if isinstance(call, (Apply, Call)) else None
     symbol = scope.symbols.get(tensor.name) if isinstance(tensor, Name) else None
     if symbol is not None and symbol.rank is not None and e.value >= symbol.rank:
-        from tilec.errors import RankMistake
-
         raise RankMistake(
             f"`{symbol.name}` has no dimension {e.value}: its rank is {symbol.rank}",
             e.span,
             hint=f"dimensions are counted from 0; {scope.rank_reason(symbol)}",
         )
     return e
-
-
-def span_of_name(e: Access) -> Span | None:
-    return None if e.span is None else Span(e.span.start, e.span.start + len(e.tensor))

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from lark import Token
+
 from tilec.errors import AssignmentMistake, NameMistake, Span
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Expr, Input, Name, Program
 from tilec.language.desugar import EXPANSIONS
+from tilec.language.inline import inliner
 from tilec.language.scope import Scope, Symbol, nearest
 from tilec.language.statements import add_statement
 from tilec.language.syntax import Apply, FunctionSyntax, InputSyntax, StatementSyntax, below, token_span
 from tilec.language.values import Expansion
 
 
-def build(function: FunctionSyntax, source: str, expansions: dict[str, Expansion] = EXPANSIONS) -> Program:
-    """A checked program. Raises a TileError of the mistake's own class."""
+def build_all(functions: list[FunctionSyntax], source: str) -> list[Program]:
+    """The programs of a source's functions; a function may call those before it."""
+    _check_names(functions)
+    expansions = dict(EXPANSIONS)
+    programs = []
+    for f in functions:
+        programs.append(_build(f, source, expansions))
+        if f.name is not None:
+            expansions[f.name] = inliner(programs[-1])
+    return programs
+
+
+def _build(function: FunctionSyntax, source: str, expansions: dict[str, Expansion]) -> Program:
     scope = Scope(source)
     for s in reversed(function.statements):
         scope.later[str(s.target.name)] = token_span(s.target.name)
@@ -27,8 +41,7 @@ def build(function: FunctionSyntax, source: str, expansions: dict[str, Expansion
 
 
 def _input(i: InputSyntax) -> Input:
-    dims = None if i.dims is None else tuple(int(d) if d.type == "INT" else str(d) for d in i.dims)
-    return Input(str(i.name), dims, span=token_span(i.name))
+    return Input(str(i.name), None if i.dims is None else tuple(i.dims), span=token_span(i.name))
 
 
 def _declare(i: Input, scope: Scope) -> None:
@@ -36,10 +49,12 @@ def _declare(i: Input, scope: Scope) -> None:
     if old is not None:
         kind = "a dimension" if old.kind == "dimension" else "an input"
         raise NameMistake(
-            f"`{i.name}` is already {kind}", i.span, hint=f"it is declared{scope.line(old.span)}; input names are distinct"
+            f"`{i.name}` is already {kind}",
+            i.span,
+            hint=f"it is declared{scope.line(old.span)}; input names are distinct",
         )
     rank = None if i.dims is None else len(i.dims)
-    scope.declare(Symbol(i.name, "input", i.span, rank=rank, size=rank in (0, None)))
+    scope.declare(Symbol(i.name, "input", i.span, rank=rank, size=rank in (0, None), dims=i.dims))
     for d in i.dims or ():
         if isinstance(d, str):
             known = scope.symbols.get(d)
@@ -50,11 +65,10 @@ def _declare(i: Input, scope: Scope) -> None:
 
 
 def _outputs(function: FunctionSyntax, scope: Scope) -> tuple[str, ...]:
-    if function.outputs is None:
-        return unread(function)
-    if not function.outputs:
-        raise NameMistake("a function returns at least one tensor", function.span, hint="-> (O)")
-    for token in function.outputs:
+    outputs = unread(function) if function.outputs is None else function.outputs
+    if not outputs:
+        raise NameMistake("a function returns at least one tensor", function.span, hint="write -> (O)")
+    for token in outputs:
         symbol, span = scope.symbols.get(str(token)), token_span(token)
         if symbol is None:
             assigned = [n for n, s in scope.symbols.items() if s.kind == "statement"]
@@ -63,7 +77,7 @@ def _outputs(function: FunctionSyntax, scope: Scope) -> tuple[str, ...]:
             )
         if symbol.kind in ("dimension", "tuple"):
             raise NameMistake(f"the output `{token}` is a {symbol.kind}, not a tensor", span)
-    return tuple(map(str, function.outputs))
+    return tuple(map(str, outputs))
 
 
 def _names(s: StatementSyntax) -> list[tuple[str, str, Span]]:
@@ -105,20 +119,24 @@ def free_inputs(function: FunctionSyntax) -> tuple[Input, ...]:
             if name not in assigned:
                 uses.setdefault(name, (set(), span))[0].add(use)
     return tuple(
-        Input(name, () if use == {"size"} or use == {"size", "value"} else None, span=Span(span.start, span.start + len(name)))
+        Input(
+            name,
+            () if use == {"size"} or use == {"size", "value"} else None,
+            span=Span(span.start, span.start + len(name)),
+        )
         for name, (use, span) in uses.items()
     )
 
 
-def unread(function: FunctionSyntax) -> tuple[str, ...]:
+def unread(function: FunctionSyntax) -> list[Token]:
     """Outputs of a bare list of statements: assigned names that no later statement reads."""
-    outputs: dict[str, None] = {}
+    outputs: dict[str, Token] = {}
     for s in function.statements:
         for name, _, _ in _names(s):
             if name != s.target.name:
                 outputs.pop(name, None)
-        outputs[str(s.target.name)] = None
-    return tuple(outputs)
+        outputs[str(s.target.name)] = s.target.name
+    return list(outputs.values())
 
 
 def choose(functions: list[FunctionSyntax], entry: str | None) -> int:
@@ -133,7 +151,7 @@ def choose(functions: list[FunctionSyntax], entry: str | None) -> int:
     raise NameMistake(f"the source has no function `{entry}`", None, hint=known)
 
 
-def check_names(functions: list[FunctionSyntax]) -> None:
+def _check_names(functions: list[FunctionSyntax]) -> None:
     """Functions have distinct names that the language does not use itself; where there are several, each has one."""
     seen: dict[str, Span] = {}
     builtin = {*AGGREGATIONS, *EXPANSIONS, *(f for f, row in FUNCTIONS.items() if not row.precedence)}

@@ -39,7 +39,8 @@ def _reshaped(e: Call, ranks: list[int | None]) -> int | None:
 
 
 def _gathered(e: Call, ranks: list[int | None]) -> int | None:
-    return None if None in ranks else ranks[1] + max(ranks[0] - 1, 0)
+    data, places = ranks
+    return None if data is None or places is None else places + max(data - 1, 0)
 
 
 _RANKS = {

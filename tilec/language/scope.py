@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from tilec.errors import AssignmentMistake, NameMistake, RankMistake, Span
 from tilec.ir.program import Access, Name, Statement
+from tilec.language.syntax import plural
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -21,7 +22,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 @dataclass(slots=True)
 class Symbol:
-    """`rank` None while unknown, `size` whether it may stand in size arithmetic, `elements` those of a tuple."""
+    """`rank` None while unknown, `size` whether it may stand in size arithmetic, `elements` those of a tuple,
+    `dims` those of a declared input."""
 
     name: str
     kind: str  # input, dimension, statement or tuple
@@ -30,6 +32,7 @@ class Symbol:
     size: bool = False
     rank_span: Span | None = None
     elements: tuple[str, ...] = ()
+    dims: tuple[str | int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -57,22 +60,30 @@ class Scope:
     def declare(self, symbol: Symbol) -> None:
         self.symbols[symbol.name] = symbol
 
-    def find(self, name: str, span: Span | None) -> Symbol:
-        """The symbol of a name that is read. Raises NameMistake or AssignmentMistake."""
+    def find(
+        self, name: str, span: Span | None, hint: str = "a tensor is an input or assigned by a statement above"
+    ) -> Symbol:
+        """The symbol of a name that is read; `hint` is for one unlike all that are known.
+
+        Raises NameMistake or AssignmentMistake.
+        """
         symbol = self.symbols.get(name)
         if symbol is not None:
             return symbol
         if name == self.current:
-            hint = f"a recurrence reads elements and has indices on the left: {name}[t : T] = ... {name}[t - 1] ..."
-            raise AssignmentMistake(f"`{name}` is read in its own statement", span, hint=hint)
+            raise AssignmentMistake(
+                f"`{name}` is read in its own statement",
+                span,
+                hint=f"a recurrence reads elements and has indices on the left: {name}[t : T] = ... {name}[t - 1] ...",
+            )
         if name in self.later:
             raise AssignmentMistake(
                 f"`{name}` is read before it is assigned",
                 span,
                 hint=f"it is assigned{self.line(self.later[name])}; statements run in order",
             )
-        hint = nearest(name, [*self.symbols, *self.later])
-        raise NameMistake(f"nothing here is named `{name}`", span, hint=hint or "a tensor is an input or assigned above")
+        close = nearest(name, [*self.symbols, *self.later])
+        raise NameMistake(f"nothing here is named `{name}`", span, hint=close or hint)
 
     def tensor(self, e: Access) -> Symbol:
         """The symbol of an access, its rank checked; the first access settles a rank that is not declared."""
@@ -82,7 +93,9 @@ class Scope:
             hint = "a dimension stands alone, without brackets"
             raise NameMistake(f"`{e.tensor}` is a dimension{self.line(symbol.span)}, not a tensor", span, hint=hint)
         if symbol.kind == "tuple":
-            raise NameMistake(f"`{e.tensor}` is a tuple", span, hint=f"take one of its elements: element({e.tensor}, 0)")
+            raise NameMistake(
+                f"`{e.tensor}` is a tuple", span, hint=f"take one of its elements: element({e.tensor}, 0)"
+            )
         if symbol.rank is None:
             symbol.rank, symbol.rank_span = len(e.index), e.span
         elif symbol.rank != len(e.index):
@@ -105,7 +118,3 @@ class Scope:
         if symbol.kind == "tuple":
             raise NameMistake(f"`{e.name}` is a tuple", e.span, hint=f"take one of its elements: element({e.name}, 0)")
         return symbol
-
-
-def plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -39,9 +39,9 @@ DOES_NOT_CHAIN = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
 
 def show(program: Program) -> str:
     """The program as Tile text, one statement a line."""
-    name = f" {program.name}" if program.name else ""
+    name = program.name or ""
     inputs = ", ".join(map(_input, program.inputs))
-    head = f"function{name} ({inputs}) -> ({', '.join(program.outputs)}) {{\n"
+    head = f"function {name}({inputs}) -> ({', '.join(program.outputs)}) {{\n"
     return head + "".join(f"    {show_statement(s)}\n" for s in program.statements) + "}\n"
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from tilec.errors import AffineMistake, AggregationMistake, AssignmentMistake, NameMistake, RankMistake, SizeMistake, Span
-from tilec.errors import SyntaxMistake, UnboundIndex
+from tilec.errors import (
+    AffineMistake,
+    AggregationMistake,
+    AssignmentMistake,
+    NameMistake,
+    RankMistake,
+    SizeMistake,
+    UnboundIndex,
+)
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
 from tilec.language.desugar import EXPANSIONS, operand
-from tilec.language.scope import Scope, Symbol, plural
+from tilec.language.inline import adopt
+from tilec.language.scope import Scope, Symbol
 from tilec.language.syntax import (
     Apply,
     StatementSyntax,
@@ -19,6 +28,7 @@ from tilec.language.syntax import (
     check_depth,
     direct_variables,
     index_nodes,
+    plural,
     token_span,
 )
 from tilec.language.values import Expansion, Region, Values, add, join
@@ -28,7 +38,13 @@ def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Exp
     """Check a statement and append it, after those it expands to, to the scope's."""
     _check_assignable(s, scope)
     target = s.target
-    for root in (*(target.index or ()), *(target.sizes or ()), s.body, *s.constraints, *(() if s.init is None else (s.init,))):
+    for root in (
+        *(target.index or ()),
+        *(target.sizes or ()),
+        s.body,
+        *s.constraints,
+        *(() if s.init is None else (s.init,)),
+    ):
         check_depth(root)
     scope.current = str(target.name)
     values = Values(scope, expansions, s.span)
@@ -50,7 +66,9 @@ def _check_assignable(s: StatementSyntax, scope: Scope) -> None:
         raise AssignmentMistake(f"`{name}` is an input and cannot be assigned", span, hint=f"it is declared{where}")
     if symbol.kind == "dimension":
         raise AssignmentMistake(f"`{name}` is a dimension and cannot be assigned", span, hint=f"it is declared{where}")
-    raise AssignmentMistake(f"`{name}` is assigned twice", span, hint=f"it is first assigned{where}; choose another name")
+    raise AssignmentMistake(
+        f"`{name}` is assigned twice", span, hint=f"it is first assigned{where}; choose another name"
+    )
 
 
 def _whole(s: StatementSyntax, values: Values) -> None:
@@ -64,11 +82,16 @@ def _whole(s: StatementSyntax, values: Values) -> None:
         scope.declare(Symbol(name, "tuple", token_span(s.target.name), elements=elements))
         return
     values.constraints = _constraints_by_variable(s, values)
+    since = len(scope.statements)
     value = values.value(body, Region(False, frozenset(), None, root=body))
+    _check_no_indices(s)
     for c in _unplaced(s, values):
         _check_placeable(c, s, frozenset())
-        raise AggregationMistake("there is no aggregation for this constraint", c.span, hint="write it in an indexed statement")
-    statement = Statement(name, None, None, value, attributes=tuple(s.attributes), span=s.span)
+        raise AggregationMistake(
+            "there is no aggregation for this constraint", c.span, hint="write it in an indexed statement"
+        )
+    statement = adopt(scope, since, value, name, s.span) or Statement(name, None, None, value, span=s.span)
+    statement = replace(statement, attributes=(*s.attributes, *statement.attributes))
     _check_depth(statement)
     add(statement, scope, token_span(s.target.name))
 
@@ -82,16 +105,24 @@ def _check_whole(s: StatementSyntax) -> None:
             token_span(s.symbol),
             hint=f"write {name}[] = {s.symbol}(...) for a single element, or {named}(...)",
         )
-    for word, present in (("default", s.default is not None), ("init", s.init is not None), ("no_defract", s.no_defract)):
+    for word, present in (
+        ("default", s.default is not None),
+        ("init", s.init is not None),
+        ("no_defract", s.no_defract),
+    ):
         if present:
             raise AggregationMistake(
                 f"`{word}` needs indices on the left", token_span(name), hint=f"write {name}[...] with its indices"
             )
+
+
+def _check_no_indices(s: StatementSyntax) -> None:
     for node in index_nodes(s.body, nested=False):
         raise AggregationMistake(
             f"the index variable `{node.name}` needs an aggregation or indices on the left",
             node.span,
-            hint=f"which aggregation? write {name}[{node.name} : N] = ... to assign each element, or sum(...), max(...)",
+            hint=f"which aggregation? sum(...), max(...) and others bind it, "
+            f"or write {s.target.name}[{node.name} : N] = ... to assign each element",
         )
 
 
@@ -109,6 +140,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     values.constraints = _constraints_by_variable(s, values)
     region = Region(True, visible, [])
     value = values.value(body, region)
+    _check_assigned(s, left)
     constraints = tuple(_unplaced(s, values))
     for c in constraints:
         _check_placeable(c, s, visible)
@@ -147,15 +179,20 @@ def _sizes(s: StatementSyntax, scope: Scope) -> tuple[Expr, ...] | None:
 
 
 def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
-    """The statement's aggregation and its body; plain assignment may use the left side's variables only."""
+    """The statement's aggregation and its body."""
     if s.symbol is not None:
         return BY_SYMBOL[str(s.symbol)], s.body
     named = aggregation_of(s.body)
     if named is not None:
         assert isinstance(s.body, Apply)
         return named, values.aggregated(s.body)
-    assert s.target.index is not None
-    left = {node.name for i in s.target.index for node in index_nodes(i)}
+    return "assign", s.body
+
+
+def _check_assigned(s: StatementSyntax, left: Collection[str]) -> None:
+    """Plain assignment may use the left side's variables only."""
+    if s.symbol is not None or aggregation_of(s.body) is not None:
+        return
     for node in index_nodes(s.body, nested=False):
         if node.name not in left:
             raise AggregationMistake(
@@ -164,7 +201,6 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
                 hint=f"which aggregation? write = +(...) to sum over `{node.name}`, or * > < = and the named ones; "
                 f"or add `{node.name}` to the indices of `{s.target.name}`",
             )
-    return "assign", s.body
 
 
 def _constraints_by_variable(s: StatementSyntax, values: Values) -> dict[str, list[Constraint]]:
@@ -194,10 +230,11 @@ def _check_placeable(c: Constraint, s: StatementSyntax, visible: frozenset[str])
             span,
             hint="an index variable must stand in an index or in the body; is its name spelled right?",
         )
+    together = ", ".join(f"`{v}`" for v in index_variables(c.expr))
     raise AggregationMistake(
         "this constraint mixes the variables of two aggregations",
         c.span,
-        hint=f"no aggregation has {', '.join(f'`{v}`' for v in index_variables(c.expr))} together; assign one of them first",
+        hint=f"no aggregation has {together} together; assign one of them first",
     )
 
 

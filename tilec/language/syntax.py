@@ -1,7 +1,8 @@
 """Syntax: what the grammar's rules build, and the builder that the parser calls as it reduces them.
 
-Expressions are IR nodes already, except where their meaning depends on names: a call written in the text is an `Apply`,
-and a conditional without `:` a `Partial`. The builder runs inside the parser, so no tree is walked and depth costs no stack.
+Expressions are IR nodes already, except where their meaning depends on names: a call written in the text is an
+`Apply`, and a conditional without `:` a `Partial`. The builder runs inside the parser, so no tree is walked and depth
+costs no stack.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from lark import Token
 
-from tilec.errors import Span, SyntaxMistake
+from tilec.errors import ArityMistake, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS, OPERATORS
 from tilec.ir.program import Access, Attribute, Call, Expr, Float, Index, Int, Name
@@ -70,7 +71,7 @@ class StatementSyntax:
 @dataclass(slots=True)
 class InputSyntax:
     name: Token
-    dims: list[Token] | None
+    dims: list[str | int] | None
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class FunctionSyntax:
 
 
 def token_span(token: Token) -> Span:
+    assert token.start_pos is not None and token.end_pos is not None
     return Span(token.start_pos, token.end_pos)
 
 
@@ -278,8 +280,8 @@ class Builder:
         return parts[0]
 
     # functions
-    def dim(self, parts):
-        return parts[0]
+    def dim(self, parts) -> str | int:
+        return str(parts[0]) if parts[0].type == "UPPER" else _integer(parts[0]).value
 
     def input_any(self, parts) -> InputSyntax:
         return InputSyntax(parts[0], None)
@@ -323,3 +325,17 @@ def index_nodes(root: Expr, nested: bool = True) -> Iterator[Index]:
 def direct_variables(root: Expr) -> tuple[str, ...]:
     """Index variables of an expression outside of its nested aggregations, in order of first appearance."""
     return tuple(dict.fromkeys(node.name for node in index_nodes(root, nested=False)))
+
+
+def plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def check_arity(e: Apply, low: int, high: int) -> None:
+    """Raise ArityMistake unless the call has between `low` and `high` arguments; 99 stands for any number."""
+    if low <= len(e.args) <= high:
+        return
+    wanted = plural(low, "argument", "arguments") if low == high else f"{low} to {high} arguments"
+    if high == 99:
+        wanted = f"{low} or more arguments"
+    raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span)

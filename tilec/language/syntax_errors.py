@@ -2,17 +2,312 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from difflib import get_close_matches
+
 from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from tilec.errors import Span, SyntaxMistake
 
+OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+CLOSE = {close: open for open, close in OPEN.items()}
+COMPARISONS = frozenset(("EQEQ", "NOTEQ", "LESSTHAN", "MORETHAN", "LESSEQ", "MOREEQ"))
+ARITHMETIC = frozenset("CIRCUMFLEX VBAR AMPERSAND SHL SHR PLUS MINUS STAR SLASH PERCENT".split())
+RESERVED = frozenset(("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT"))
+STARTS = frozenset(("INT", "FLOAT", "LPAR", "MINUS", "TILDE", "UPPER", "LOWER"))
+CHARACTERS = {
+    "!": "`!=` compares; a bitwise not is `~`",
+    ".": "a number has a digit beside its point",
+    "_": "names begin with a letter",
+    "'": "an apostrophe may only end a name",
+    "$": "quoted names are not part of the language",
+    "\\": "a statement may go on in the next line as it is",
+    '"': "there are no strings in the language",
+}
+WORDS = {
+    "UPPER": "a tensor or dimension name",
+    "LOWER": "a lower-case name",
+    "INT": "an integer",
+    "FLOAT": "a number",
+    "FUNCTION": "`function`",
+    "DEFAULT": "`default`",
+    "INIT": "`init`",
+    "NO_DEFRACT": "`no_defract`",
+    "$END": "the end of the text",
+    "ARROW": "`->`",
+    "EQUAL": "`=`",
+    "COMMA": "`,`",
+    "COLON": "`:`",
+    "SEMICOLON": "`;`",
+    "QMARK": "`?`",
+    **{
+        name: f"`{text}`"
+        for name, text in zip(("LPAR", "RPAR", "LSQB", "RSQB", "LBRACE", "RBRACE"), "()[]{}", strict=True)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """The token that does not fit, the kinds that would, the tokens before it and the brackets open there."""
+
+    token: Token
+    accepted: Collection[str]
+    before: list[Token]
+    open: list[Token]
+    source: str
+
+    @property
+    def previous(self) -> Token | None:
+        return self.before[-1] if self.before else None
+
+    @property
+    def span(self) -> Span:
+        assert self.token.start_pos is not None and self.token.end_pos is not None
+        return Span(self.token.start_pos, self.token.end_pos)
+
 
 def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxMistake:
     """The diagnostic for an error of the parser; `tokens` are those of the text, up to a character that fits none."""
     if isinstance(error, UnexpectedCharacters):
-        character = source[error.pos_in_stream]
-        return SyntaxMistake(f"unexpected character {character!r}", Span(error.pos_in_stream, error.pos_in_stream + 1))
+        place = error.pos_in_stream or 0
+        character = source[place]
+        name = f"`{character}`" if character.isprintable() else repr(character)
+        return SyntaxMistake(f"unexpected character {name}", Span(place, place + 1), hint=CHARACTERS.get(character))
     assert isinstance(error, UnexpectedToken)
     token = error.token
-    return SyntaxMistake(f"unexpected `{token}`", Span(token.start_pos or 0, token.end_pos or 0))
+    before = tokens
+    if token.type != "$END":
+        before = [t for t in tokens if (t.start_pos or 0) < (token.start_pos or 0)]
+    complaint = Complaint(token, frozenset(error.accepts or error.expected), before, _open(before), source)
+    for rule in RULES:
+        mistake = rule(complaint)
+        if mistake is not None:
+            return mistake
+    return SyntaxMistake(f"unexpected `{token}`, expected {_expected(complaint.accepted)}", complaint.span)
+
+
+def _open(tokens: list[Token]) -> list[Token]:
+    """Brackets that are open after these tokens."""
+    stack: list[Token] = []
+    for t in tokens:
+        if t.type in OPEN:
+            stack.append(t)
+        elif t.type in CLOSE and stack and stack[-1].type == CLOSE[t.type]:
+            stack.pop()
+    return stack
+
+
+def _expected(accepted: Collection[str]) -> str:
+    """The accepted kinds of token in words, those that begin or continue an expression as one."""
+    rest, words = set(accepted), []
+    if rest >= {"LPAR", "MINUS", "INT", "LOWER"}:
+        words.append("an expression")
+        rest -= STARTS
+    if rest >= {"PLUS", "STAR", "EQUAL"}:
+        words.append("an aggregation such as `+(...)`")
+        rest -= {"PLUS", "STAR", "EQUAL", "LESSTHAN", "MORETHAN"}
+    if rest >= {"PLUS", "STAR", "MINUS"}:
+        words.append("an operator")
+        rest -= ARITHMETIC | COMPARISONS | {"QMARK"}
+    words += [WORDS.get(name, name) for name in sorted(rest, key=_order)]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (list(WORDS).index(name) if name in WORDS else len(WORDS), name)
+
+
+def _empty(c: Complaint) -> SyntaxMistake | None:
+    if c.before or c.token.type != "$END":
+        return None
+    return SyntaxMistake(
+        "the source is empty", Span(0, 0), hint="write function (A[N]) -> (O) { ... } or a list of statements"
+    )
+
+
+def _end(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "$END":
+        return None
+    last = c.before[-1]
+    if c.open:
+        opener = c.open[-1]
+        assert opener.start_pos is not None and opener.end_pos is not None
+        span = Span(opener.start_pos, opener.end_pos)
+        hint = f"the text ends where {_expected(c.accepted)} is expected"
+        return SyntaxMistake(f"`{opener}` is never closed", span, hint=hint)
+    assert last.end_pos is not None
+    message = f"the text ends after `{last}`, where {_expected(c.accepted)} is expected"
+    return SyntaxMistake(message, Span(last.end_pos, last.end_pos + 1))
+
+
+def _closer(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type not in CLOSE:
+        return None
+    if not c.open:
+        return SyntaxMistake(f"`{c.token}` closes nothing", c.span)
+    opener = c.open[-1]
+    if opener.type == CLOSE[c.token.type]:
+        return None
+    return SyntaxMistake(
+        f"`{c.token}` cannot close the `{opener}` on line {opener.line}, column {opener.column}",
+        c.span,
+        hint=f"the `{opener}` must be closed first",
+    )
+
+
+def _reserved(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type not in RESERVED or not {"UPPER", "LOWER"} & set(c.accepted):
+        return None
+    return SyntaxMistake(f"`{c.token}` is a reserved word", c.span, hint="choose another name")
+
+
+def _double_equals(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "EQEQ" or "EQUAL" not in c.accepted:
+        return None
+    return SyntaxMistake(
+        "`==` compares, and here a statement assigns",
+        c.span,
+        hint="the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`",
+    )
+
+
+def _compound_assignment(c: Complaint) -> SyntaxMistake | None:
+    assert c.token.end_pos is not None
+    if "EQUAL" not in c.accepted or "LPAR" in c.accepted or c.source[c.token.end_pos : c.token.end_pos + 1] != "=":
+        return None
+    return SyntaxMistake(
+        f"there is no operator `{c.token}=`",
+        Span(c.span.start, c.span.stop + 1),
+        hint=f"the operator is `=` followed by the aggregation, as in `= {c.token}(...)`",
+    )
+
+
+def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
+    """`= +A[i]` and `= +(A[i], B[i])`."""
+    if set(c.accepted) == {"LPAR"} and c.previous is not None and c.previous.type != "FUNCTION":
+        hint = f"write {c.previous}(...), with all that is aggregated inside"
+        return SyntaxMistake(f"the aggregation `{c.previous}` needs parentheses", c.span, hint=hint)
+    if c.token.type == "COMMA" and "RPAR" in c.accepted and "SEMICOLON" not in c.accepted:
+        hint = "combine the operands with an operator; constraints stand after the closing parenthesis"
+        return SyntaxMistake("an aggregation takes one expression", c.span, hint=hint)
+    return None
+
+
+def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
+    """`O[i : N] = +(A[i]) * B[i]`: where an expression had ended, the operator would have been taken."""
+    if c.token.type not in ARITHMETIC | COMPARISONS | {"QMARK"} or c.previous is None or c.previous.type != "RPAR":
+        return None
+    if not set(c.accepted) <= {"COMMA", "SEMICOLON", "DEFAULT", "INIT", "NO_DEFRACT", "RBRACE", "$END"}:
+        return None
+    return SyntaxMistake(
+        f"nothing can follow an aggregation's parentheses, and here stands `{c.token}`",
+        c.span,
+        hint="move it inside the parentheses, use a named aggregation such as sum(A[i]) * B[i], or a second statement",
+    )
+
+
+def _chained(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type not in COMPARISONS or not {"AMPERSAND", "VBAR"} & set(c.accepted):
+        return None
+    return SyntaxMistake("comparisons do not chain", c.span, hint="write (a < b) & (b < c)")
+
+
+def _name_case(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "LOWER" or "UPPER" not in c.accepted or "LOWER" in c.accepted:
+        return None
+    if "FUNCTION" in c.accepted and get_close_matches(c.token, ["function"]):
+        return SyntaxMistake(f"unexpected `{c.token}`", c.span, hint="did you mean `function`?")
+    name = str(c.token[0].upper() + c.token[1:])
+    return SyntaxMistake(
+        f"names of tensors and dimensions begin with an upper-case letter, and `{c.token}` does not",
+        c.span,
+        hint=f"index variables and functions are lower-case; write `{name}`",
+    )
+
+
+def _operators(c: Complaint) -> SyntaxMistake | None:
+    """Two operators of another language."""
+    if c.previous is None or c.previous.end_pos != c.token.start_pos:
+        return None
+    hints = {
+        "**": "a power is pow(a, b)",
+        "&&": "and is `&`",
+        "||": "or is `|`",
+        "//": "a comment begins with //",
+        "+=": "write `= +(...)` for a sum",
+        "*=": "write `= *(...)` for a product",
+        "->": "`->` stands between a function's inputs and outputs",
+        "++": "there is no `++`",
+    }
+    hint = hints.get(f"{c.previous}{c.token}")
+    if hint is None:
+        return None
+    return SyntaxMistake(f"unexpected `{c.token}` after `{c.previous}`", c.span, hint=hint)
+
+
+def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
+    if (
+        c.token.type not in ("UPPER", "LSQB")
+        or "SEMICOLON" not in c.accepted
+        or c.open[-1:]
+        and c.open[-1].type != "LBRACE"
+    ):
+        return None
+    if c.previous is not None and "\n" not in c.source[c.previous.end_pos : c.token.start_pos]:
+        return None
+    return SyntaxMistake(f"expected `;` before `{c.token}`", c.span, hint="statements are separated by semicolons")
+
+
+def _multiplication(c: Complaint) -> SyntaxMistake | None:
+    if c.previous is None or "STAR" not in c.accepted or c.token.type not in ("UPPER", "LOWER", "INT", "FLOAT", "LPAR"):
+        return None
+    return SyntaxMistake(
+        f"expected an operator between `{c.previous}` and `{c.token}`",
+        c.span,
+        hint=f"a product is written {c.previous}*{c.token}; only 2i, an integer and an index variable, may go without",
+    )
+
+
+def _header(c: Complaint) -> SyntaxMistake | None:
+    """Between `function` and its body."""
+    words = [t.type for t in c.before]
+    if "FUNCTION" not in words or "LBRACE" in words[len(words) - 1 - words[::-1].index("FUNCTION") :]:
+        return None
+    if c.token.type == "LSQB" and "ARROW" in words:
+        return SyntaxMistake("an output has no dimensions here", c.span, hint="outputs are names: -> (O, P)")
+    if c.open and c.open[-1].type == "LSQB":
+        return SyntaxMistake(
+            f"a dimension of an input is a name or an integer, and here stands `{c.token}`",
+            c.span,
+            hint=f"expected {_expected(c.accepted)}; sizes are computed in the body",
+        )
+    return None
+
+
+def _colon(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "COLON":
+        return None
+    hint = "sizes stand on the left side only, after its indices: O[i, j : N, M]"
+    return SyntaxMistake("unexpected `:`", c.span, hint=f"{hint}; a conditional is `c ? a : b`")
+
+
+RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
+    _empty,
+    _end,
+    _reserved,
+    _closer,
+    _double_equals,
+    _compound_assignment,
+    _after_aggregation,
+    _chained,
+    _operators,
+    _header,
+    _around_aggregation,
+    _name_case,
+    _missing_semicolon,
+    _multiplication,
+    _colon,
+)

@@ -12,8 +12,8 @@ from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, I
 from tilec.language import indices
 from tilec.language.bounded import confining, unbounded
 from tilec.language.ranks import is_size, rank_of
-from tilec.language.scope import Scope, Symbol, nearest, plural
-from tilec.language.syntax import Apply, Partial, aggregation_of, below, direct_variables, index_nodes
+from tilec.language.scope import Scope, Symbol, nearest
+from tilec.language.syntax import Apply, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
 
 BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.result == "bool")
 
@@ -50,7 +50,7 @@ class Values:
                 raise AggregationMistake(
                     "a condition without `:` has no point to drop here",
                     e.span,
-                    hint="give the other value, `condition ? a : b`, or write it in an aggregation or an indexed statement",
+                    hint="write `condition ? a : b`, or put it in an aggregation or an indexed statement",
                 )
             position = len(region.guards)
             region.guards.append(e.condition)
@@ -79,6 +79,8 @@ class Values:
                 e.span,
                 hint=f"read an element, {e.name}[{subscript}]; {self.scope.rank_reason(symbol)}",
             )
+        if region.indexed and symbol.rank is None:
+            symbol.rank, symbol.rank_span = 0, e.span
         return e
 
     def apply(self, e: Apply, region: Region) -> Expr:
@@ -89,8 +91,7 @@ class Values:
         if aggregation_of(e):
             return self.aggregate(e, region)
         if e.function in FUNCTIONS and not FUNCTIONS[e.function].precedence:
-            low, high = FUNCTIONS[e.function].arity
-            self.arity(e, low, high)
+            check_arity(e, *FUNCTIONS[e.function].arity)
             args = []
             for arg in e.args:
                 args.append(self.value(arg, region))
@@ -105,14 +106,6 @@ class Values:
             callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
             hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS])
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
-
-    def arity(self, e: Apply, low: int, high: int) -> None:
-        if low <= len(e.args) <= high:
-            return
-        wanted = plural(low, "argument", "arguments") if low == high else f"{low} to {high} arguments"
-        if high >= 99:
-            wanted = f"{low} or more arguments"
-        raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span)
 
     def aggregate(self, e: Apply, region: Region) -> Aggregate:
         """A nested aggregation: it binds the variables of its own that are not known outside."""
@@ -134,7 +127,9 @@ class Values:
             hint = f"write {e.function}(X[i]) with an index for each dimension"
             if e.function in FUNCTIONS:
                 hint += f"; the elementwise function is {e.function}(a, b)"
-            raise AggregationMistake(f"`{e.function}` of one argument needs indices to aggregate over", e.span, hint=hint)
+            raise AggregationMistake(
+                f"`{e.function}` of one argument needs indices to aggregate over", e.span, hint=hint
+            )
         return body
 
     def place(self, bound: tuple[str, ...], visible: frozenset[str]) -> tuple[Constraint, ...]:
@@ -158,13 +153,16 @@ class Values:
             raise UnboundIndex(
                 f"nothing bounds {names}: the valid points have no end",
                 span,
-                hint=f"{names} {verb} bounded by standing in the index of a tensor, or by a constraint such as {free[0]} < N",
+                hint=f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N",
             )
 
     def emit(self, base: str, body: Expr, **parts) -> Name:
         """Put a statement of an expansion before this one; its fresh name."""
         name = self.scope.fresh(base)
-        add(Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, **parts, span=self.span), self.scope)
+        add(
+            Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, **parts, span=self.span),
+            self.scope,
+        )
         return Name(name, span=body.span)
 
 
@@ -172,7 +170,8 @@ def add(statement: Statement, scope: Scope, span: Span | None = None) -> None:
     """Append a finished statement and declare its output, whose name stands at `span`."""
     scope.statements.append(statement)
     if statement.index is not None:
-        rank, size = len(statement.index), False
+        rank: int | None = len(statement.index)
+        size = False
     else:
         rank = rank_of(statement.body, scope)
         size = rank in (0, None) and is_size(statement.body, scope)
@@ -195,7 +194,9 @@ def join(guards: list[Expr] | None) -> Expr | None:
         return None
     if len(guards) == 1:
         return guards[0]
-    truths = [g if isinstance(g, Call) and g.function in BOOLEAN else Call("ne", (g, Int(0)), span=g.span) for g in guards]
+    truths = [
+        g if isinstance(g, Call) and g.function in BOOLEAN else Call("ne", (g, Int(0)), span=g.span) for g in guards
+    ]
     result = truths[0]
     for truth in truths[1:]:
         result = Call("and", (result, truth), span=truth.span)
