@@ -19,6 +19,7 @@ class Checks:
 
     def equal(self, what: str, ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
         """Compare shapes, and values relative to the largest of theirs."""
+        ours, theirs = ours.detach(), theirs.detach()
         same_shape = ours.shape == theirs.shape
         scale = theirs.abs().max().clamp(min=1e-300) if theirs.numel() else torch.tensor(1.0)
         error = float((ours - theirs).abs().max() / scale) if same_shape and theirs.numel() else 0.0

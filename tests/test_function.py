@@ -179,9 +179,10 @@ def test_lower_without_running() -> None:
 def test_generated_source_runs_when_pasted() -> None:
     a, b = torch.randn(20, 30), torch.randn(30, 40)
     f = tilec.compile(MATMUL)
+    lowered = f.lower(a, b)
     namespace: dict = {}
-    exec(f.lower(a, b).source(), namespace)
-    assert torch.equal(namespace["run"](a, b)[0], f(a, b))
+    exec(lowered.source(), namespace)
+    assert torch.equal(namespace[lowered.kernels[0].name](a, b)[0], f(a, b))
 
 
 def test_a_second_call_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,7 @@ def test_a_failed_call_leaves_the_function_usable() -> None:
 
 
 def test_cotangent_of_a_wrong_shape() -> None:
-    with pytest.raises(tilec.InputMistake, match=r"dC has shape \(2, 5\)"):
+    with pytest.raises(tilec.InputMistake, match=r"DC has shape \(2, 5\)"):
         tilec.compile(MATMUL).grad()(torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 5))
 
 

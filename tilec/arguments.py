@@ -122,7 +122,7 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
         if isinstance(value, python):
             try:
                 return torch.tensor(value, dtype=dtype)
-            except (OverflowError, RuntimeError):
+            except (OverflowError, RuntimeError, ValueError):
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
     if isinstance(value, complex):
         raise _unsupported(name, "complex")
