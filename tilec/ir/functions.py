@@ -84,38 +84,51 @@ def _density(x: Expr) -> Expr:
     return Float(1 / math.sqrt(2 * math.pi)) * call("exp", Float(0.5) * (-(x * x)))
 
 
+def _where(condition: Expr, value: Expr) -> Expr:
+    """`value` where the condition holds and 0 elsewhere, in the form in which gradients keep conditions apart."""
+    return _select(condition, value, ZERO)
+
+
 def _extremum(order: str) -> Pullback:
     """The winner takes the cotangent; a tie shares it, as torch.maximum does."""
 
     def pullback(g, args, f):
-        a, b = args
-        half = Float(0.5) * g
-
         def side(x, y):
-            return _select(call("eq", x, y), half, _select(call(order, x, y), g, ZERO))
+            return _where(call(order, x, y), g * _select(call("eq", x, y), Float(0.5), ONE))
 
-        return side(a, b), side(b, a)
+        return side(args[0], args[1]), side(args[1], args[0])
 
     return pullback
 
 
 def _power(g, args, f):
+    """A literal exponent is spelled out: x^2 has 2*x, x^1 has 1. Elsewhere the conditions keep 0 * inf away."""
     x, y = args
-    dx = _select(call("eq", y, ZERO), ZERO, g * y * call("pow", x, y - ONE))
-    dy = _select(call("and", call("eq", x, ZERO), call("ge", y, ZERO)), ZERO, g * f * call("log", x))
-    return dx, dy
+    match y:
+        case Int(0):
+            dx = None
+        case Int(1):
+            dx = g
+        case Int(2):
+            dx = g * TWO * x
+        case Int(n):
+            dx = g * y * call("pow", x, Int(n - 1))
+        case _:
+            dx = _where(call("ne", y, ZERO), g * y * call("pow", x, y - ONE))
+    constant = call("and", call("eq", x, ZERO), call("ge", y, ZERO))
+    return dx, _select(constant, ZERO, g * f * call("log", x))
 
 
 def _logaddexp(g, args, f):
     def side(x):
-        return _select(call("eq", f, -INFINITY), ZERO, g * call("exp", x - f))
+        return _where(call("ne", f, -INFINITY), g * call("exp", x - f))
 
     return side(args[0]), side(args[1])
 
 
 # operators: loose to tight, as the grammar has them; `?:` is precedence 1
 _row("select", 3, "select", lambda c, a, b: np.where(np.asarray(c) != 0, a, b), "torch.where({0}, {1}, {2})",
-     lambda g, a, f: (None, _select(a[0], g, ZERO), _select(a[0], ZERO, g)), "?:", 1)  # fmt: skip
+     lambda g, a, f: (None, _where(a[0], g), _select(a[0], ZERO, g)), "?:", 1)  # fmt: skip
 _row("xor", 2, "bits", np.bitwise_xor, "({0} ^ {1})", None, "^", 2)
 _row("or", 2, "bits", np.bitwise_or, "({0} | {1})", None, "|", 3)
 _row("and", 2, "bits", np.bitwise_and, "({0} & {1})", None, "&", 4)
@@ -158,9 +171,9 @@ _unary("cosh", np.cosh, "torch.cosh({0})", lambda x, f: call("sinh", x))
 _unary("tanh", np.tanh, "torch.tanh({0})", lambda x, f: ONE - f * f)
 _unary("sigmoid", _sigmoid, "torch.sigmoid({0})", lambda x, f: f * (ONE - f))
 _row("relu", 1, "promote", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "torch.relu({0})",
-     lambda g, a, f: (_select(call("gt", a[0], ZERO), g, ZERO),))  # fmt: skip
-_row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("gt"))
-_row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("lt"))
+     lambda g, a, f: (_where(call("gt", a[0], ZERO), g),))  # fmt: skip
+_row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("ge"))
+_row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("le"))
 _unary("floor", np.floor, "torch.floor({0})", None, "promote")
 _unary("ceil", np.ceil, "torch.ceil({0})", None, "promote")
 _unary("round", np.round, "torch.round({0})", None, "promote")

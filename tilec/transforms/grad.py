@@ -1,0 +1,270 @@
+"""Reverse-mode differentiation: a program and its inputs' cotangents from its outputs', as a program like any other.
+
+The gradient repeats the forward statements that derivatives read, then goes through them from last to first. What a
+tensor receives is gathered first and added up when the statement that computes it is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.errors import NameMistake, Unsupported
+from tilec.ir.functions import CASTS, STRUCTURAL
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Float,
+    Input,
+    Int,
+    Name,
+    Program,
+    Statement,
+    reads,
+    rebuild,
+    walk,
+)
+from tilec.transforms.adjoint import Contraction
+from tilec.transforms.extents import Extent, extents
+from tilec.transforms.naming import Names
+from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
+from tilec.transforms.simplify import simplify
+
+DEEPEST = 16  # elementwise expressions are cut into statements of this many levels, so that gradients stay linear
+MOST_TERMS = 8  # cotangents added up in one statement
+
+
+def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
+    """The gradient: (inputs..., one cotangent an output) -> one gradient for each input named in `wrt` (default: all).
+
+    The cotangent of output O is called DO and the gradient by input I is called DI, or like it where that is taken.
+    Raises NameMistake for a name that is no input and Unsupported for a recurrence that the gradient must reverse.
+    """
+    wanted = program.input_names() if wrt is None else tuple(wrt)
+    for name in wanted:
+        if name not in program.input_names():
+            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
+    return _Reverse(program, wanted).run()
+
+
+class _Reverse:
+    """One pass from the outputs back to the inputs."""
+
+    def __init__(self, program: Program, wanted: tuple[str, ...]):
+        self.names = Names.of(program)
+        self.program = replace(program, statements=tuple(self._plain(program)))
+        self.wanted = wanted
+        self.extents: dict[str, Extent] = extents(self.program)
+        self.active = _depend_on(self.program, frozenset(wanted))
+        self.statements: list[Statement] = []
+        # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
+        self.received: dict[str, list[Expr | Statement]] = {}
+
+    def run(self) -> Program:
+        program = self.program
+        seeds = [Input(self.names.fresh(f"D{o}"), None) for o in program.outputs]
+        results = [self.names.fresh(f"D{i}") for i in self.wanted]
+        for output, seed in zip(program.outputs, seeds, strict=True):
+            self.extents[seed.name] = self.extents[output]
+            self._receive(output, Name(seed.name))
+        for s in reversed(program.statements):
+            if s.output in self.active and s.output in self.received:
+                self._reverse(s)
+        cast = len(program.inputs) > 1 or _has_cast(program)
+        for name, result in zip(self.wanted, results, strict=True):
+            self._result(name, result, cast)
+        inputs = (*program.inputs, *seeds)
+        return simplify(Program(None, inputs, tuple(results), (*program.statements, *self.statements)))
+
+    # cotangents
+
+    def _receive(self, tensor: str, cotangent: Expr | Statement) -> None:
+        self.received.setdefault(tensor, []).append(cotangent)
+
+    def _emit(self, s: Statement) -> str:
+        """Append a statement under a fresh name like its own, which is returned."""
+        name = self.names.fresh(s.output)
+        self.statements.append(replace(s, output=name))
+        return name
+
+    def _assign(self, base: str, value: Expr) -> str:
+        """The name of a tensor that holds an elementwise expression."""
+        return value.name if isinstance(value, Name) else self._emit(Statement(base, None, None, value))
+
+    def _collect(self, tensor: str, base: str) -> Expr | Statement:
+        """The sum of what a tensor has received: one statement or one expression."""
+        received = self.received.pop(tensor)
+        if len(received) == 1:
+            return received[0]
+        terms = [
+            Name(self._emit(replace(r, output=base))) if isinstance(r, Statement) else r for r in received
+        ]  # fmt: skip
+        while len(terms) > MOST_TERMS:
+            sums = [_sum(terms[k : k + MOST_TERMS]) for k in range(0, len(terms), MOST_TERMS)]
+            terms = [Name(self._assign(base, e)) for e in sums]
+        return _sum(terms)
+
+    def _cotangent(self, tensor: str) -> str:
+        """The name of a tensor's whole cotangent; there must be one."""
+        whole = self._collect(tensor, f"D{tensor}")
+        if isinstance(whole, Statement):
+            name = self._emit(replace(whole, output=f"D{tensor}"))
+        else:
+            name = self._assign(f"D{tensor}", whole)
+        self.extents[name] = self.extents[tensor]
+        return name
+
+    def _result(self, tensor: str, result: str, cast: bool) -> None:
+        """Assign the gradient of an input; zeros of its shape where nothing depends on it."""
+        if tensor not in self.received:
+            zeros: Expr = Call("select", (Int(0), Name(tensor), Float(0.0)))
+            self.statements.append(Statement(result, None, None, _as_type(zeros, tensor) if cast else zeros))
+            return
+        # a copy, in case the same input is asked for twice
+        kept = list(self.received[tensor])
+        whole = self._collect(tensor, f"G{tensor}")
+        self.received[tensor] = kept
+        if not cast:
+            whole = whole if isinstance(whole, Statement) else Statement(result, None, None, whole)
+            self.statements.append(replace(whole, output=result))
+            return
+        if isinstance(whole, Statement):
+            whole = Name(self._emit(replace(whole, output=f"G{tensor}")))
+        name = self._assign(f"G{tensor}", whole)
+        self.statements.append(Statement(result, None, None, _as_type(Name(name), tensor)))
+
+    # statements
+
+    def _reverse(self, s: Statement) -> None:
+        if s.init is not None or s.output in reads(s):
+            raise Unsupported("the gradient of a recurrence is not supported yet", s.span)
+        cotangent = self._cotangent(s.output)
+        if s.index is not None:
+            self._contraction(s, cotangent)
+        elif isinstance(s.body, Call) and s.body.function in STRUCTURAL:
+            self._structural(s.body, cotangent)
+        else:
+            self._elementwise(s, cotangent)
+
+    def _contraction(self, s: Statement, cotangent: str) -> None:
+        contraction = Contraction(s, cotangent, self.extents, self.names, self._emit)
+        for flipped in contraction.contributions(self.active.__contains__):
+            self._receive(flipped.output, flipped)
+        if s.default is not None and s.default in self.active:
+            unwritten = Call("select", (Name(contraction.written()), Int(0), Name(cotangent)))
+            self._reduced(s.default, unwritten, s.output)
+
+    def _structural(self, call: Call, cotangent: str) -> None:
+        """Whole tensors, by name: a gather's cotangent is scattered, a scatter's gathered, a sum's broadcast."""
+        names = [a.name if isinstance(a, Name) else "" for a in call.args]
+        g, first = Name(cotangent), names[0]
+        if first not in self.active:
+            return
+        match call.function:
+            case "reshape":
+                whole: Expr = Call("reshape", (g, Call("shape", (Name(first),))))
+            case "gather":
+                whole = Call("scatter", (g, call.args[1], Name(first)))
+            case "scatter":
+                whole = Call("gather", (g, call.args[1]))
+            case _:
+                whole = Call("select", (Int(0), Name(first), g))
+        if self.extents[first] == self.extents[cotangent] and call.function in ("reshape", "simple_reduce"):
+            whole = g
+        self._receive(first, Name(self._assign(f"D{first}", whole)))
+
+    def _elementwise(self, s: Statement, cotangent: str) -> None:
+        terms: dict[str, list[Cotangent]] = {}
+        start = Cotangent(Name(cotangent))
+        for leaf in pull_back(s.body, start, None, self.active.__contains__, _nothing, known=Name(s.output)):
+            terms.setdefault(_whole(leaf), []).append(leaf.cotangent)
+        for tensor, found in terms.items():
+            self._reduced(tensor, total(found).expression(), s.output)
+
+    def _reduced(self, tensor: str, value: Expr, like: str) -> None:
+        """Give a tensor an elementwise expression of the shape of `like`, summed over broadcast dimensions."""
+        if self.extents[tensor] != self.extents[like]:
+            whole = Name(self._assign(f"D{tensor}", value))
+            value = Name(self._assign(f"D{tensor}", Call("simple_reduce", (whole, Name(tensor)))))
+        self._receive(tensor, value)
+
+    # forward statements in the form that is differentiated
+
+    def _plain(self, program: Program) -> list[Statement]:
+        """Elementwise statements over whole tensors only, none of them deep; contractions as they are."""
+        result: list[Statement] = []
+
+        def assign(base: str, body: Expr, aggregation: Aggregate | None = None) -> Name:
+            name = self.names.fresh(base)
+            if aggregation is None:
+                rank0 = isinstance(body, Access)
+                result.append(Statement(name, () if rank0 else None, () if rank0 else None, body))
+            else:
+                result.append(
+                    Statement(
+                        name, (), (), body, aggregation.aggregation, aggregation.guard, aggregation.constraints
+                    )
+                )  # fmt: skip
+            return Name(name)
+
+        def visit(e: Expr, base: str) -> tuple[Expr, int]:
+            """The expression over names and its depth."""
+            if isinstance(e, Aggregate):
+                return assign(e.aggregation.capitalize(), e.body, e), 1
+            if isinstance(e, Access):
+                return assign(e.tensor, e), 1
+            if not isinstance(e, Call) or e.function in ("index", "shape"):
+                return e, 1
+            parts = [visit(a, base) for a in e.args]
+            depth = 1 + max((d for _, d in parts), default=0)
+            args = tuple(a for a, _ in parts)
+            if any(a is not b for a, b in zip(args, e.args, strict=True)):
+                e = replace(e, args=args)
+            if depth >= DEEPEST:
+                return assign(base, e), 1
+            return e, depth
+
+        for s in program.statements:
+            if s.index is not None or (isinstance(s.body, Call) and s.body.function in STRUCTURAL):
+                result.append(s)
+            elif isinstance(s.body, Call):
+                body = rebuild(s.body, lambda e, base=s.output: visit(e, base)[0])
+                result.append(replace(s, body=body))
+            else:
+                result.append(replace(s, body=visit(s.body, s.output)[0]))
+        return result
+
+
+def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:
+    """The tensors that depend on the sources through derivatives, the sources among them."""
+    active = set(sources)
+    for s in program.statements:
+        whole = isinstance(s.body, Call) and s.body.function in STRUCTURAL
+        if any(name in active for name in value_reads(s.body.args[0] if whole else s.body)) or s.default in active:
+            active.add(s.output)
+    return active
+
+
+def _has_cast(program: Program) -> bool:
+    """Does a statement change an element type, so that a gradient may have another type than its input?"""
+    calls = (e for s in program.statements for e in walk(s.body) if isinstance(e, Call))
+    return any(e.function in CASTS or e.function == "as_type" for e in calls)
+
+
+def _as_type(e: Expr, tensor: str) -> Expr:
+    return Call("as_type", (e, Name(tensor)))
+
+
+def _sum(terms: Sequence[Expr]) -> Expr:
+    return total([Cotangent(t) for t in terms]).value
+
+
+def _nothing(e: Aggregate, g: Cotangent, scope: object) -> None:
+    return None
+
+
+def _whole(leaf: Leaf) -> str:
+    assert isinstance(leaf.read, Name)
+    return leaf.read.name

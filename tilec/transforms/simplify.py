@@ -1,0 +1,263 @@
+"""Simplification that changes no value: literals, identities, statements that are equal, copies, dead statements.
+
+Nothing here reorders floating arithmetic, drops a read that constrains a statement's points or gives an elementwise
+statement its shape, or changes a type: `x * 1` is x only where x is known not to be bool, which the product is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Program,
+    Statement,
+    map_expressions,
+    reads,
+    rebuild,
+    walk,
+)
+
+Literal = int | float
+_ARITHMETIC: dict[str, Callable[[Literal, Literal], Literal]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+}
+_COMPARISONS: dict[str, Callable[[Literal, Literal], bool]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "gt": lambda a, b: a > b,
+    "le": lambda a, b: a <= b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+def simplify(program: Program, outputs: Sequence[str] | None = None) -> Program:
+    """A program with the same values for `outputs` (default: the program's own), which become its outputs."""
+    wanted = program.outputs if outputs is None else tuple(outputs)
+    tensors = set(program.input_names())
+    same: dict[str, str] = {}  # a name that is no longer assigned -> the name that holds its value
+    first: dict[Statement, str] = {}
+    kept: list[Statement] = []
+    for s in program.statements:
+        s = _fold_statement(_rename_reads(s, same))
+        tensors.add(s.output)
+        source = _copied(s)
+        if source is None or source not in tensors:
+            source = first.setdefault(_right_side(s), s.output)
+        if source != s.output and s.output not in wanted:
+            same[s.output] = source
+        elif source != s.output and _copied(s) is None:
+            kept.append(Statement(s.output, None, None, Name(source), attributes=s.attributes, span=s.span))
+        else:
+            kept.append(s)
+    return replace(program, outputs=wanted, statements=drop_dead(kept, wanted))
+
+
+def drop_dead(statements: Sequence[Statement], wanted: Sequence[str]) -> tuple[Statement, ...]:
+    """The statements that the wanted names need, in order."""
+    needed = set(wanted)
+    live = []
+    for s in reversed(statements):
+        if s.output in needed:
+            live.append(s)
+            needed.update(reads(s))
+    return tuple(reversed(live))
+
+
+def _right_side(s: Statement) -> Statement:
+    """What two statements of equal value have in common: all but the name, the attributes and the spans."""
+    return replace(s, output="", attributes=())
+
+
+def _copied(s: Statement) -> str | None:
+    """The tensor that an elementwise statement only copies."""
+    plain = s.index is None and s.default is None and s.init is None and s.guard is None
+    return s.body.name if plain and isinstance(s.body, Name) else None
+
+
+def _rename_reads(s: Statement, same: dict[str, str]) -> Statement:
+    if not any(name in same for name in reads(s)):
+        return s
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Name):
+            return replace(e, name=same.get(e.name, e.name))
+        if isinstance(e, Access):
+            e = replace(e, tensor=same.get(e.tensor, e.tensor))
+        return rebuild(e, visit)
+
+    default = s.default if s.default is None else same.get(s.default, s.default)
+    return replace(map_expressions(s, visit), default=default)
+
+
+def _fold_statement(s: Statement) -> Statement:
+    """Values only: an index, a size or a constraint has arithmetic of its own."""
+    guard = None if s.guard is None else fold(s.guard)
+    if guard is not None and truth(guard) is True and _reads_nothing(guard):
+        guard = None
+    body = fold(s.body)
+    return s if body is s.body and guard is s.guard else replace(s, guard=guard, body=body)
+
+
+def fold(e: Expr) -> Expr:
+    """The expression with literals computed and identities removed; the very same object where there are none."""
+    match e:
+        case Call():
+            if e.function in ("index", "shape", "reshape"):
+                return e
+            args = tuple(map(fold, e.args))
+            if any(a is not b for a, b in zip(args, e.args, strict=True)):
+                e = replace(e, args=args)
+            return _fold_call(e)
+        case Pad():
+            value = fold(e.value)
+            return e if value is e.value else replace(e, value=value)
+        case Aggregate():
+            guard = None if e.guard is None else fold(e.guard)
+            if guard is not None and truth(guard) is True and _reads_nothing(guard):
+                guard = None
+            body = fold(e.body)
+            return e if body is e.body and guard is e.guard else replace(e, body=body, guard=guard)
+    return e
+
+
+def truth(e: Expr) -> bool | None:
+    """Whether a condition is true or false, where literals decide it; reads may stand in it all the same."""
+    value = _literal(e)
+    if value is not None:
+        return value != 0
+    if not isinstance(e, Call):
+        return None
+    if e.function in ("and", "or"):
+        known = [truth(a) if is_bool(a) else None for a in e.args]
+        deciding = e.function == "or"
+        return deciding if deciding in known else None if None in known else not deciding
+    if e.function in _COMPARISONS:
+        a, b = ((int(t) if (t := truth(x)) is not None and is_bool(x) else _literal(x)) for x in e.args)
+        return None if a is None or b is None else _COMPARISONS[e.function](a, b)
+    return None
+
+
+def is_bool(e: Expr) -> bool:
+    """Is the value bool, as far as its form says?"""
+    if isinstance(e, Call):
+        result = FUNCTIONS[e.function].result
+        return result == "bool" or (result == "bits" and all(map(is_bool, e.args)))
+    return isinstance(e, Aggregate) and AGGREGATIONS[e.aggregation].result == "bool"
+
+
+def _literal(e: Expr) -> Literal | None:
+    if isinstance(e, (Int, Float)):
+        return e.value
+    if isinstance(e, Call) and e.function == "neg":
+        value = _literal(e.args[0])
+        return None if value is None else -value
+    return None
+
+
+def _from_literal(value: Literal) -> Expr | None:
+    """The literal's expression; None where no text stands for it or it leaves the range of int64."""
+    if isinstance(value, int):
+        node: Expr = Int(abs(value))
+        return None if abs(value) >= 2**63 else node if value >= 0 else -node
+    if not math.isfinite(value):
+        return None
+    return Float(value) if math.copysign(1.0, value) > 0 else -Float(-value)
+
+
+def _fold_call(e: Call) -> Expr:
+    literals = [_literal(a) for a in e.args]
+    if e.function in _ARITHMETIC and None not in literals:
+        a, b = literals
+        result = _from_literal(_ARITHMETIC[e.function](a, b))  # type: ignore[arg-type]
+        return e if result is None else result
+    rule = _RULES.get(e.function)
+    return e if rule is None else rule(e, *e.args)
+
+
+def _add(e: Expr, a: Expr, b: Expr) -> Expr:
+    if isinstance(b, Call) and b.function == "neg" and _literal(b) is None and never_bool(a):
+        return a - b.args[0]
+    if b == ZERO and never_bool(a):
+        return a
+    return b if a == ZERO and never_bool(b) else e
+
+
+def _sub(e: Expr, a: Expr, b: Expr) -> Expr:
+    if isinstance(b, Call) and b.function == "neg" and _literal(b) is None:
+        return a + b.args[0]
+    return a if b == ZERO and never_bool(a) else e
+
+
+def _mul(e: Expr, a: Expr, b: Expr) -> Expr:
+    if b == ONE and never_bool(a):
+        return a
+    return b if a == ONE and never_bool(b) else e
+
+
+def _div(e: Expr, a: Expr, b: Expr) -> Expr:
+    return a if b == ONE and never_bool(a) else e
+
+
+def _neg(e: Expr, a: Expr) -> Expr:
+    return a.args[0] if isinstance(a, Call) and a.function == "neg" else e
+
+
+def _select(e: Expr, condition: Expr, a: Expr, b: Expr) -> Expr:
+    """Dropping a condition or a branch must drop no read."""
+    known = truth(condition)
+    if a == b and _reads_nothing(condition):
+        return a
+    if known is None or not _reads_nothing(condition):
+        return e
+    taken, dropped = (a, b) if known else (b, a)
+    return taken if isinstance(dropped, Int) and never_bool(taken) else e
+
+
+_RULES: dict[str, Callable[..., Expr]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "select": _select,
+    "ident": lambda e, a: a,
+}
+
+
+def _reads_nothing(e: Expr) -> bool:
+    return not any(isinstance(x, (Access, Inside, Name, Index)) for x in walk(e))
+
+
+def never_bool(e: Expr) -> bool:
+    """Is the value surely a number? A read of a tensor of unknown type is not surely one."""
+    match e:
+        case Int() | Float() | Index() | Inside():
+            return True
+        case Call():
+            rule = FUNCTIONS[e.function].result
+            if rule in ("promote", "select"):
+                return e.function in ("neg", "sub") or any(never_bool(a) for a in e.args[rule == "select" :])
+            return rule not in ("bool", "bits", "like0", "like1", "structural")
+        case Aggregate():
+            rule = AGGREGATIONS[e.aggregation].result
+            return never_bool(e.body) if rule == "keep" else rule != "bool"
+        case Pad():
+            return never_bool(e.access) or never_bool(e.value)
+    return False
