@@ -16,7 +16,7 @@ from lark import Token
 from tilec.errors import ArityMistake, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS, OPERATORS
-from tilec.ir.program import Access, Attribute, Call, Expr, Float, Index, Int, Name
+from tilec.ir.program import Access, Aggregate, Attribute, Call, Expr, Float, Index, Int, Name, children
 
 MAX_DEPTH = 256
 LARGEST_LITERAL = 2**63
@@ -91,38 +91,35 @@ def token_span(token: Token) -> Span:
 
 
 def below(e: Expr) -> tuple[Expr, ...]:
-    """Direct subexpressions of a syntax node."""
+    """Direct subexpressions of a node of the syntax or of the IR."""
     match e:
-        case Call() | Apply():
+        case Apply():
             return e.args
-        case Access():
-            return e.index
         case Partial():
             return (e.condition, e.value)
-    return ()
+    return children(e)
 
 
 def check_depth(root: Expr) -> None:
     """Refuse what is nested so deep that recursion over it could exhaust the interpreter's stack.
 
-    The value of a conditional without `:` stands on the level of the conditional, whose condition will be hoisted.
+    A tensor's element and an aggregation count for four levels. The value of a conditional without `:` stands on the
+    level of the conditional, whose condition will be hoisted.
     """
-    level, depth = [root], 0
-    while level:
-        depth += 1
+    stack = [(root, 0)]
+    while stack:
+        e, depth = stack.pop()
+        while isinstance(e, Partial):
+            stack.append((e.condition, depth))
+            e = e.value
+        depth += 4 if isinstance(e, (Access, Aggregate)) or aggregation_of(e) else 1
         if depth > MAX_DEPTH:
             raise SyntaxMistake(
                 f"this expression is nested more than {MAX_DEPTH} levels deep",
                 root.span,
                 hint="split it into several statements; a chain such as a + b + c counts one level an operator",
             )
-        following: list[Expr] = []
-        for e in level:
-            while isinstance(e, Partial):
-                following.append(e.condition)
-                e = e.value
-            following.extend(below(e))
-        level = following
+        stack.extend([(child, depth) for child in below(e)])
 
 
 # What a rule of an expression yields: the node and where its text starts and stops, parentheses included.

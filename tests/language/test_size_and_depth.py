@@ -1,0 +1,89 @@
+"""Large and deep programs: what parses also prints and compares, in time linear in its size; what cannot is refused."""
+
+import time
+
+import pytest
+
+from tilec.errors import SyntaxMistake, TileError
+from tilec.ir.verify import verify
+from tilec.language import MAX_DEPTH, parse, show
+
+SHAPES = {
+    "parentheses": lambda n: "(" * n + "A[i]" + ")" * n,
+    "conditionals": lambda n: "A[i] > 0 ? A[i] : " * n + "1",
+    "conditionals in the middle": lambda n: "A[i] > 0 ? " * n + "1" + " : A[i]" * n,
+    "calls": lambda n: "exp(" * n + "A[i]" + ")" * n,
+    "signs": lambda n: "-" * n + "A[i]",
+    "sums to the left": lambda n: " + ".join(["A[i]"] * n),
+    "sums to the right": lambda n: "A[i] - (" * n + "1" + ")" * n,
+    "nested aggregations": lambda n: "sum(" * (n // 4) + "A[i]" + ")" * (n // 4),
+    "gathers": lambda n: "A[" * (n // 4) + "i" + "]" * (n // 4),
+    "additions in an index": lambda n: "A[" + "(1 + " * n + "i" + ")" * n + "]",
+    "conditions without a colon": lambda n: "A[i] > 0 ? " * (n // 2) + "A[i]",
+}
+
+
+def program(expression: str) -> str:
+    return f"function (A[N]) -> (O) {{ O[i : N] = {expression}; }}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_200_deep_goes_round(shape):
+    start = time.perf_counter()
+    p = parse(program(SHAPES[shape](200)))
+    text = show(p)
+    again = parse(text)
+    assert again == p
+    assert hash(again) == hash(p)
+    assert show(again) == text
+    verify(p)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("depth", [MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 2000, 20_000])
+def test_any_depth_is_taken_or_refused(shape, depth):
+    try:
+        p = parse(program(SHAPES[shape](depth)))
+    except TileError as error:
+        assert isinstance(error, SyntaxMistake) and f"more than {MAX_DEPTH} levels" in str(error)
+        assert shape != "parentheses" and depth >= MAX_DEPTH - 2
+    else:
+        assert depth < MAX_DEPTH + 1 or shape in ("parentheses", "conditions without a colon")
+        assert parse(show(p)) == p
+
+
+def test_10_000_statements():
+    lines = ["function (X0[N, M], K[M, M]) -> (X10000) {"]
+    for i in range(1, 10_001):
+        body = (
+            f"X{i}[x, y : N, M] = +(X{i - 1}[x, k] * K[k, y]), k < M" if i % 2 else f"X{i} = tanh(X{i - 1} + 1.5) / N"
+        )
+        lines.append(f"    {body};")
+    source = "\n".join([*lines, "}"])
+    start = time.perf_counter()
+    p = parse(source)
+    parsed = time.perf_counter()
+    text = show(p)
+    assert parse(text) == p
+    assert len(p.statements) == 10_000
+    assert parsed - start < 10 and time.perf_counter() - parsed < 10
+
+
+def test_one_statement_with_many_parts():
+    terms = " + ".join("(" + " + ".join(f"A[i + {j}, k{k}]" for j in range(60)) + ")" for k in range(60))
+    source = f"O[i : 100] = +({terms});"
+    start = time.perf_counter()
+    p = parse(source)
+    assert parse(show(p)) == p
+    assert time.perf_counter() - start < 10
+
+
+def test_one_long_call_and_many_inputs():
+    names = ", ".join(f"A{i}[N{i}]" for i in range(5000))
+    source = (
+        f"function ({names}) -> (O) {{ O = tuple({', '.join(f'A{i}' for i in range(5000))}); O2 = element(O, 4999); }}"
+    )
+    with pytest.raises(TileError, match="is a tuple"):
+        parse(source)
+    assert parse(source.replace("-> (O)", "-> (O2)")).outputs == ("O2",)
