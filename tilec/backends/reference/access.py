@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.reference.code import Names, literal, tuple_text
-from tilec.backends.reference.domain import Condition, Domain, access_conditions
+from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
-from tilec.ir.types import TensorType, kind
+from tilec.ir.program import Access, Call, Expr, Index, Pad, index_variables
+from tilec.ir.types import TensorType
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
 PADDING_SLACK = 2**14
@@ -56,11 +56,16 @@ class Frame:
 
     def read(self, access: Access) -> tuple[str, frozenset[str]]:
         """Python text of the elements read, and the variables they depend on. Points outside read some element."""
-        forms = [linear(e) for e in access.index]
+        forms = [self._folded(linear(e)) for e in access.index]
         variables = frozenset(v for f in forms for v in free(f))
         if access not in self._made:
             self._made[access] = self._read(access, forms, variables)
         return self._made[access], variables
+
+    def _folded(self, form: Affine) -> Affine:
+        """The form with variables of one value replaced by it."""
+        single = {v: Affine.combine({}, self.domain.low[v]) for v in free(form) if self.domain.extent[v] == 1}
+        return form.substitute(single) if single else form
 
     def _read(self, access: Access, forms: list[Affine], variables: frozenset[str]) -> str:
         if not forms:
@@ -73,7 +78,7 @@ class Frame:
             flat = row_major(forms, shape)
             if flat.is_affine and flat.is_integral:
                 return self._view(f"{tensor}.reshape(-1)", access.tensor, [flat], (math.prod(shape),), variables)
-        elif all(f.is_affine and f.is_integral for f in forms):
+        else:
             padded = self._padded(access, forms, shape, variables)
             if padded is not None:
                 return padded
@@ -82,19 +87,22 @@ class Frame:
     def _rank_zero(self, access: Access) -> str:
         return self.local[access.tensor]
 
-    def _view(self, tensor: str, stem: str, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]) -> str:
+    def _view(
+        self, tensor: str, stem: str, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str:
         text = self._plain_view(tensor, forms, shape) or self._window(tensor, forms)
         name = self.names.fresh(stem_of(stem))
         self.prologue.append(f"{name} = {text}")
         return self._blocked(name, variables)
 
-    def _padded(self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]) -> str | None:
-        """A view of a copy that is extended as far as the box reads, where that is not much larger than the tensor."""
-        ranges = [self.domain.interval(f) for f in forms]
-        low, high = [int(a) for a, _ in ranges], [int(b) for _, b in ranges]
-        extended = math.prod(b - a + 1 for a, b in zip(low, high, strict=True))
-        if extended > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
+    def _padded(
+        self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str | None:
+        """A view of a copy that reaches as far as the box reads, where that is not much larger than the tensor."""
+        ranges = reach(self.domain, forms, shape)
+        if ranges is None:
             return None
+        low, high = ranges
         name = self.names.fresh(stem_of(access.tensor))
         value = literal(False if self.types[access.tensor].dtype == "bool" else 0)
         source = self.local[access.tensor]
@@ -144,17 +152,15 @@ class Frame:
     def _gather(self, access: Access, forms: list[Affine], shape: Sequence[int]) -> str:
         if 0 in shape:
             dtype = self.types[access.tensor].dtype
-            return self._line("outside", f"torch.zeros({tuple_text([1] * len(self.order))}, dtype=torch.{dtype}, device=device)")
+            shape_text = tuple_text([1] * len(self.order))
+            return self._line("outside", f"torch.zeros({shape_text}, dtype=torch.{dtype}, device=device)")
         parts = []
         for condition in access_conditions(access, self.types):
             text = self.index(condition.form)
             if not self.domain.holds(condition):
-                text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else literal(
-                    min(max(int(condition.form.constant), 0), condition.bound - 1)
-                )
+                nearest = min(max(int(condition.form.constant), 0), condition.bound - 1)
+                text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
             parts.append(text)
-        if all(not f.terms for f in forms):
-            return self._line("element", f"{self.local[access.tensor]}[{', '.join(parts)}]")
         return self._line(stem_of(access.tensor), f"{self.local[access.tensor]}[{', '.join(parts)}]")
 
     # index arithmetic
@@ -261,15 +267,22 @@ class Frame:
         return self._line(name + "_", f"{name}[{', '.join(slices)}]")
 
 
+def reach(
+    domain: Domain, forms: Sequence[Affine], shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """First and last index of each axis that the box reads, where a copy of that extent is not much larger than the
+    tensor; None otherwise, and where an index is more than affine."""
+    if not all(f.is_affine and f.is_integral for f in forms):
+        return None
+    ranges = [domain.interval(f) for f in forms]
+    if math.prod(b - a + 1 for a, b in ranges) > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
+        return None
+    return tuple(int(a) for a, _ in ranges), tuple(int(b) for _, b in ranges)
+
+
 def free(form: Affine) -> frozenset[str]:
     """All index variables that a form depends on, inside atoms too."""
-    return frozenset(v for atom, _ in form.terms for v in _variables(atom))
-
-
-def _variables(e: Expr) -> frozenset[str]:
-    from tilec.ir.program import index_variables
-
-    return frozenset(index_variables(e))
+    return frozenset(v for atom, _ in form.terms for v in index_variables(atom))
 
 
 def named(form: Affine):
@@ -289,23 +302,5 @@ def gathered(form: Affine) -> list[Access]:
     return found
 
 
-def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:
-    """The form of the element's position in a contiguous tensor."""
-    flat = Affine()
-    stride = 1
-    for form, size in zip(reversed(forms), reversed(shape), strict=True):
-        flat = flat + form * stride
-        stride *= size
-    return flat
-
-
 def stem_of(tensor: str) -> str:
     return "".join(c for c in tensor.lower() if c.isalnum() or c == "_")
-
-
-def is_floating(dtype: str) -> bool:
-    return kind(dtype) == 2
-
-
-def constant_of(e: Expr) -> int | None:
-    return e.value if isinstance(e, Int) else None

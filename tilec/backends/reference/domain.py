@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tilec.backends.reference.code import tuple_text
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Int, Pad, Statement, children
+from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Pad, Statement, children
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -24,34 +25,57 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Where one output axis is written: elements start, start + step, ... one for each value of `variable` (None: one)."""
+class Target:
+    """What a statement writes: `rows`, one form for each output axis, name a different element for different values of
+    `variables`."""
 
-    variable: str | None
-    start: int
-    step: int
+    variables: tuple[str, ...]
+    rows: tuple[Affine, ...]
+
+    def text(self, tensor: str, shape: Sequence[int], low: Mapping[str, int], extent: Mapping[str, int]) -> str:
+        """Python text of a view of `tensor`, one dimension a variable; the name itself where that is all of it."""
+        if any(len(row.terms) > 1 for row in self.rows) or len(self.variables) < sum(bool(r.terms) for r in self.rows):
+            start = [int(r.constant + sum(r.coefficient(v) * low[v] for v in r.variables())) for r in self.rows]
+            steps = [tuple_text([int(r.coefficient(v)) for r in self.rows]) for v in self.variables]
+            sizes = [extent[v] for v in self.variables]
+            return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
+        texts = []
+        for row, size in zip(self.rows, shape, strict=True):
+            if not row.terms:
+                texts.append(str(int(row.constant)))
+                continue
+            ((atom, c),) = row.terms
+            assert isinstance(atom, Index)
+            step, count = int(c), extent[atom.name]
+            start_at = int(row.constant) + step * low[atom.name]
+            if start_at == 0 and step == 1 and count == size:
+                texts.append(":")
+            else:
+                stop = start_at + step * (count - 1) + 1
+                texts.append(f"{start_at}:{stop}" + (f":{step}" if step != 1 and count > 1 else ""))
+        return tensor if all(t == ":" for t in texts) else f"{tensor}[{', '.join(texts)}]"
 
 
 @dataclass(frozen=True)
 class Domain:
     """`low` and `extent` give each variable's range; `conditions` are those that do not hold on all of the box.
 
-    `slices` is None where the output index is not one distinct variable an axis.
+    `target` is None where the output index is not affine in variables of its own.
     """
 
     statement: Statement
     low: Mapping[str, int]
     extent: Mapping[str, int]
     conditions: tuple[Condition, ...]
-    slices: tuple[Slice, ...] | None
+    target: Target | None
 
     @property
     def masked(self) -> bool:
         return bool(self.conditions) or self.statement.guard is not None
 
     def output_variables(self) -> tuple[str, ...]:
-        assert self.slices is not None
-        return tuple(s.variable for s in self.slices if s.variable is not None)
+        assert self.target is not None
+        return self.target.variables
 
     def reductions(self) -> tuple[str, ...]:
         written = set(self.output_variables())
@@ -131,11 +155,9 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
         for access in constraining_accesses(root):
             wanted.update(dict.fromkeys(access_conditions(access, types)))
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
-    wanted.update(
-        dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True))
-    )
+    wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
     conditions = tuple(c for c in wanted if not box.holds(c))
-    return Domain(s, low, extent, conditions, _slices(s, box))
+    return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
 
 
 def signed(e: Expr) -> int:
@@ -145,24 +167,31 @@ def signed(e: Expr) -> int:
     return int(form.constant)
 
 
-def _slices(s: Statement, box: Domain) -> tuple[Slice, ...] | None:
-    result: list[Slice] = []
-    seen: set[str] = set()
-    assert s.index is not None and s.sizes is not None
-    for e, n in zip(s.index, s.sizes, strict=True):
-        form = linear(e)
-        names = form.variables()
-        if not form.is_affine or not form.is_integral or len(names) > 1 or not seen.isdisjoint(names):
+def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
+    """Each row adds at most one variable to those before it, so that the variables can be read off the element; and
+    every variable moves forward in a contiguous output, so that the part written is a view."""
+    assert s.index is not None
+    rows = tuple(map(linear, s.index))
+    variables: dict[str, None] = {}
+    for row, n in zip(rows, shape, strict=True):
+        new = [v for v in row.variables() if v not in variables]
+        if not row.is_affine or len(new) > 1 or not box.holds(Condition(row, n)):
             return None
-        if not box.holds(Condition(form, size_of(n))):
-            return None
-        if not names:
-            result.append(Slice(None, int(form.constant), 1))
-            continue
-        (name,) = names
-        step = int(form.coefficient(name))
-        if step < 0:
-            return None
-        seen.add(name)
-        result.append(Slice(name, int(form.constant) + step * box.low[name], step))
-    return tuple(result)
+        variables.update(dict.fromkeys(new))
+    flat = row_major(rows, shape)
+    if any(flat.coefficient(v) <= 0 for v in variables):
+        return None
+    plain = all(len(r.terms) <= 1 for r in rows) and len(variables) == sum(bool(r.terms) for r in rows)
+    if plain and any(c < 0 for r in rows for _, c in r.terms):
+        return None
+    return Target(tuple(variables), rows)
+
+
+def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:
+    """The form of the element's position in a contiguous tensor."""
+    flat = Affine()
+    stride = 1
+    for form, size in zip(reversed(forms), reversed(shape), strict=True):
+        flat = flat + form * stride
+        stride *= size
+    return flat

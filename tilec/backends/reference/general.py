@@ -38,7 +38,7 @@ REDUCE = {
 
 def general(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies where each output axis is one variable of its own in every class."""
-    if any(d.slices is None for d in task.classes):
+    if any(d.target is None for d in task.classes):
         return None
     lone = len(task.classes) == 1 and task.covered
     if lone:
@@ -125,7 +125,7 @@ def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
     simple = not reductions and sum(isinstance(e, Call) for e in walk(domain.statement.body)) <= 1
     whole = simple and not domain.masked
     steps = {} if whole else blocks([(v, domain.extent[v]) for v in order], limit)
-    if direct and (steps or any(s.variable is None for s in domain.slices or ())):
+    if direct and (steps or task.part(domain) != task.out):
         return None
     outer = Loops(task, domain, outputs, steps)
     inner = Loops(task, domain, reductions, steps)
@@ -198,14 +198,13 @@ class _Body:
         identity = identity_text(self.aggregation, before)
         if self.aggregation == "assign" and not self.reductions and self._needs_reached():
             return code
-        return f"torch.where({mask}, {code}, {identity})" if value.number is None else (
-            f"torch.where({mask}, {code}, torch.tensor({identity}, dtype=torch.{before}, device=device))"
-        )
+        if value.number is not None:
+            identity = f"torch.tensor({identity}, dtype=torch.{before}, device=device)"
+        return f"torch.where({mask}, {code}, {identity})"
 
     def _fill(self) -> str:
         default = self.task.local[self.task.flat.default or ""]
-        slices = self.task.part(self.domain)[len(self.task.out) :]
-        return self.outer.part(default + slices, self.outputs)
+        return self.outer.part(self.task.part(self.domain, default), self.outputs)
 
     def _reduce(self, code: str, dtype: str, variables: frozenset[str], reached: str | None) -> tuple[str, str | None]:
         frame = self.frame
@@ -251,7 +250,7 @@ class _Body:
         bare = isinstance(self.domain.statement.body, Access) and not self.reductions and not self.domain.masked
         if missing or not variables and self.outputs:
             code = f"{_atom(code)}.expand({tuple_text(task.type.shape)})"
-        if task.returned and (missing or bare or not variables):
+        if task.returned and not self.reductions and (missing or bare or not variables):
             code = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
         return [f"{task.out} = {code}"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilec.backends.reference.general import general
+from tilec.backends.reference.product import product
 from tilec.backends.reference.task import Task
 from tilec.errors import InternalMistake
 
@@ -16,7 +17,7 @@ def empty(task: Task) -> list[str] | None:
     return None if task.flat_domain is not None else [f"{task.out} = {task.allocation(filled=True)}"]
 
 
-RULES: tuple[Rule, ...] = (empty, general)
+RULES: tuple[Rule, ...] = (empty, product, general)
 
 
 def lines_for(task: Task) -> list[str]:

@@ -100,3 +100,15 @@ def finite(*tensors: Tensor) -> bool:
             if not torch.isfinite(total):
                 return False
     return True
+
+
+def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
+    """Matrix product of 16-bit operands, summed in float32; `wide` leaves the result in float32.
+
+    A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
+    """
+    native = a.device.type != "cpu" or a.dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    if native and not wide:
+        return torch.matmul(a, b)
+    result = torch.matmul(a.float(), b.float())
+    return result if wide else result.to(a.dtype)

@@ -16,9 +16,10 @@ import numpy as np
 
 from tilec.backends.reference.access import Frame
 from tilec.backends.reference.code import literal
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, index_variables
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
 NARROW = ("float16", "bfloat16")
@@ -131,7 +132,7 @@ class Evaluator:
         access = e.access if isinstance(e.access, Access) else e.access.access
         inside = self.frame.inside(access)
         value = self._values[e.value]
-        variables = value.variables | frozenset(_index_variables(access))
+        variables = value.variables | frozenset(index_variables(access))
         if isinstance(e.access, Inside):
             t = promote(WEAK_INT, value.type)
             held = self.held_as(t.dtype)
@@ -173,7 +174,8 @@ class Evaluator:
         if function in ("max", "min") and not _all_numbers(args) and any(a.number is not None for a in args):
             x, n = (args[0], args[1]) if args[0].number is None else (args[1], args[0])
             if held != "bool":
-                return f"torch.clamp({self.cast(x, held)}, {function == 'max' and 'min' or 'max'}={self.cast(n, held)})", held
+                side = "min" if function == "max" else "max"
+                return f"torch.clamp({self.cast(x, held)}, {side}={self.cast(n, held)})", held
         if kind(result.dtype) != 2 and function in ("div", "mod"):
             name = "rt.divide_integers" if function == "div" else "rt.modulo_integers"
             operands = [self.cast(a, held) for a in args]
@@ -199,7 +201,7 @@ class Evaluator:
         return code, held
 
     def _comparison(self, template: str, args: list[Value]) -> str:
-        """Operands are rounded to their common type first: a wider intermediate must not differ from a stored result."""
+        """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
         operands = [self.cast(a, common) for a in args]
         if _all_numbers(args):
@@ -221,12 +223,6 @@ def value_children(e: Expr) -> tuple[Expr, ...]:
 
 def _all_numbers(args: list[Value]) -> bool:
     return all(a.number is not None for a in args)
-
-
-def _index_variables(e: Expr) -> tuple[str, ...]:
-    from tilec.ir.program import index_variables
-
-    return index_variables(e)
 
 
 def _number(n: bool | int | float) -> Value:
@@ -262,8 +258,6 @@ def fit(n: bool | int | float, dtype: str) -> bool | int | float:
 
 def identity_text(aggregation: str, dtype: str) -> str:
     """Python text of what an element that no point reaches holds."""
-    from tilec.ir.aggregations import AGGREGATIONS
-
     identity = AGGREGATIONS[aggregation].identity
     if dtype == "bool":
         return repr(identity is True or (isinstance(identity, (int, float)) and identity > 0))

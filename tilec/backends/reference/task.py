@@ -86,21 +86,11 @@ class Task:
             return f"{default}.clone()" if same else f"{default}.to(torch.{self.type.dtype})"
         return f"torch.full({tuple_text(self.type.shape)}, {self.identity}, {kind})"
 
-    def part(self, domain: Domain) -> str:
-        """Python text of the part of the output that a class writes: a view, one dimension an output variable."""
-        assert domain.slices is not None
-        texts = []
-        for s, size in zip(domain.slices, self.type.shape, strict=True):
-            if s.variable is None:
-                texts.append(str(s.start))
-                continue
-            count = domain.extent[s.variable]
-            if s.start == 0 and s.step == 1 and count == size:
-                texts.append(":")
-            else:
-                stop = s.start + s.step * (count - 1) + 1
-                texts.append(f"{s.start}:{stop}" + (f":{s.step}" if s.step != 1 and count > 1 else ""))
-        return self.out if all(t == ":" for t in texts) else f"{self.out}[{', '.join(texts)}]"
+    def part(self, domain: Domain, tensor: str | None = None) -> str:
+        """Python text of the part of the output (or of a tensor of its shape) that a class writes: a view, one
+        dimension an output variable."""
+        assert domain.target is not None
+        return domain.target.text(tensor or self.out, self.type.shape, domain.low, domain.extent)
 
 
 def residue_classes(moduli: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:

@@ -1,0 +1,200 @@
+"""A sum of products as a list of factors, each a function of some of the index variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilec.backends.reference.access import Frame, free, reach
+from tilec.backends.reference.code import Names
+from tilec.backends.reference.domain import Condition, Domain, access_conditions, constraining_accesses
+from tilec.backends.reference.scalar import Evaluator
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, index_variables, walk
+from tilec.ir.types import TensorType, kind
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor over `variables`: the product of `factors`, zero where `conditions` fail; or, where `code` is given, one
+    that is already computed, with its dimensions in the order of `variables`."""
+
+    variables: tuple[str, ...]
+    factors: tuple[Expr, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    code: str | None = None
+
+    def size(self, domain: Domain) -> int:
+        return math.prod(domain.extent[v] for v in self.variables)
+
+    def lone_access(self) -> Access | None:
+        """The access that the operand is a plain view of."""
+        if len(self.factors) == 1 and isinstance(self.factors[0], Access) and not self.conditions:
+            return self.factors[0]
+        return None
+
+    def copied(self, domain: Domain, types: Mapping[str, TensorType]) -> bool:
+        """Whether a matrix of it is larger than what it is read from: overlapping windows, or computed values."""
+        access = self.lone_access()
+        if self.code is not None:
+            return False
+        return access is None or self.size(domain) > math.prod(types[access.tensor].shape)
+
+
+@dataclass
+class Product:
+    """`scale` times the product of operands; `checked`: tensors that must be finite, since some operand is zero at
+    points that are not valid while others are not."""
+
+    operands: list[Operand]
+    scale: float | int
+    checked: list[str] = field(default_factory=list)
+
+
+def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr], float | int] | None:
+    """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse."""
+    match e:
+        case Int(n) | Float(n):
+            return [], n
+        case Inside():
+            return [], 1
+        case Call("neg", (a,)):
+            inner = split_factors(a, types)
+            return None if inner is None else (inner[0], -inner[1])
+        case Call("mul", (a, b)):
+            x, y = split_factors(a, types), split_factors(b, types)
+            return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
+        case Call("div", (a, b)) if kind(expression_type(e, types).dtype) == 2:
+            x = split_factors(a, types)
+            if isinstance(b, (Int, Float)):
+                return None if x is None or not b.value else (x[0], x[1] / b.value)
+            return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
+        case Call("ident" | "reverse_grad", (a, *_)):
+            return split_factors(a, types)
+    return [e], 1
+
+
+def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str) -> Product | None:
+    """The body of a class as a product whose every point outside the domain is zero; None where the arithmetic of its
+    type does not allow that (integers narrower than int64 wrap at each step)."""
+    split = split_factors(domain.statement.body, types)
+    if split is None:
+        return None
+    expressions, scale = split
+    if kind(dtype) != 2:
+        found = [expression_type(e, types) for e in expressions]
+        if any(t.dtype != "int64" for t in found):
+            return None
+    groups: dict[frozenset[str], list[Expr]] = {}
+    for e in expressions:
+        groups.setdefault(_variables(e, domain), []).append(e)
+    conditions = {c: frozenset(v for v in free(c.form) if domain.extent[v] > 1) for c in domain.conditions}
+    operands: list[Operand] = []
+    zeroed: set[int] = set()
+    for group, factors in groups.items():
+        absorbed = {c for e in factors if isinstance(e, Access) for c in _own_conditions(e, domain, types)}
+        inside = tuple(c for c, needed in conditions.items() if needed <= group and c not in absorbed)
+        if absorbed & conditions.keys() or inside:
+            zeroed.add(len(operands))
+        for c in (*absorbed, *inside):
+            conditions.pop(c, None)
+        operands.append(Operand(_ordered(group, factors, types, domain), tuple(factors), inside))
+    rest: dict[frozenset[str], list[Condition]] = {}
+    for c, needed in conditions.items():
+        rest.setdefault(needed, []).append(c)
+    for needed, kept in rest.items():
+        zeroed.add(len(operands))
+        operands.append(Operand(tuple(v for v in domain.low if v in needed), (), tuple(kept)))
+    guard = domain.statement.guard
+    if guard is not None:
+        zeroed.add(len(operands))
+        one = Call("select", (guard, Int(1), Int(0)))
+        operands.append(Operand(_ordered(_variables(guard, domain), [guard], types, domain), (one,)))
+    result = Product(operands, scale)
+    if zeroed:
+        exposed = [o for k, o in enumerate(operands) if zeroed != {k} and o.factors]
+        if any(not _passes_finite(e) for o in exposed for e in o.factors):
+            return None
+        tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining_accesses(e)}
+        result.checked = [t for t in tensors if kind(types[t].dtype) == 2]
+    return result
+
+
+def _passes_finite(e: Expr) -> bool:
+    """Whether finite tensors give finite values: a bare element does, and a select or product of such."""
+    match e:
+        case Access() | Int() | Float():
+            return True
+        case Call("select", (_, a, b)):
+            return _passes_finite(a) and _passes_finite(b)
+        case Call("sin" | "cos" | "tanh" | "sigmoid" | "relu" | "neg" | "abs" | "erf" | "sign" | "max" | "min", args):
+            return all(map(_passes_finite, args))
+    return False
+
+
+def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+    """Conditions of an access that reading it from a copy extended by zeros takes care of."""
+    forms = [linear(e) for e in access.index]
+    if reach(domain, forms, types[access.tensor].shape) is None:
+        return ()
+    return access_conditions(access, types)
+
+
+def _variables(e: Expr, domain: Domain) -> frozenset[str]:
+    return frozenset(v for v in index_variables(e) if domain.extent[v] > 1)
+
+
+def _ordered(
+    group: frozenset[str], factors: list[Expr], types: Mapping[str, TensorType], domain: Domain
+) -> tuple[str, ...]:
+    """The variables by how far apart their neighbours lie in memory, if tensors are contiguous: farthest first."""
+    accesses = [a for e in factors for a in walk(e) if isinstance(a, Access)]
+    if not accesses:
+        return tuple(v for v in domain.low if v in group)
+    largest = max(accesses, key=lambda a: math.prod(types[a.tensor].shape))
+    distance = dict.fromkeys(group, 0.0)
+    stride = 1
+    for e, n in zip(reversed(largest.index), reversed(types[largest.tensor].shape), strict=True):
+        form = linear(e)
+        for v in form.variables():
+            if v in group:
+                distance[v] += stride * abs(float(form.coefficient(v)))
+        stride *= n
+    place = {v: k for k, v in enumerate(domain.low)}
+    return tuple(sorted(group, key=lambda v: (-distance[v], place[v])))
+
+
+def emit(
+    operand: Operand,
+    order: tuple[str, ...],
+    domain: Domain,
+    types: Mapping[str, TensorType],
+    local: Mapping[str, str],
+    names: Names,
+    loops: Mapping[str, tuple[str, str]],
+    dtype: str,
+) -> tuple[list[str], list[str], str]:
+    """Lines before the loops, lines inside them, and text of the operand with dimensions `order`, in `dtype`."""
+    if operand.code is not None:
+        text = operand.code
+        places = [operand.variables.index(v) for v in order]
+        if places != list(range(len(order))):
+            text += f".permute({', '.join(map(str, places))})"
+        slices = [":".join(loops[v]) if v in loops else ":" for v in order]
+        while slices and slices[-1] == ":":
+            slices.pop()
+        return [], [], f"{text}[{', '.join(slices)}]" if slices else text
+    frame = Frame(domain, order, types, local, names, loops)
+    tests = [t for c in operand.conditions for t in frame.tests(c)]
+    if not operand.factors:
+        return frame.prologue, frame.lines, f"({' & '.join(tests)}).to(torch.{dtype})"
+    evaluator = Evaluator(frame, *operand.factors)
+    texts = [evaluator.tensor(evaluator.value(e), dtype) for e in operand.factors]
+    text = " * ".join(texts)
+    if len(texts) > 1:
+        text = f"({text})"
+    if tests:
+        text = f"torch.where({' & '.join(tests)}, {text}, {0 if kind(dtype) == 1 else 0.0})"
+    return frame.prologue, frame.lines, text
