@@ -94,10 +94,14 @@ def _rank(i: Input, program: Program) -> int | None:
     if i.dims is not None:
         return len(i.dims)
     for s in program.statements:
-        for root in (s.body, *(x for x in (s.guard, s.init) if x is not None), *(s.index or ())):
-            for e in walk(root):
-                if isinstance(e, Access) and e.tensor == i.name:
-                    return len(e.index)
+        roots = [s.body, *(x for x in (s.guard, s.init) if x is not None), *(s.index or ())]
+        nodes = [e for root in roots for e in walk(root)]
+        whole = {id(a) for e in nodes if isinstance(e, Call) and e.function in ("shape", "as_type") for a in e.args}
+        for e in nodes:
+            if isinstance(e, Access) and e.tensor == i.name:
+                return len(e.index)
+            if s.index is not None and e == Name(i.name) and id(e) not in whole:
+                return 0
         if s.default == i.name and s.index is not None:
             return len(s.index)
     return None

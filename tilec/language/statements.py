@@ -160,7 +160,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     )
     _check_depth(statement)
     _check_left(s, statement, scope)
-    _check_bounds(s, statement, values)
+    _check_bounds(s, statement, values, body)
     add(statement, scope, span)
 
 
@@ -336,14 +336,12 @@ def _tensors_read(e: Expr) -> set[str]:
     return found
 
 
-def _check_bounds(s: StatementSyntax, statement: Statement, values: Values) -> None:
+def _check_bounds(s: StatementSyntax, statement: Statement, values: Values, body: Expr) -> None:
     assert statement.index is not None
     roots = [r for r in (statement.guard, statement.body) if r is not None]
-    order = dict.fromkeys([*index_variables(*statement.index), *direct_variables(s.body)])
+    order = dict.fromkeys([*index_variables(*statement.index), *direct_variables(body)])
     where = Call("tuple", (*statement.index, s.body), span=s.span)
-    values.check_bounded(
-        order, *roots, constraints=statement.constraints, where=where, own=statement.output, left=statement.index
-    )
+    values.check_bounded(order, *roots, constraints=statement.constraints, where=where, left=statement.index)
 
 
 def _check_depth(statement: Statement) -> None:

@@ -142,9 +142,10 @@ class Values:
                     self.placed.add(id(c))
         return tuple(found)
 
-    def check_bounded(self, variables, *roots, constraints=(), where, own=None, left=()) -> None:
-        """Raise UnboundIndex for the variables of a region that nothing confines."""
-        forms = [i for access in confining(*left, *roots, own=own) for i in access.index]
+    def check_bounded(self, variables, *roots, constraints=(), where, left=()) -> None:
+        """Raise UnboundIndex for the variables of a region that nothing confines; reads of the statement's own output
+        confine nothing."""
+        forms = [i for access in confining(*left, *roots, own=self.scope.current) for i in access.index]
         free = unbounded(variables, [*left, *forms, *(c.expr for c in constraints)])
         if free:
             names = ", ".join(f"`{v}`" for v in free)
