@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilec.errors import UnboundIndex
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_affine
 from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement
-from tilec.lattice.hermite import integral_points
-from tilec.lattice.sets import Shapes, bounds, domain, shapes_of
+from tilec.lattice.hermite import integral_points, rank
+from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
+from tilec.transforms.reduce import anchor
 
 
 def defract(program: Program) -> Program:
@@ -46,7 +46,7 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     result = replace(result, constraints=(*result.constraints, *(Constraint(Index(v), Int(n)) for v, n in classes)))
     for constraint in fractional:
         result = _without(constraint, result, shapes)
-    return result
+    return anchor(result, shapes)
 
 
 def _integral(c: Constraint) -> bool:
@@ -113,14 +113,20 @@ class _Fresh:
 
 
 def _without(c: Constraint, s: Statement, shapes: Shapes) -> Statement:
-    """The statement without a constraint that asked for an integer, if the ranges of the variables already imply it."""
-    trial = replace(s, constraints=tuple(other for other in s.constraints if other is not c))
+    """The statement without a constraint that asked for an integer, if the other conditions imply it and are still
+    enough to bound every variable."""
     form = linear(c.expr)
-    try:
-        box = bounds(trial, shapes)
-    except UnboundIndex:
+    if not form.is_integral or not form.is_affine or not isinstance(c.bound, Int):
         return s
-    if box is None or not form.is_integral or not form.is_affine or not isinstance(c.bound, Int):
+    trial = replace(s, constraints=tuple(other for other in s.constraints if other is not c))
+    points = domain(trial, shapes)
+    if not set(form.variables()) <= set(points.variables):
+        return s
+    rows = [[d.form.coefficient(v) for v in points.variables] for d in points.conditions if d.form.is_affine]
+    if rank(rows) < len(points.variables):
+        return s
+    box = bounds_of(points)
+    if box is None:
         return s
     ends = [(form.coefficient(v) * box[v][0], form.coefficient(v) * box[v][1]) for v in form.variables()]
     low = form.constant + sum(min(pair) for pair in ends)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Constraint, Int, Program, Statement
+from tilec.ir.index import Affine, integer, linear, substitute_affine
+from tilec.ir.program import Call, Constraint, Expr, Index, Int, Program, Statement, index_variables
 from tilec.lattice.hermite import contains, identity
-from tilec.lattice.sets import Box, Domain, Shapes, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Box, Domain, Shapes, bounds, bounds_of, domain, shapes_of
 
 
 def reduce(program: Program) -> Program:
@@ -40,7 +40,24 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
     change = {v: solved[v].substitute(names) if v in solved else names[v] for v in points.variables}
     reduced = substitute_affine(s, change)
     lost = tuple(_integrality(v, change, box) for v in solved if not _implied(v, change, points))
-    return replace(reduced, constraints=(*reduced.constraints, *lost))
+    return anchor(replace(reduced, constraints=(*reduced.constraints, *lost)), shapes)
+
+
+def anchor(s: Statement, shapes: Shapes) -> Statement:
+    """The statement with a guard that always holds for each variable that only constraints are left to name: a source
+    may not have such variables, and what a pass makes is to be a source."""
+    guard = () if s.guard is None else (s.guard,)
+    placed = set(index_variables(*(s.index or ()), *guard, s.body))
+    alone = [v for v in index_variables(*(c.expr for c in s.constraints)) if v not in placed]
+    if not alone:
+        return s
+    box = bounds(s, shapes) or dict.fromkeys(alone, (0, 0))
+    facts: list[Expr] = [Call("ge", (Index(v), integer(box[v][0]))) for v in alone]
+    facts += [Call("ne", (condition, Int(0))) for condition in guard]
+    joined = facts[0]
+    for fact in facts[1:]:
+        joined = Call("and", (joined, fact))
+    return replace(s, guard=joined)
 
 
 def _coordinate(i: int) -> str:
