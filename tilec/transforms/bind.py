@@ -23,13 +23,13 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
-    children,
     expressions,
     rebuild,
     walk,
 )
 from tilec.ir.types import WEAK_INT, TensorType
 from tilec.language import show_expr
+from tilec.transforms.appearance import keep_variables
 from tilec.transforms.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
 from tilec.transforms.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.naming import Names
@@ -221,6 +221,7 @@ class _Binder:
             body=values.bind(s.body),
             constraints=values.constraints(s.constraints),
         )
+        new = keep_variables(new, s)
         self.emit(new)
         if any(map(scaled_by_sizes, expressions(s))):
             check_bounded(new, self.sizes.shapes)
@@ -239,8 +240,8 @@ class _Binder:
     def _left_out_sizes(self, s: Statement) -> tuple[Int, ...]:
         """Sizes from where the output's index variables stand bare as indices of what the statement reads."""
         found: dict[str, dict[str, int]] = {}
-        for e in (s.body,) if s.guard is None else (s.guard, s.body):
-            for access in _reads(e):
+        for e in (*(s.index or ()), *(() if s.guard is None else (s.guard,)), s.body):
+            for access in (x for x in walk(e) if isinstance(x, Access)):
                 for axis, (i, size) in enumerate(zip(access.index, self.scope.shape(access), strict=True)):
                     if isinstance(i, Index):
                         found.setdefault(i.name, {})[f"dimension {axis} of {access.tensor}"] = size
@@ -285,22 +286,3 @@ class _Binder:
                 result.append(s)
                 read.update(x.tensor for e in expressions(s) for x in walk(e) if isinstance(x, Access))
         return tuple(reversed(result))
-
-
-def _reads(e: Expr) -> Iterator[Access]:
-    """Accesses in which a variable may show a size: not those in `pad`, nor with what an aggregation binds."""
-    match e:
-        case Pad():
-            yield from _reads(e.value)
-        case Aggregate():
-            for access in (a for child in children(e) for a in _reads(child)):
-                yield replace(access, index=tuple(Int(0) if _bound_by(i, e) else i for i in access.index))
-        case _:
-            if isinstance(e, Access):
-                yield e
-            for child in children(e):
-                yield from _reads(child)
-
-
-def _bound_by(i: Expr, e: Aggregate) -> bool:
-    return isinstance(i, Index) and i.name in e.bound

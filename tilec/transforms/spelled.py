@@ -12,7 +12,6 @@ from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
     Aggregate,
-    Call,
     Expr,
     Float,
     Index,
@@ -24,6 +23,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import ElementType, TensorType, kind
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
+from tilec.transforms.appearance import conjunction, keep_variables
 from tilec.transforms.broadcast import Axes, axes
 from tilec.transforms.naming import Names
 
@@ -43,6 +43,7 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     if points:
         return [total, _elementwise(s, whole, value / Int(points), target, types, total)]
     count = replace(total, output=names.fresh(f"{s.output}_count"), body=_product_of_insides(s.body), attributes=())
+    count = keep_variables(count, total)
     n = whole.read(count.output, target.shape)
     value = value / call("max", n, Int(1))
     if s.default is not None:
@@ -63,7 +64,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
         output=names.fresh(f"{s.output}_first"),
         aggregation="min",
         body=number,
-        guard=_both(s.guard, _holds(s, extreme, element), types),
+        guard=conjunction([*([] if s.guard is None else [s.guard]), _holds(s, extreme, element)]),
         attributes=(),
     )
     whole = axes(target.shape)
@@ -164,11 +165,3 @@ def _holds(s: Statement, extreme: Statement, element: ElementType) -> Expr:
     if kind(element.dtype) != 2:
         return found
     return call("or", found, call("ne", body, body))
-
-
-def _both(guard: Expr | None, condition: Expr, types: Types) -> Expr:
-    if guard is None:
-        return condition
-    if expression_type(guard, types).dtype != "bool":
-        guard = call("ne", guard, Int(0))
-    return Call("and", (guard, condition))

@@ -24,6 +24,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import CASTS, TensorType
 from tilec.language import show_expr
+from tilec.transforms.appearance import keep_aggregate
 from tilec.transforms.broadcast import Axes, Shape
 from tilec.transforms.sizes import Sizes, counted
 
@@ -106,12 +107,13 @@ class Values:
                 return inner
             case Aggregate():
                 nested = Values(self.scope, None) if self.axes is not None else self
-                return replace(
+                new = replace(
                     e,
                     guard=None if e.guard is None else nested.bind(e.guard),
                     body=nested.bind(e.body),
                     constraints=nested.constraints(e.constraints),
                 )
+                return keep_aggregate(new)
             case Call():
                 special = _SPECIAL.get(e.function)
                 return special(self, e) if special else replace(e, args=tuple(map(self.bind, e.args)))
