@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
+from tilec.backends.reference.scatter import scatter
 from tilec.backends.reference.task import Task
 from tilec.errors import InternalMistake
 
@@ -17,7 +18,12 @@ def empty(task: Task) -> list[str] | None:
     return None if task.flat_domain is not None else [f"{task.out} = {task.allocation(filled=True)}"]
 
 
-RULES: tuple[Rule, ...] = (empty, product, general)
+def scattered(task: Task) -> list[str] | None:
+    """Whatever the other rules leave: positions in the output are computed."""
+    return scatter(task, lines_for)
+
+
+RULES: tuple[Rule, ...] = (empty, product, general, scattered)
 
 
 def lines_for(task: Task) -> list[str]:
