@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilec.backends.reference.convolution import convolution
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
 from tilec.backends.reference.scatter import scatter
@@ -23,12 +24,22 @@ def scattered(task: Task) -> list[str] | None:
     return scatter(task, lines_for)
 
 
-RULES: tuple[Rule, ...] = (empty, product, general, scattered)
+EXACT: tuple[Rule, ...] = (general, scattered)
+RULES: tuple[Rule, ...] = (empty, convolution, product, *EXACT)
 
 
 def lines_for(task: Task) -> list[str]:
     """Python lines after which the statement's output is bound to its local name."""
-    for rule in RULES:
+    return _first(task, RULES)
+
+
+def exact_lines(task: Task) -> list[str]:
+    """The same by point-wise evaluation with masks: nothing is added for points that are not valid."""
+    return _first(task, EXACT)
+
+
+def _first(task: Task, rules: tuple[Rule, ...]) -> list[str]:
+    for rule in rules:
         lines = rule(task)
         if lines is not None:
             return lines

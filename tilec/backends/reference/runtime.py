@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 Tensor = torch.Tensor
+Ints = Sequence[int]
 
 
 def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:
@@ -112,3 +113,34 @@ def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
         return torch.matmul(a, b)
     result = torch.matmul(a.float(), b.float())
     return result if wide else result.to(a.dtype)
+
+
+def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
+    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU, which has no fast one."""
+    if x.dtype is torch.float16 and x.device.type == "cpu":
+        return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
+    zero = [0] * len(stride)
+    return torch.convolution(x, k, None, stride, padding, dilation, False, zero, groups)
+
+
+def convolution_input(
+    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """The gradient of `convolution` by x, of which only shape and layout matter."""
+    return _convolution_backward(g, x, k, stride, padding, dilation, groups, 0)
+
+
+def convolution_kernel(
+    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """The gradient of `convolution` by k, of which only shape and layout matter."""
+    return _convolution_backward(g, x, k, stride, padding, dilation, groups, 1)
+
+
+def _convolution_backward(g, x, k, stride, padding, dilation, groups, which):
+    if g.dtype is torch.float16 and g.device.type == "cpu":
+        wide = _convolution_backward(g.float(), x.float(), k.float(), stride, padding, dilation, groups, which)
+        return wide.half()
+    zero, mask = [0] * len(stride), [which == 0, which == 1, False]
+    backward = torch.ops.aten.convolution_backward
+    return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]

@@ -107,7 +107,9 @@ def _scatter_lines(task: Task, domain: Domain, positions: Positions) -> list[str
     buffer = task.names.fresh(task.out.lower())
     rows = count + (1 if domain.masked else 0)
     buffer_shape = tuple_text([rows, *(shape[a] for a in positions.plain)])
-    initial = int(identity_text(aggregation, "bool") == "True") if dtype == "bool" else identity_text(aggregation, dtype)
+    initial = (
+        int(identity_text(aggregation, "bool") == "True") if dtype == "bool" else identity_text(aggregation, dtype)
+    )
     lines = [f"{buffer} = torch.full({buffer_shape}, {initial}, dtype=torch.{held}, device=device)"]
     seen = None
     if s.default is not None:
@@ -182,9 +184,12 @@ class _Pass:
         name = task.names.fresh("values")
         lines.append(f"{name} = ({code}).expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})")
         at = task.names.fresh("at")
-        masked_plain = mask is not None and any(
-            v in plain for c in domain.conditions for v in free(c.form)
-        ) or s.guard is not None and bool(plain)
+        masked_plain = (
+            mask is not None
+            and any(v in plain for c in domain.conditions for v in free(c.form))
+            or s.guard is not None
+            and bool(plain)
+        )
         whole = [*flat, *(tail if masked_plain else ["1"] * len(tail))]
         lines.append(f"{at} = ({position}).expand({tuple_text(whole)}).reshape({tuple_text(['-1', *whole[split:]])})")
         lines += self._combine(buffer, name, at, aggregation, seen, loops, masked_plain, shift)
