@@ -13,6 +13,7 @@ BODIES = [
     # names
     ("NameMistake", "O = «foo»(A);", "no function `foo`"),
     ("NameMistake", "O = «esp»(A);", "did you mean `exp`?"),
+    ("NameMistake", "O = «prng_step»(A);", "rand(S, e)"),
     ("NameMistake", "O = «A»(B);", "its elements are read with A[...]"),
     ("NameMistake", "O = «Aa» + 1;", "did you mean `A`?"),
     ("NameMistake", "O[i : N] = «Cc»[i];", "nothing here is named `Cc`"),

@@ -102,6 +102,8 @@ class Values:
         symbol = self.scope.symbols.get(e.function)
         if symbol is not None:
             hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
+        elif e.function.startswith("prng"):
+            hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
             callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
             hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS])
