@@ -213,7 +213,7 @@ class _Component:
     def contains(self, box: list[tuple[int, int]]) -> bool:
         interval = self._interval()
         if interval is not None:
-            return not self.variables or interval[0] <= box[0][0] and box[0][1] <= interval[1]
+            return all(interval[0] <= low and high <= interval[1] for low, high in box or [(0, 0)])
         return _contains(len(self.variables), self._text(), tuple(box))
 
     def injective(self, rows: Sequence[Affine]) -> bool:

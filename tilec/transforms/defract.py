@@ -18,7 +18,7 @@ from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_aff
 from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement
 from tilec.lattice.hermite import integral_points, rank
 from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
-from tilec.transforms.reduce import anchor
+from tilec.transforms.reduce import placed
 
 
 def defract(program: Program) -> Program:
@@ -46,7 +46,7 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     result = replace(result, constraints=(*result.constraints, *(Constraint(Index(v), Int(n)) for v, n in classes)))
     for constraint in fractional:
         result = _without(constraint, result, shapes)
-    return anchor(result, shapes)
+    return placed(result)
 
 
 def _integral(c: Constraint) -> bool:

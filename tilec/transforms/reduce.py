@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.index import Affine, integer, linear, substitute_affine
-from tilec.ir.program import Call, Constraint, Expr, Index, Int, Program, Statement, index_variables
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Constraint, Int, Program, Statement, index_variables
 from tilec.lattice.hermite import contains, identity
-from tilec.lattice.sets import Box, Domain, Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Box, Domain, Shapes, bounds_of, domain, shapes_of
+from tilec.transforms.appearance import anchor
 
 
 def reduce(program: Program) -> Program:
@@ -40,24 +41,16 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
     change = {v: solved[v].substitute(names) if v in solved else names[v] for v in points.variables}
     reduced = substitute_affine(s, change)
     lost = tuple(_integrality(v, change, box) for v in solved if not _implied(v, change, points))
-    return anchor(replace(reduced, constraints=(*reduced.constraints, *lost)), shapes)
+    return placed(replace(reduced, constraints=(*reduced.constraints, *lost)))
 
 
-def anchor(s: Statement, shapes: Shapes) -> Statement:
-    """The statement with a guard that always holds for each variable that only constraints are left to name: a source
-    may not have such variables, and what a pass makes is to be a source."""
+def placed(s: Statement) -> Statement:
+    """The statement with its variables that only constraints are left to name kept in sight: a source may not have such
+    variables, and what a pass makes is to be a source."""
     guard = () if s.guard is None else (s.guard,)
-    placed = set(index_variables(*(s.index or ()), *guard, s.body))
-    alone = [v for v in index_variables(*(c.expr for c in s.constraints)) if v not in placed]
-    if not alone:
-        return s
-    box = bounds(s, shapes) or dict.fromkeys(alone, (0, 0))
-    facts: list[Expr] = [Call("ge", (Index(v), integer(box[v][0]))) for v in alone]
-    facts += [Call("ne", (condition, Int(0))) for condition in guard]
-    joined = facts[0]
-    for fact in facts[1:]:
-        joined = Call("and", (joined, fact))
-    return replace(s, guard=joined)
+    named = set(index_variables(*(s.index or ()), *guard, s.body))
+    alone = [v for v in index_variables(*(c.expr for c in s.constraints)) if v not in named]
+    return anchor(s, alone) if alone else s
 
 
 def _coordinate(i: int) -> str:
@@ -67,7 +60,8 @@ def _coordinate(i: int) -> str:
 
 def _eliminate(output: list[Affine], variables: tuple[str, ...], box: Box | None) -> dict[str, Affine]:
     """One variable for each independent row, as a form in the coordinates and the other variables. The one whose range
-    times coefficient is largest is taken, so that few points remain to be visited for the others."""
+    times coefficient is largest is taken, so that few points remain to be visited for the others; the largest
+    coefficient where that is equal."""
     extent = {v: box[v][1] - box[v][0] + 1 if box else 1 for v in variables}
     solved: dict[str, Affine] = {}
     for form in output:
@@ -75,7 +69,8 @@ def _eliminate(output: list[Affine], variables: tuple[str, ...], box: Box | None
         candidates = [v for v in variables if row.coefficient(v)]
         if not candidates:
             continue
-        pivot = max(candidates, key=lambda v: abs(row.coefficient(v)) * extent[v])
+        weight = {v: (abs(row.coefficient(v)) * extent[v], abs(row.coefficient(v))) for v in candidates}
+        pivot = max(candidates, key=lambda v: weight[v])
         c = row.coefficient(pivot)
         value = (Affine.variable(_coordinate(len(solved))) - row + Affine.variable(pivot, c)) * (1 / c)
         solved = {v: other.substitute({pivot: value}) for v, other in solved.items()}
