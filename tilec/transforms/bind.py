@@ -31,6 +31,7 @@ from tilec.ir.types import WEAK_INT, TensorType
 from tilec.language import show_expr
 from tilec.transforms.appearance import keep_variables
 from tilec.transforms.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
+from tilec.transforms.copies import drop_copies
 from tilec.transforms.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.naming import Names
 from tilec.transforms.sizes import DividesByZero, bind_inputs, counted, size_inputs
@@ -73,7 +74,8 @@ class _Binder:
             elif not self.size_statement(s):
                 self.elementwise(s, called)
         inputs = tuple(replace(i, dims=self.types[i.name].shape) for i in self.program.inputs)
-        return Program(self.program.name, inputs, self.program.outputs, self._read_statements())
+        program = Program(self.program.name, inputs, self.program.outputs, self._read_statements())
+        return drop_copies(program, self.types)
 
     def emit(self, s: Statement) -> None:
         t = statement_type(s, self.types)
