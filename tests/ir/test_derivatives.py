@@ -89,10 +89,8 @@ def number(e: Expr, values: dict[str, sympy.Expr]) -> sympy.Expr:
 def test_every_row_is_accounted_for():
     integers = {dtype for dtype in CASTS if dtype not in FLOATS}
     assert set(FUNCTIONS) == set(MEANING) | FLAT | WHOLE | BY_HAND | integers
-    for name in FLAT | WHOLE:
+    for name in FLAT | WHOLE | integers:
         assert FUNCTIONS[name].pullback is None, name
-    for name in integers:
-        assert FUNCTIONS[name].pullback(Name("G"), (Name("X"),), Call(name, (Name("X"),))) == (None,)
 
 
 @pytest.mark.parametrize("name", sorted(MEANING))

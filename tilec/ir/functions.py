@@ -1,10 +1,11 @@
 """THE table of scalar functions and operators. Adding a function is adding a row.
 
-A row holds the name, the number of arguments, how the result's type follows, what NumPy computes (for the oracle), the torch
-expression (for the torch backend), the pullback (for gradients) and, for operators, how it is written.
+A row holds the name, the number of arguments, how the result's type follows, what NumPy computes (for the oracle), the
+torch expression (for the torch backend), the pullback (for gradients) and, for operators, how it is written.
 
-A pullback takes (g, args, f): the cotangent of the result, the arguments and the call itself; it returns one cotangent an
-argument, None for zero. It is linear in g, and written so that 0 * inf cannot arise where the derivative is zero.
+A pullback takes (g, args, f): the cotangent of the result, the arguments and the call itself; it returns one cotangent
+an argument, None for zero. It holds g once in each, so that gradients of deep expressions stay small, and hides it by a
+condition (`c ? g : 0`) where the derivative is zero whatever else is infinite.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.program import Call, Expr, Float, Int
-from tilec.ir.types import CASTS
+from tilec.ir.types import CASTS, FLOATS
 
 Pullback = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
 
@@ -194,7 +195,7 @@ _row("reverse_grad", 2, "like0", lambda x, s: x, "{0}", lambda g, a, f: (-(g * a
 
 # casts: `float32(x)` and friends; `as_type(x, Y)` is x in the element type of Y (what a gradient ends with)
 for _dtype in CASTS:
-    _row(_dtype, 1, _dtype, None, f"{{0}}.to(torch.{_dtype})", lambda g, a, f: (g,) if f.function.startswith(("f", "b")) else (None,))  # fmt: skip
+    _row(_dtype, 1, _dtype, None, f"{{0}}.to(torch.{_dtype})", (lambda g, a, f: (g,)) if _dtype in FLOATS else None)
 _row("bool", 1, "bool", lambda x: np.asarray(x) != 0, "{0}.to(torch.bool)")
 _row("uint16", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**16, "torch.remainder({0}.to(torch.int64), 2**16)")
 _row("uint32", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**32, "torch.remainder({0}.to(torch.int64), 2**32)")

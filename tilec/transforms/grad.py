@@ -23,7 +23,6 @@ from tilec.ir.program import (
     Program,
     Statement,
     reads,
-    rebuild,
     walk,
 )
 from tilec.transforms.adjoint import Contraction
@@ -32,7 +31,7 @@ from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
 from tilec.transforms.simplify import simplify
 
-DEEPEST = 16  # elementwise expressions are cut into statements of this many levels, so that gradients stay linear
+DEEPEST = 8  # elementwise expressions are cut into statements of this many levels, so that gradients stay linear
 MOST_TERMS = 8  # cotangents added up in one statement
 
 
@@ -230,8 +229,8 @@ class _Reverse:
             if s.index is not None or (isinstance(s.body, Call) and s.body.function in STRUCTURAL):
                 result.append(s)
             elif isinstance(s.body, Call):
-                body = rebuild(s.body, lambda e, base=s.output: visit(e, base)[0])
-                result.append(replace(s, body=body))
+                args = tuple([visit(a, s.output)[0] for a in s.body.args])
+                result.append(replace(s, body=replace(s.body, args=args)))
             else:
                 result.append(replace(s, body=visit(s.body, s.output)[0]))
         return result
@@ -241,8 +240,8 @@ def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:
     """The tensors that depend on the sources through derivatives, the sources among them."""
     active = set(sources)
     for s in program.statements:
-        whole = isinstance(s.body, Call) and s.body.function in STRUCTURAL
-        if any(name in active for name in value_reads(s.body.args[0] if whole else s.body)) or s.default in active:
+        body = s.body.args[0] if isinstance(s.body, Call) and s.body.function in STRUCTURAL else s.body
+        if any(name in active for name in value_reads(body)) or s.default in active:
             active.add(s.output)
     return active
 

@@ -3,7 +3,7 @@
 A cotangent is a value and the conditions under which it is not zero. Conditions are kept apart so that no derivative is
 multiplied by a zero that ought to have hidden it (0 * inf), and so that they can become the guard of a statement.
 Products are taken as a whole: the cotangent of a factor is the cotangent of the product times the other factors, in the
-order of the source. A body of n nodes and depth d gives n cotangents of at most n nodes and a chain of d factors each.
+order of the source. A body of n nodes and depth d gives at most n cotangents of d factors, each of at most n nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, children
 from tilec.transforms.simplify import fold, is_bool, truth
+
+LONGEST = 16  # factors or conditions in a row, beyond which they are grouped
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,43 @@ def product(first: Expr, *others: Expr) -> Expr:
     return first
 
 
+def _joined(function: str, operands: list[Expr]) -> Expr:
+    """All operands under an associative function: from left to right, or as a balanced tree where they are many."""
+    if len(operands) > LONGEST:
+        half = len(operands) // 2
+        return Call(function, (_joined(function, operands[:half]), _joined(function, operands[half:])))
+    result, *others = operands
+    for e in others:
+        result = Call(function, (result, e))
+    return result
+
+
+def shortened(e: Expr) -> Expr:
+    """A long chain of factors and divisors with these gathered in groups, so that its text is not nested too deeply."""
+    factors: list[Expr] = []
+    divisors: list[Expr] = []
+    negative, base = False, e
+    while isinstance(base, Call) and base.function in ("mul", "div", "neg"):
+        negative ^= base.function == "neg"
+        if base.function != "neg":
+            (factors if base.function == "mul" else divisors).insert(0, base.args[1])
+        base = base.args[0]
+    if len(factors) + len(divisors) <= LONGEST:
+        return e
+    for k in range(0, max(len(factors), len(divisors)), LONGEST):
+        if factors[k : k + LONGEST]:
+            base = base * _joined("mul", factors[k : k + LONGEST])
+        if divisors[k : k + LONGEST]:
+            base = base / _joined("mul", divisors[k : k + LONGEST])
+    return -base if negative else base
+
+
 def conjunction(conditions: tuple[Expr, ...]) -> Expr | None:
     """All of the conditions, as one; None if there are none."""
     distinct = list(dict.fromkeys(conditions))
     if len(distinct) < 2:
         return distinct[0] if distinct else None
-    result, *others = (c if is_bool(c) else Call("ne", (c, ZERO)) for c in distinct)
-    for c in others:
-        result = Call("and", (result, c))
-    return result
+    return _joined("and", [c if is_bool(c) else Call("ne", (c, ZERO)) for c in distinct])
 
 
 def negation(condition: Expr) -> Expr:
@@ -116,7 +146,7 @@ def pull_back(
             continue
         match e:
             case Access() | Name():
-                yield Leaf(e, g, where)
+                yield Leaf(e, Cotangent(shortened(g.value), g.masks), where)
             case Pad():
                 outside = g.where(Call("eq", (Pad(_inside(e.access), ZERO), ZERO)))
                 if outside is not None:

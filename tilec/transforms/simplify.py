@@ -63,7 +63,7 @@ def simplify(program: Program, outputs: Sequence[str] | None = None) -> Program:
         if source != s.output and s.output not in wanted:
             same[s.output] = source
         elif source != s.output and _copied(s) is None:
-            kept.append(Statement(s.output, None, None, Name(source), attributes=s.attributes, span=s.span))
+            kept.append(_copy(s, source))
         else:
             kept.append(s)
     return replace(program, outputs=wanted, statements=drop_dead(kept, wanted))
@@ -83,6 +83,13 @@ def drop_dead(statements: Sequence[Statement], wanted: Sequence[str]) -> tuple[S
 def _right_side(s: Statement) -> Statement:
     """What two statements of equal value have in common: all but the name, the attributes and the spans."""
     return replace(s, output="", attributes=())
+
+
+def _copy(s: Statement, source: str) -> Statement:
+    """The statement that gives its output the value of `source`, which has the same right side."""
+    index = None if s.index is None else tuple(Index(f"i{d}") for d in range(len(s.index)))
+    body: Expr = Name(source) if index is None else Access(source, index)
+    return Statement(s.output, index, s.sizes, body, attributes=s.attributes, span=s.span)
 
 
 def _copied(s: Statement) -> str | None:
