@@ -163,6 +163,9 @@ BODIES = [
     ("SyntaxMistake", "[«a»] O = A;", "unexpected `a`"),
 ]
 
+DOUBLING = (
+    "function f(A) -> (B) { A0 = A; " + " ".join(f"A{n} = A{n - 1} * A{n - 1};" for n in range(1, 100)) + " B = A99; }"
+)
 SOURCES = [
     ("SyntaxMistake", "«»", "the source is empty"),
     ("SyntaxMistake", "«»  // nothing but this\n# and this\n", "the source is empty"),
@@ -207,11 +210,8 @@ SOURCES = [
         "function f(A[N], P) -> (B) { B[i : P] = A[i]; } function g(A[N]) -> (B) { B = f(A, «A»); }",
         "as a size",
     ),
-    (
-        "AggregationMistake",
-        "function f(A) -> (A) {} function g(A[N]) -> (B) { B[i : N] = «f»(A[i]); }",
-        "whole tensors",
-    ),
+    ("AggregationMistake", "function f(A[N]) -> (A) {} function g(A[N]) -> (B) { B[i : N] = «f»(A[i]); }", "whole"),
+    ("AggregationMistake", f"{DOUBLING} function g(A[N]) -> (B) {{ B[i : N] = «f»(A[i]); }}", "10000 operations"),
 ]
 
 

@@ -54,6 +54,7 @@ function scale(X, S) -> (Y) { Z = X * S; Y = relu(Z); }
 function resize(A[N], P) -> (B) { B[i : P] = A[i]; }
 function same3(A[3]) -> (A) {}
 function gated(X, G[]) -> (Y) { Y[i : shape(X, 0)] = X[i] * G default X; }
+function gate(X, S[]) -> (Y) { Z = X * sigmoid(S); Y = Z * Z; }
 function steps(B[T]) -> (H) { H[t : T] = H[t - 1] + B[t]; }
 """
 CALLS = {
@@ -70,6 +71,10 @@ CALLS = {
     ),
     "O = same3(V);": "Same3_A_0 = same(D, 3); O = V;",
     "O = gated(V, S);": "O[i : shape(V, 0)] = V[i] * S default V;",
+    "O[i : D] = +(gate(V[i] + 1, K[j, k, i]) * 2);": (
+        "O[i : D] = +((V[i] + 1) * sigmoid(K[j, k, i]) * ((V[i] + 1) * sigmoid(K[j, k, i])) * 2);"
+    ),
+    "O = sum(gate(V[i], V[i] > 0 ? V[i]));": ("O = sum(V[i] > 0 ? V[i] * sigmoid(V[i]) * (V[i] * sigmoid(V[i])));"),
     "O = steps(V);": "O[t : D] = O[t - 1] + V[t];",
 }
 

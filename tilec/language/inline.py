@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, SizeMistake, Span
+from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
     Expr,
+    Float,
     Input,
     Int,
     Name,
@@ -23,6 +25,9 @@ from tilec.language.scope import Scope
 from tilec.language.syntax import Apply, plural
 from tilec.language.values import Expansion, Region, Values, add
 
+# beside indices a call is replaced by the function's expression, which repeats an argument wherever it is used
+LARGEST_EXPANSION = 10_000
+
 
 def inliner(program: Program) -> Expansion:
     """What a call of this function expands to: its statements, and the name of its output."""
@@ -30,7 +35,9 @@ def inliner(program: Program) -> Expansion:
     sizes = _used_as_sizes(program)
 
     def expand(values: Values, e: Apply, region: Region) -> Expr:
-        _check_call(program, e, region)
+        _check_call(program, e)
+        if region.indexed:
+            return _substituted(program, values, e, region)
         names: dict[str, Expr] = {}
         for i, arg in zip(program.inputs, e.args, strict=True):
             tensor = _argument(values, e, arg, region)
@@ -48,22 +55,53 @@ def inliner(program: Program) -> Expansion:
     return expand
 
 
-def _check_call(program: Program, e: Apply, region: Region) -> None:
+def _check_call(program: Program, e: Apply) -> None:
     if len(program.outputs) != 1:
         count = plural(len(program.outputs), "output", "outputs")
         raise ArityMistake(
             f"`{e.function}` returns {count}, and a call is one value", e.name_span, hint="call functions of one output"
         )
-    if region.indexed:
+    if len(e.args) != len(program.inputs):
+        wanted = plural(len(program.inputs), "argument", "arguments")
+        names = ", ".join(program.input_names())
+        raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=f"its inputs: {names}")
+
+
+def _substituted(program: Program, values: Values, e: Apply, region: Region) -> Expr:
+    """A call beside indices: of a function of single values, whose expression takes the call's place."""
+    nodes = [node for s in program.statements for node in walk(s.body)]
+    scalar = all(s.index is None for s in program.statements) and not any(i.dims for i in program.inputs)
+    if not scalar or not all(map(_is_scalar, nodes)):
         raise AggregationMistake(
             f"`{e.function}` works on whole tensors and cannot stand beside indices",
             e.name_span,
             hint="assign it in a statement of its own, and read that tensor here",
         )
-    if len(e.args) != len(program.inputs):
-        wanted = plural(len(program.inputs), "argument", "arguments")
-        names = ", ".join(program.input_names())
-        raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=f"its inputs: {names}")
+    known: dict[str, Expr] = {}
+    weights: dict[str, int] = {}
+    for i, arg in zip(program.inputs, e.args, strict=True):
+        known[i.name] = values.value(arg, region)
+        weights[i.name] = sum(1 for _ in walk(known[i.name]))
+
+    def visit(x: Expr) -> Expr:
+        return known[x.name] if isinstance(x, Name) else rebuild(x, visit)
+
+    for s in program.statements:
+        weights[s.output] = sum(weights[x.name] if isinstance(x, Name) else 1 for x in walk(s.body))
+        if weights[s.output] > LARGEST_EXPANSION:
+            raise AggregationMistake(
+                f"`{e.function}` expands to more than {LARGEST_EXPANSION} operations here",
+                e.name_span,
+                hint="assign it in a statement of its own, and read that tensor here",
+            )
+        known[s.output] = visit(s.body)
+    return known[program.outputs[0]]
+
+
+def _is_scalar(e: Expr) -> bool:
+    if isinstance(e, Call):
+        return e.function not in (*STRUCTURAL, *RANDOM, "shape", "index", "as_type")
+    return isinstance(e, (Int, Float, Name))
 
 
 def _argument(values: Values, e: Apply, arg: Expr, region: Region) -> Name:
