@@ -94,7 +94,7 @@ CONSTRUCTS = {
     "a chain": "function (A[N]) -> (O) { M[] = >(A[i]); E = exp(A - M); S[] = +(E[i]); O = E / S; }",
     "nested": "function (A[N]) -> (O) { O[i : N] = tanh(sum(A[j] * A[j]) + A[i]) * prod(A[j] + A[i]); }",
     "a broadcast": "function (A[N]) -> (O) { B = reshape(A, N, 1); O = (A * B) * (A - sin(B)); }",
-    "structure": "function (A[N]) -> (O) { B = reshape(A, 2, N / 2); C = simple_reduce(B * B, reshape(A, 1, N)) * B; O = C + gather(B, 1); }",  # noqa: E501
+    "structure": "function (A[N]) -> (O) { B = reshape(A, 2, N / 2); W[0, j : 1, N / 2] = B[1, j]; C = simple_reduce(B * B, W) * B; O = C + gather(B, 1); }",  # noqa: E501
     "softmax": "function (A[N]) -> (O) { B = reshape(A, 2, N / 2); O = builtin_softmax(B, 2, N / 2) * builtin_logsoftmax(B, 2, N / 2); }",  # noqa: E501
     "a fraction": "function (A[N]) -> (O) { O[i : N] = +(A[(i - k + 1)/2] * A[k]), k < 3; }",
     "an output twice": "function (A[N]) -> (B, B, A) { B = A * A; }",
