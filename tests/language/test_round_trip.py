@@ -60,6 +60,7 @@ SAME = [
     ("O[i] = A[i] ? B[i] ? 1", "O[i] = (A[i] != 0) & (B[i] != 0) ? 1"),
     ("O[i] = +(A[i, j]), j < 3, j < 3", "O[i] = +(A[i, j]), j < 3"),
     ("O = A; // a comment\n# another\nP = O", "O = A;P = O;"),
+    ("\ufeffO\t=\r\n  A;\r\n", "O = A"),
     ("O = 1.5e3 + 1e2 + .5 + 2.", "O = 1500.0 + 100.0 + 0.5 + 2.0"),
     ("O = A' + exp(B)", "O=A'+exp(B)"),
 ]
