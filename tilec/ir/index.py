@@ -231,7 +231,23 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
             guard = None if e.guard is None else replace_indices(e.guard, free)
             constraints = replace_constraints(e.constraints, free)
             return replace(e, guard=guard, body=replace_indices(e.body, free), constraints=constraints)
+        case Call("div", (a, Int(divisor))) if divisor and not exact and _is_whole(a):
+            quotient = linear(a).substitute(mapping) * Fraction(1, divisor)
+            if quotient.is_integral:
+                return quotient.to_value()
     return rebuild(e, lambda x: replace_indices(x, mapping, exact))
+
+
+def _is_whole(e: Expr) -> bool:
+    """Is a value an integer combination of index variables, such as `to_value` divides?"""
+    match e:
+        case Index() | Int():
+            return True
+        case Call("add" | "sub" | "neg", args):
+            return all(map(_is_whole, args))
+        case Call("mul", (Int() | Call("neg", (Int(),)), b)):
+            return _is_whole(b)
+    return False
 
 
 def replace_constraints(constraints: tuple[Constraint, ...], mapping: Mapping[str, Affine]) -> tuple[Constraint, ...]:
