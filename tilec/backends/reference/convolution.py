@@ -1,9 +1,9 @@
 """Rule: convolutions that torch has, forward and both gradients, by torch's own.
 
-A convolution is a sum over two accesses in which, for each spatial dimension, one tensor's index is `s*o + d*k + c` where o
-and k index the other two: the input, output and kernel roles. Which role the statement's own output has says whether it
-is the convolution or one of its gradients. Every other variable stands bare in two of the tensors (batch, channels) or in
-all three (groups). Any layout is served, through permuted views.
+A convolution is a sum over two accesses in which, for each spatial dimension, one tensor's index is `s*o + d*k + c`
+where o and k index the other two: the input, output and kernel roles. Which role the statement's own output has says
+whether it is the convolution or one of its gradients. Every other variable stands bare in two of the tensors (batch,
+channels) or in all three (groups). Any layout is served, through permuted views.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Operand:
-    """`axes` says what each axis is: a spatial dimension's number, or the bare variable that indexes it; None for an
-    axis of size 1 that is read at 0."""
+    """A tensor of the statement, its index forms and its shape."""
 
     tensor: str
     rows: tuple[Affine, ...]
@@ -234,10 +233,13 @@ def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> Extent:
     offset = s.offset + (s.step * (kernel - 1) if s.step < 0 else 0)
     last = offset + s.stride * (outputs - 1) + step * (kernel - 1)
     padding = max(-offset, 0)
-    low, high = max(offset, 0), min(inputs - 1, last)
 
     def computed(length: int) -> int:
         return (length + 2 * padding - step * (kernel - 1) - 1) // s.stride + 1
+
+    low, high = max(offset, 0), inputs - 1
+    if computed(high - low + 1) != outputs:
+        high = min(high, last)
 
     if high < low or computed(high - low + 1) < outputs:
         padding, low, high = 0, offset, last

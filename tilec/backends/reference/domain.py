@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tilec.backends.reference.code import tuple_text
-from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Pad, Statement, children
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Pad, Statement, children, index_variables
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -146,6 +146,7 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     ranges = bounds(s, shapes)
     if ranges is None:
         return None
+    s = _forward(s, ranges, types)
     low = {v: a for v, (a, _) in ranges.items()}
     extent = {v: b - a + 1 for v, (a, b) in ranges.items()}
     box = Domain(s, low, extent, (), None)
@@ -158,6 +159,27 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
     conditions = tuple(c for c in wanted if not box.holds(c))
     return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
+
+
+def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> Statement:
+    """The statement with summed variables turned round, so that each moves forward in the largest tensor it indexes:
+    a view that moves backward would have to be copied."""
+    assert s.index is not None
+    written = {v for e in s.index for v in index_variables(e)}
+    largest: dict[str, tuple[int, Fraction]] = {}
+    for access in constraining_accesses(s.body):
+        shape = types[access.tensor].shape
+        flat = row_major([linear(e) for e in access.index], shape)
+        for v in flat.variables():
+            size = math.prod(shape)
+            if v not in written and size > largest.get(v, (0, 0))[0]:
+                largest[v] = size, flat.coefficient(v)
+    turned = {
+        v: Affine.variable(v, -1) + (ranges[v][0] + ranges[v][1])
+        for v, (_, move) in largest.items()
+        if move < 0 and ranges[v][0] < ranges[v][1]
+    }
+    return substitute_affine(s, turned) if turned else s
 
 
 def signed(e: Expr) -> int:

@@ -32,7 +32,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """`lead` is common to both operands or, as `outer`, on one side only; `rows` and `columns` are one operand's each."""
+    """`batch` is common to both operands and kept, `summed` common and not; `rows` are the left one's, `columns` the
+    right one's, `outer` what of one side stands before both in the output."""
 
     batch: tuple[str, ...]
     outer: tuple[str, ...]

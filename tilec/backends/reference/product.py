@@ -1,9 +1,9 @@
 """Rule: a sum of products as matrix products over strided windows, one residue class after the other.
 
 Each factor is a tensor over its own index variables (a view, where it is a plain access), so that a class is a tensor
-contraction, in the order that opt_einsum finds. The last pair is evaluated in blocks where a matrix must be copied out of
-overlapping windows. Points that are not valid are zeros of one operand, so the other ones must be finite there: that is
-tested at run time, and the exact masked evaluation takes over where it fails.
+contraction, in the order that opt_einsum finds. The last pair is evaluated in blocks where a matrix must be copied out
+of overlapping windows. Points that are not valid are zeros of one operand, so the other ones must be finite there: that
+is tested at run time, and the exact masked evaluation takes over where it fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilec.ir.types import kind
 
 
 def product(task: Task) -> list[str] | None:
-    """Lines that compute the output. Applies to sums whose bodies have at least two factors that share a summed variable."""
+    """Lines that compute the output. Applies to sums of at least two factors that share a summed variable."""
     if task.flat.aggregation != "sum" or not task.classes or any(d.target is None for d in task.classes):
         return None
     direct = len(task.classes) == 1 and task.covered and task.part(task.classes[0]) == task.out

@@ -51,17 +51,15 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
         return t
     if t.numel() == 0:
         return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
-    crop = [min(a, 0) for a in amounts]
-    if any(crop):  # crop first: torch's pad refuses to crop all of a dimension, a slice may be empty
-        index = []
-        for size, first, last in zip(t.shape, low, high, strict=True):
-            index.append(slice(min(max(first, 0), size), max(min(last + 1, size), 0)))
-        kept = t[tuple(index)]
-        out = t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
-        if kept.numel():
-            place = tuple(slice(max(-first, 0), max(-first, 0) + n) for first, n in zip(low, kept.shape, strict=True))
-            out[place] = kept
-        return out
+    if min(amounts) < 0:  # crop first, as a view: torch's pad copies, and refuses to crop all of a dimension
+        first = [max(low_, 0) for low_ in low]
+        count = [min(high_ + 1, n) - f for f, high_, n in zip(first, high, t.shape, strict=True)]
+        if min(count) <= 0:
+            return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
+        t = t[tuple(slice(f, f + n) for f, n in zip(first, count, strict=True))]
+        amounts = [max(a, 0) for a in amounts]
+        if not any(amounts):
+            return t
     return torch.nn.functional.pad(t, amounts, value=value)
 
 
@@ -116,7 +114,7 @@ def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
 
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
-    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU, which has no fast one."""
+    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
     if x.dtype is torch.float16 and x.device.type == "cpu":
         return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
     zero = [0] * len(stride)

@@ -1,8 +1,8 @@
-"""Rule: an output index that is no change of variables (elements of tensors, `%`, `clamp`): values are added, or combined
-otherwise, at computed positions. Deterministic on the CPU, where torch does it in order.
+"""Rule: an output index that is no change of variables (elements of tensors, `%`, `clamp`): values are added, or
+combined otherwise, at computed positions. Deterministic on the CPU, where torch does it in order.
 
-Output axes that are plain variables stay dimensions; the others make one position. Points that are not valid write to an
-extra row that is dropped. Variables that the output index lacks are reduced first, by whichever rule does that best.
+Output axes that are plain variables stay dimensions; the others make one position. Points that are not valid write to
+an extra row that is dropped. Variables that the output index lacks are reduced first, by whichever rule does that best.
 """
 
 from __future__ import annotations
