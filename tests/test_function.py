@@ -131,6 +131,8 @@ def test_wrt() -> None:
     torch.testing.assert_close(da, d @ b.T)
     with pytest.raises(tilec.NameMistake, match="no input is called Q"):
         f.grad("Q")
+    with pytest.raises(tilec.InputMistake, match="no input to differentiate by"):
+        tilec.compile("O[i : 3] = i").grad()
 
 
 def test_gradient_text_compiles_to_the_same() -> None:

@@ -187,6 +187,8 @@ class Function:
         output is an integer; a result is None where its input is not floating. Raises NameMistake for an unknown input.
         """
         names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        if not names:
+            raise InputMistake("there is no input to differentiate by")
         if names not in self._gradients:
             for name in names:
                 if name not in self.inputs:

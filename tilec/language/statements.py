@@ -185,7 +185,7 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
     named = aggregation_of(s.body)
     if named is not None:
         assert isinstance(s.body, Apply)
-        return named, values.aggregated(s.body)
+        return named, values.aggregated(s.body, whole=True)
     return "assign", s.body
 
 

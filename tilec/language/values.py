@@ -120,12 +120,13 @@ class Values:
         self.check_bounded(bound, node.guard, node.body, constraints=constraints, where=e)
         return node
 
-    def aggregated(self, e: Apply) -> Expr:
-        """The body of an aggregation's call."""
+    def aggregated(self, e: Apply, whole: bool = False) -> Expr:
+        """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where it
+        is no elementwise function's name: the indices on the left say what its points are."""
         if len(e.args) != 1:
             raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span)
         (body,) = e.args
-        if not _indexed(body):
+        if not _indexed(body) and not (whole and e.function not in FUNCTIONS):
             hint = f"write {e.function}(X[i]) with an index for each dimension"
             if e.function in FUNCTIONS:
                 hint += f"; the elementwise function is {e.function}(a, b)"
