@@ -13,7 +13,7 @@ from tilec.backends.reference.code import Names, literal, tuple_text
 from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Pad, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, kind
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
 PADDING_SLACK = 2**14
@@ -28,15 +28,17 @@ class Frame:
         local: Mapping[str, str],
         names: Names,
         loops: Mapping[str, tuple[str, str]] | None = None,
+        outside: float = 0,
     ):
         """`local`: Python names of tensors. `loops`: for each variable that a loop walks, its slice's two ends (offsets
-        from the variable's low end, as Python text)."""
+        from the variable's low end, as Python text). `outside`: what a padded copy holds outside its tensor."""
         self.domain = domain
         self.order = tuple(order)
         self.types = types
         self.local = local
         self.names = names
         self.loops = dict(loops or {})
+        self.outside = outside
         self.prologue: list[str] = []
         self.lines: list[str] = []
         self._made: dict[object, str] = {}
@@ -104,7 +106,8 @@ class Frame:
             return None
         low, high = ranges
         name = self.names.fresh(stem_of(access.tensor))
-        value = literal(False if self.types[access.tensor].dtype == "bool" else 0)
+        floating = kind(self.types[access.tensor].dtype) == 2
+        value = literal(self.outside if floating else 0)
         source = self.local[access.tensor]
         self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")
         moved = [f - a for f, a in zip(forms, low, strict=True)]

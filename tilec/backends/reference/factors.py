@@ -1,4 +1,4 @@
-"""A sum of products as a list of factors, each a function of some of the index variables."""
+"""A semiring sum of products (sum of `*`, logsumexp of `+`) as factors, each a function of some index variables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilec.backends.reference.access import Frame, free, reach
-from tilec.backends.reference.code import Names
+from tilec.backends.reference.code import Names, literal
 from tilec.backends.reference.domain import Condition, Domain, access_conditions, constraining_accesses
 from tilec.backends.reference.scalar import Evaluator
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, index_variables, walk
 from tilec.ir.types import TensorType, kind
+
+
+@dataclass(frozen=True)
+class Semiring:
+    """How the generated code spells a semiring. Templates: `times` of two tensors, `total` over dimensions, `matrix`
+    product of two matrices (also `batched`, `broadcast`), `plus` of a running total and a part, `scaled` by a number.
+    `zero` and `one` are its elements; `test` says that no tensor holds what times zero is not zero."""
+
+    name: str
+    times: str
+    total: str
+    matrix: tuple[str, str, str]
+    plus: str
+    scaled: str
+    zero: float
+    one: float
+    test: str
+
+
+SUM = Semiring(
+    "sum",
+    "{0} * {1}",
+    "torch.sum({0}, {1})",
+    ("torch.mm({0}, {1})", "torch.bmm({0}, {1})", "torch.matmul({0}, {1})"),
+    "{0}.add_({1})",
+    "{0} * {1}",
+    0,
+    1,
+    "rt.finite({0})",
+)
+LOG = Semiring(
+    "logsumexp",
+    "{0} + {1}",
+    "torch.logsumexp({0}, {1})",
+    ("rt.log_product({0}, {1}, budget={2})",) * 3,
+    "torch.logaddexp({0}, {1})",
+    "{0} + {1}",
+    -math.inf,
+    0,
+    "rt.below_infinity({0})",
+)
+SEMIRINGS = {s.name: s for s in (SUM, LOG)}
 
 
 @dataclass(frozen=True)
@@ -76,10 +118,28 @@ def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr],
     return [e], 1
 
 
-def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str) -> Product | None:
+def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
+    """Terms of a body, the factors where times is `+`, and the number that is added to them."""
+    match e:
+        case Int(n) | Float(n):
+            return [], n
+        case Call("neg", (Int(n) | Float(n),)):
+            return [], -n
+        case Call("add", (a, b)):
+            x, y = split_terms(a), split_terms(b)
+            return x[0] + y[0], x[1] + y[1]
+        case Call("sub", (a, b)):
+            return split_terms(Call("add", (a, Call("neg", (b,)))))
+        case Call("ident" | "reverse_grad", (a, *_)):
+            return split_terms(a)
+    return [e], 0
+
+
+def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semiring: Semiring) -> Product | None:
     """The body of a class as a product whose every point outside the domain is zero; None where the arithmetic of its
     type does not allow that (integers narrower than int64 wrap at each step)."""
-    split = split_factors(domain.statement.body, types)
+    body = domain.statement.body
+    split = split_factors(body, types) if semiring is SUM else split_terms(body)
     if split is None:
         return None
     expressions, scale = split
@@ -110,12 +170,14 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str) -> P
     guard = domain.statement.guard
     if guard is not None:
         zeroed.add(len(operands))
-        one = Call("select", (guard, Int(1), Int(0)))
+        zero = Int(0) if semiring is SUM else Call("neg", (Float(math.inf),))
+        one = Call("select", (guard, Int(int(semiring.one)), zero))
         operands.append(Operand(_ordered(_variables(guard, domain), [guard], types, domain), (one,)))
     result = Product(operands, scale)
     if zeroed:
         exposed = [o for k, o in enumerate(operands) if zeroed != {k} and o.factors]
-        if any(not _passes_finite(e) for o in exposed for e in o.factors):
+        passes = _passes_finite if semiring is SUM else _passes_below_infinity
+        if any(not passes(e) for o in exposed for e in o.factors):
             return None
         tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining_accesses(e)}
         result.checked = [t for t in tensors if kind(types[t].dtype) == 2]
@@ -131,6 +193,16 @@ def _passes_finite(e: Expr) -> bool:
             return _passes_finite(a) and _passes_finite(b)
         case Call("sin" | "cos" | "tanh" | "sigmoid" | "relu" | "neg" | "abs" | "erf" | "sign" | "max" | "min", args):
             return all(map(_passes_finite, args))
+    return False
+
+
+def _passes_below_infinity(e: Expr) -> bool:
+    """Whether tensors below +inf, without NaN, give such values."""
+    match e:
+        case Access() | Int() | Float():
+            return True
+        case Call("add" | "max" | "min" | "relu", args):
+            return all(map(_passes_below_infinity, args))
     return False
 
 
@@ -175,6 +247,7 @@ def emit(
     names: Names,
     loops: Mapping[str, tuple[str, str]],
     dtype: str,
+    semiring: Semiring = SUM,
 ) -> tuple[list[str], list[str], str]:
     """Lines before the loops, lines inside them, and text of the operand with dimensions `order`, in `dtype`."""
     if operand.code is not None:
@@ -186,15 +259,17 @@ def emit(
         while slices and slices[-1] == ":":
             slices.pop()
         return [], [], f"{text}[{', '.join(slices)}]" if slices else text
-    frame = Frame(domain, order, types, local, names, loops)
+    frame = Frame(domain, order, types, local, names, loops, semiring.zero)
     tests = [t for c in operand.conditions for t in frame.tests(c)]
     if not operand.factors:
-        return frame.prologue, frame.lines, f"({' & '.join(tests)}).to(torch.{dtype})"
+        one = f"torch.tensor({literal(semiring.one)}, dtype=torch.{dtype}, device=device)"
+        zero = f"torch.tensor({literal(semiring.zero)}, dtype=torch.{dtype}, device=device)"
+        return frame.prologue, frame.lines, f"torch.where({' & '.join(tests)}, {one}, {zero})"
     evaluator = Evaluator(frame, *operand.factors)
     texts = [evaluator.tensor(evaluator.value(e), dtype) for e in operand.factors]
-    text = " * ".join(texts)
-    if len(texts) > 1:
-        text = f"({text})"
+    text = texts[0]
+    for other in texts[1:]:
+        text = f"({semiring.times.format(text, other)})"
     if tests:
-        text = f"torch.where({' & '.join(tests)}, {text}, {0 if kind(dtype) == 1 else 0.0})"
+        text = f"torch.where({' & '.join(tests)}, {text}, {literal(semiring.zero)})"
     return frame.prologue, frame.lines, text

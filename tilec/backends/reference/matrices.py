@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from tilec.backends.reference.code import tuple_text
 from tilec.backends.reference.domain import Domain
-from tilec.backends.reference.factors import Operand, emit
+from tilec.backends.reference.factors import LOG, Operand, Semiring, emit
 from tilec.backends.reference.general import Loops, blocks
 from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
 
-COPY_BLOCKS = 8  # a matrix copied out of windows holds at most this many blocks' worth of elements
+COPY_BLOCKS = 2  # a matrix copied out of windows holds at most this many blocks' worth of elements
 
 
 @dataclass
@@ -70,8 +70,21 @@ def lay_out(a: Operand, b: Operand, kept: Sequence[str], domain: Domain) -> Layo
     return Layout(batch, tuple(outer), tuple(rows), tuple(columns), summed, left, right)
 
 
-def plan_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
-    """Loops that keep the larger of the copied matrices small."""
+def plan_steps(task: Task, domain: Domain, layout: Layout, semiring: Semiring) -> dict[str, int]:
+    """Loops that keep the larger of the copied matrices small, and in the log semiring, which needs copies of all
+    three matrices, the operands and the result within the budget."""
+    steps = _copy_steps(task, domain, layout)
+    if semiring is LOG:
+        limit = task.options.memory_budget // 32
+        for variables in (layout.order, *((*o.variables,) for o in (layout.left, layout.right))):
+            kept = [v for v in variables if v in layout.order]
+            summed = [v for v in variables if v not in layout.order]
+            for v, step in blocks([(v, domain.extent[v]) for v in (*kept, *summed)], limit).items():
+                steps[v] = min(step, steps.get(v, step))
+    return steps
+
+
+def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
     limit = min(COPY_BLOCKS * task.options.block, task.options.memory_budget // 16)
     copied = [o for o in (layout.left, layout.right) if o.copied(domain, task.types)]
     if not copied:
@@ -86,25 +99,32 @@ def plan_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
 
 
 def multiply(
-    task: Task, domain: Domain, a: Operand, b: Operand, kept: Sequence[str], dtype: str, loops: Loops | None
+    task: Task,
+    domain: Domain,
+    a: Operand,
+    b: Operand,
+    kept: Sequence[str],
+    dtype: str,
+    loops: Loops | None,
+    semiring: Semiring,
 ) -> Block:
     """The contraction of two operands to `kept`, or one block of it inside `loops`."""
-    a, b = (_only(task, domain, o, kept, other, dtype) for o, other in ((a, b), (b, a)))
+    a, b = (_only(task, domain, o, kept, other, dtype, semiring) for o, other in ((a, b), (b, a)))
     block = Block()
     for o in (a, b):
         block.before += o.before
     layout = lay_out(a.operand, b.operand, kept, domain)
     if not layout.summed:
-        return _elementwise(task, domain, layout, kept, dtype, loops, block)
-    left = _matrix(task, domain, layout, layout.left, layout.rows, dtype, loops, block, swapped=False)
-    right = _matrix(task, domain, layout, layout.right, layout.columns, dtype, loops, block, swapped=True)
+        return _elementwise(task, domain, layout, kept, dtype, loops, block, semiring)
+    left = _matrix(task, domain, layout, layout.left, layout.rows, dtype, loops, block, semiring, swapped=False)
+    right = _matrix(task, domain, layout, layout.right, layout.columns, dtype, loops, block, semiring, swapped=True)
     narrow = dtype in NARROW
     accumulated = loops is not None and any(v in loops.ends for v in layout.summed)
     if narrow:
         block.code = f"rt.multiply({left}, {right}{', wide=True' if accumulated else ''})"
     else:
-        name = "torch.matmul" if layout.outer else "torch.bmm" if layout.batch else "torch.mm"
-        block.code = f"{name}({left}, {right})"
+        template = semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]
+        block.code = template.format(left, right, task.options.memory_budget)
     groups = [layout.batch, layout.outer, layout.rows, layout.columns]
     if layout.batch or layout.outer:
         lead = [g for g in groups[:2] if g]
@@ -126,16 +146,18 @@ class _Summed:
     before: list[str]
 
 
-def _only(task: Task, domain: Domain, o: Operand, kept: Sequence[str], other: Operand, dtype: str) -> _Summed:
+def _only(
+    task: Task, domain: Domain, o: Operand, kept: Sequence[str], other: Operand, dtype: str, semiring: Semiring
+) -> _Summed:
     """The operand with the variables that stand nowhere else summed away."""
     alone = [v for v in o.variables if v not in kept and v not in other.variables]
     if not alone:
         return _Summed(o, [])
-    before, lines, code = emit(o, o.variables, domain, task.types, task.local, task.names, {}, dtype)
+    before, lines, code = emit(o, o.variables, domain, task.types, task.local, task.names, {}, dtype, semiring)
     name = task.names.fresh("s")
     dims = tuple_text([o.variables.index(v) for v in alone])
     rest = tuple(v for v in o.variables if v not in alone)
-    return _Summed(Operand(rest, code=name), [*before, *lines, f"{name} = torch.sum({code}, {dims})"])
+    return _Summed(Operand(rest, code=name), [*before, *lines, f"{name} = {semiring.total.format(code, dims)}"])
 
 
 def _matrix(
@@ -147,6 +169,7 @@ def _matrix(
     dtype: str,
     loops: Loops | None,
     block: Block,
+    semiring: Semiring,
     swapped: bool,
 ) -> str:
     """Text of one factor: [lead..., own, summed], the last two swapped for the right one. The variable whose neighbours
@@ -157,7 +180,7 @@ def _matrix(
     first, last = (layout.summed, own) if nearest_is_own else (own, layout.summed)
     ends = loops.ends if loops is not None else {}
     order = (*batch, *outer, *first, *last)
-    before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype)
+    before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype, semiring)
     place = len(order)
     for group in (last, first):
         place -= len(group)
@@ -198,18 +221,19 @@ def _elementwise(
     dtype: str,
     loops: Loops | None,
     block: Block,
+    semiring: Semiring,
 ) -> Block:
     """A product without a sum: both operands broadcast over `kept`."""
     texts = []
     for o in (layout.left, layout.right):
         order = tuple(v for v in kept if v in o.variables)
         ends = loops.ends if loops is not None else {}
-        before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype)
+        before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype, semiring)
         block.before += before
         block.lines += lines
         if len(order) < len(kept):
             code += "[" + ", ".join(":" if v in order else "None" for v in kept) + "]"
         texts.append(code)
-    block.code = f"({texts[0]} * {texts[1]})"
+    block.code = f"({semiring.times.format(*texts)})"
     block.order = tuple(kept)
     return block

@@ -1,9 +1,12 @@
-"""Rule: a sum of products as matrix products over strided windows, one residue class after the other.
+"""Rule: a semiring sum of products as matrix products over strided windows, one residue class after the other.
 
 Each factor is a tensor over its own index variables (a view, where it is a plain access), so that a class is a tensor
 contraction, in the order that opt_einsum finds. The last pair is evaluated in blocks where a matrix must be copied out
 of overlapping windows. Points that are not valid are zeros of one operand, so the other ones must be finite there: that
 is tested at run time, and the exact masked evaluation takes over where it fails.
+
+The same holds of logsumexp over sums: its matrix product shifts by maxima, exponentiates, multiplies, and recomputes
+the few elements whose certificate fails (`runtime.log_product`).
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import opt_einsum
 
 from tilec.backends.reference.code import indented, literal, tuple_text
 from tilec.backends.reference.domain import Domain
-from tilec.backends.reference.factors import Operand, Product, product_of
+from tilec.backends.reference.factors import LOG, SEMIRINGS, SUM, Operand, Product, Semiring, product_of
 from tilec.backends.reference.general import Loops, general
 from tilec.backends.reference.matrices import Block, lay_out, multiply, plan_steps
+from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
 from tilec.ir.infer import expression_type
 from tilec.ir.types import kind
@@ -25,7 +29,8 @@ from tilec.ir.types import kind
 
 def product(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies to sums of at least two factors that share a summed variable."""
-    if task.flat.aggregation != "sum" or not task.classes or any(d.target is None for d in task.classes):
+    semiring = SEMIRINGS.get(task.flat.aggregation)
+    if semiring is None or not task.classes or any(d.target is None for d in task.classes):
         return None
     direct = len(task.classes) == 1 and task.covered and task.part(task.classes[0]) == task.out
     lines: list[str] = []
@@ -33,8 +38,8 @@ def product(task: Task) -> list[str] | None:
         lines.append(f"{task.out} = {task.allocation(filled=not task.covered)}")
     checked: dict[str, None] = {}
     for domain in task.classes:
-        p = class_product(task, domain)
-        written = None if p is None else class_lines(task, domain, p, direct)
+        p = class_product(task, domain, semiring)
+        written = None if p is None else class_lines(task, domain, p, direct, semiring)
         if p is None or written is None:
             return None
         lines += written
@@ -43,18 +48,18 @@ def product(task: Task) -> list[str] | None:
         return lines
     exact = general(task)
     assert exact is not None
-    test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
+    test = f"if {semiring.test.format(', '.join(task.local[t] for t in checked))}:"
     return [test, *indented(lines), "else:", *indented(exact)]
 
 
-def class_product(task: Task, domain: Domain) -> Product | None:
+def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | None:
     """The class as a product, where matrix products gain anything: some variable must be summed over two operands."""
     if domain.masked and task.flat.default is not None:
         return None
     element = expression_type(domain.statement.body, task.types)
-    if element.weak or kind(element.dtype) != 2 and element.dtype != "int64":
+    if element.weak or kind(element.dtype) != 2 and (element.dtype != "int64" or semiring is not SUM):
         return None
-    p = product_of(domain, task.types, element.dtype)
+    p = product_of(domain, task.types, element.dtype, semiring)
     if p is None or len(p.operands) < 2:
         return None
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
@@ -66,13 +71,16 @@ def class_product(task: Task, domain: Domain) -> Product | None:
     return p
 
 
-def class_lines(task: Task, domain: Domain, p: Product, direct: bool) -> list[str] | None:
+def class_lines(task: Task, domain: Domain, p: Product, direct: bool, semiring: Semiring) -> list[str] | None:
     """Lines that write one class; None where an intermediate would pass the memory budget."""
     dtype = expression_type(domain.statement.body, task.types).dtype
     operands = list(p.operands)
     present = {v for o in operands for v in o.variables}
     kept = tuple(v for v in domain.output_variables() if v in present)
-    scale = p.scale * math.prod(domain.extent[v] for v in domain.reductions() if v not in present)
+    count = math.prod(domain.extent[v] for v in domain.reductions() if v not in present)
+    scale = p.scale * count if semiring is SUM else p.scale + math.log(count)
+    if semiring is LOG and dtype in NARROW:
+        dtype = "float32"
     lines: list[str] = []
     for pair in contraction_path(operands, kept, domain):
         chosen = [operands[k] for k in pair]
@@ -83,19 +91,19 @@ def class_lines(task: Task, domain: Domain, p: Product, direct: bool) -> list[st
             order = _intermediate_order(chosen, later, domain)
             if math.prod(domain.extent[v] for v in order) > task.options.memory_budget // 16:
                 return None
-            block = multiply(task, domain, chosen[0], chosen[1], order, dtype, None)
+            block = multiply(task, domain, chosen[0], chosen[1], order, dtype, None, semiring)
             name = task.names.fresh("p")
             lines += [*block.before, *block.lines, f"{name} = {block.code}"]
             operands.append(Operand(order, code=name))
             continue
         layout = lay_out(chosen[0], chosen[1], kept, domain)
-        steps = plan_steps(task, domain, layout)
+        steps = plan_steps(task, domain, layout, semiring)
         outer = Loops(task, domain, kept, steps)
         inner = Loops(task, domain, layout.summed, steps)
         loops = Loops(task, domain, (), {})
         loops.ends = {**outer.ends, **inner.ends}
-        block = multiply(task, domain, chosen[0], chosen[1], kept, dtype, loops)
-        return [*lines, *_store(task, domain, block, outer, inner, scale, direct)]
+        block = multiply(task, domain, chosen[0], chosen[1], kept, dtype, loops, semiring)
+        return [*lines, *_store(task, domain, block, outer, inner, scale, direct, dtype, semiring)]
     raise AssertionError("a product of two operands has a last pair")
 
 
@@ -120,26 +128,34 @@ def _intermediate_order(chosen: Sequence[Operand], later: set[str], domain: Doma
 
 
 def _store(
-    task: Task, domain: Domain, block: Block, outer: Loops, inner: Loops, scale: float | int, direct: bool
+    task: Task,
+    domain: Domain,
+    block: Block,
+    outer: Loops,
+    inner: Loops,
+    scale: float | int,
+    direct: bool,
+    dtype: str,
+    semiring: Semiring,
 ) -> list[str]:
     """Lines that run the block's loops and put its result into the output."""
     outputs = domain.output_variables()
     code, lines = block.code, block.lines
     if inner.headers:
         total = task.names.fresh("total")
-        step = [f"part = {code}", f"{total} = part if {total} is None else {total}.add_(part)"]
+        step = [f"part = {code}", f"{total} = part if {total} is None else {semiring.plus.format(total, 'part')}"]
         lines = [f"{total} = None", *inner.wrap([*lines, *step])]
         code = total
-    if scale != 1:
-        code = f"{code} * {literal(scale)}"
+    if scale != semiring.one:
+        code = f"({semiring.scaled.format(code, literal(scale))})"
     missing = [v for v in outputs if v not in block.order]
     if missing:
         code = f"({code})[{', '.join('None' if v in missing else ':' for v in outputs)}]"
     if direct and not outer.headers:
-        if inner.headers and task.type.dtype in ("float16", "bfloat16"):
-            code = f"({code}).to(torch.{task.type.dtype})"
+        if dtype != task.type.dtype or inner.headers and dtype in NARROW:
+            code = f"{code}.to(torch.{task.type.dtype})"
         if any(domain.extent[v] > 1 for v in missing):
-            code = f"({code}).expand({tuple_text(task.type.shape)}).contiguous()"
+            code = f"{code}.expand({tuple_text(task.type.shape)}).contiguous()"
         return [*block.before, *lines, f"{task.out} = {code}"]
     start = [f"{task.out} = {task.allocation(filled=False)}"] if direct else []
     target = outer.part(task.part(domain), outputs)

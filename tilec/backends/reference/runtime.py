@@ -142,3 +142,48 @@ def _convolution_backward(g, x, k, stride, padding, dilation, groups, which):
     zero, mask = [0] * len(stride), [which == 0, which == 1, False]
     backward = torch.ops.aten.convolution_backward
     return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
+
+
+def below_infinity(*tensors: Tensor) -> bool:
+    """Whether all elements are below +inf and no NaN."""
+    return all(t.numel() == 0 or bool(t.amax() < float("inf")) for t in tensors)
+
+
+CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
+
+
+def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
+    """`logsumexp_k(a[..., i, k] + b[..., k, j])` by a matrix product of exponentials, shifted by row and column maxima.
+
+    What underflow loses of a sum of K terms is a few K * 2^-126 (float64: 2^-1022), so where the sum is at least
+    K * 2^-99 (2^-966) it is as accurate as the product's arithmetic. The other elements, and those that are not finite,
+    are computed again term by term, within `budget` bytes; where no term is above -inf they are just that.
+    """
+    count = a.shape[-1]
+    top_a, top_b = _finite_or_zero(a.amax(-1, keepdim=True)), _finite_or_zero(b.amax(-2, keepdim=True))
+    total = torch.matmul(torch.exp(a - top_a), torch.exp(b - top_b))
+    result = torch.log(total).add_(top_a).add_(top_b)
+    certain = (total >= count * CERTAIN[a.dtype]) & (total < float("inf"))
+    if not certain.all():
+        _log_again(a, b, result, ~certain, budget)
+    return result
+
+
+def _finite_or_zero(t: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(t), t, 0.0)
+
+
+def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
+    """Compute the failed elements of a log product term by term, into `result`."""
+    if below_infinity(a, b):
+        support = torch.matmul((a != float("-inf")).to(a.dtype), (b != float("-inf")).to(a.dtype))
+        result.masked_fill_(support == 0, float("-inf"))
+        failed = failed & (support > 0)
+    batch = result.shape[:-2]
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    step = max(1, budget // (4 * a.element_size() * a.shape[-1]))
+    places = failed.nonzero()
+    for first in range(0, len(places), step):
+        *lead, i, j = places[first : first + step].unbind(-1)
+        terms = a[(*lead, i)] + b.mT[(*lead, j)]
+        result[(*lead, i, j)] = torch.logsumexp(terms, -1)
