@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from tilec.errors import AffineMistake
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
@@ -18,6 +19,7 @@ from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, I
 QUASI_AFFINE = ("mod", "clamp")
 
 
+@lru_cache(maxsize=4096)
 def natural(name: str) -> tuple:
     """Sort key by which v2 stands before v10 and v1_0 before v1_1."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
@@ -43,7 +45,9 @@ class Affine:
         total: dict[Expr, Fraction] = {}
         for atom, coefficient in terms.items() if isinstance(terms, Mapping) else terms:
             total[atom] = total[atom] + coefficient if atom in total else Fraction(coefficient)
-        kept = sorted(((a, c) for a, c in total.items() if c), key=_order)
+        kept = [(a, c) for a, c in total.items() if c]
+        if len(kept) > 1:
+            kept.sort(key=_order)
         return Affine(tuple(kept), Fraction(constant))
 
     @staticmethod

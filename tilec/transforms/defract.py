@@ -82,7 +82,7 @@ def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]
     origin, basis = solution
     period = [math.lcm(*(row[i].denominator for row in rows)) for i in range(len(split_outputs))]
     fresh = _Fresh(variables)
-    combined = [Affine.combine({}, x) for x in origin]
+    coefficients: list[dict[str, int]] = [{} for _ in names]
     classes: list[tuple[str, int]] = []
     for i, v in enumerate(names):
         if i >= len(split_outputs):
@@ -95,8 +95,10 @@ def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]
                 classes.append((residue, count))
                 columns.append((residue, [row[i] for row in basis]))
         for name, column in columns:
-            combined = [f + Affine.variable(name) * x for f, x in zip(combined, column, strict=True)]
-    return dict(zip(names, combined, strict=True)), classes
+            for row, x in zip(coefficients, column, strict=True):
+                row[name] = x
+    change = (Affine.combine(row, x) for row, x in zip(coefficients, origin, strict=True))
+    return dict(zip(names, change, strict=True)), classes
 
 
 class _Fresh:
