@@ -27,7 +27,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import WEAK_INT, TensorType
+from tilec.ir.types import WEAK_INT, TensorType, kind
 from tilec.language import show_expr
 from tilec.transforms.appearance import keep_variables
 from tilec.transforms.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
@@ -93,7 +93,7 @@ class _Binder:
         if self.sizes.is_size(s.body):
             try:
                 self.sizes.values[s.output] = self.sizes.evaluate(s.body)
-                self.sizes.sources[s.output] = f"`{show_expr(s.body)}`"
+                self.sizes.sources[s.output] = f"`{show_expr(s.body, tight=True)}`"
             except DividesByZero as mistake:
                 self.sizes.failed[s.output] = mistake
         if not self._is_literal(s.body):
@@ -169,7 +169,9 @@ class _Binder:
         if e.function == "reshape":
             self.emit(expand_reshape(s, self._argument(e.args[0], s), self._reshape_sizes(e)))
         else:
-            self.emit(EXPANSIONS[e.function](s, *(self._argument(a, s) for a in e.args)))
+            positions = (1,) if e.function in ("gather", "scatter") else ()
+            arguments = (self._position(a, s) if k in positions else self._argument(a, s) for k, a in enumerate(e.args))
+            self.emit(EXPANSIONS[e.function](s, *arguments))
 
     def _argument(self, e: Expr, s: Statement) -> Argument:
         """A structural function's operand; anything but a name or a number gets a statement of its own."""
@@ -180,6 +182,13 @@ class _Binder:
             return Argument(e.name, t.shape, t.element(), e)
         value = Values(self.scope, Axes((), ())).bind(e)
         return Argument(None, (), expression_type(value, self.types), value)
+
+    def _position(self, e: Expr, s: Statement) -> Argument:
+        """An operand that will stand in an index, where a rank-0 input would count as a size: a cast keeps it apart."""
+        argument = self._argument(e, s)
+        if argument.tensor in self.program.input_names() and not argument.shape and kind(argument.element.dtype) == 1:
+            return self._argument(Call("int64", (argument.value,)), s)
+        return argument
 
     def _reshape_sizes(self, e: Call) -> Shape:
         sizes = e.args[1:]
@@ -252,14 +261,14 @@ class _Binder:
             places = found.get(e.name, {}) if isinstance(e, Index) else {}
             if not places:
                 raise SizeMistake(
-                    f"size {k} of {s.output} cannot be worked out from `{show_expr(e)}`",
+                    f"size {k} of {s.output} cannot be worked out from `{show_expr(e, tight=True)}`",
                     e.span or s.span,
                     hint=f"write the sizes: {s.output}[... : N, ...]",
                 )
             if len(set(places.values())) > 1:
                 shown = ", ".join(f"{size} ({place})" for place, size in places.items())
                 raise SizeMistake(
-                    f"the places where {show_expr(e)} stands disagree about size {k} of {s.output}: {shown}",
+                    f"size {k} of {s.output}: the places where {show_expr(e)} stands disagree: {shown}",
                     e.span or s.span,
                     hint=f"write the sizes: {s.output}[... : N, ...]",
                 )

@@ -23,6 +23,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     children,
+    walk,
 )
 from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.language import show_expr
@@ -115,17 +116,19 @@ class Sizes:
             case Call(function, args) if function in SIZE_FUNCTIONS:
                 return int(self.apply(e, [self.evaluate(a) for a in args]))
             case Float():
-                raise TypeMistake(f"a size is an integer; {show_expr(e)} is floating", e.span)
-        raise TypeMistake(f"`{show_expr(e)}` cannot be worked out when only shapes are known", e.span)
+                raise TypeMistake(f"a size is an integer; {show_expr(e, tight=True)} is floating", e.span)
+        raise TypeMistake(f"`{show_expr(e, tight=True)}` cannot be worked out when only shapes are known", e.span)
 
     def apply(self, e: Call, args: list) -> Any:
         """A size function of numbers, with the mistakes that numbers can make."""
         try:
             return SIZE_FUNCTIONS[e.function](*args)
         except ZeroDivisionError:
-            raise DividesByZero(f"division by zero in `{show_expr(e)}`", e.span, hint=self.explain(e)) from None
+            raise DividesByZero(
+                f"division by zero in `{show_expr(e, tight=True)}`", e.span, hint=self.explain(e)
+            ) from None
         except ValueError:
-            shown = ", ".join(f"`{show_expr(a)}` = {v}" for a, v in zip(e.args, args, strict=True))
+            shown = ", ".join(f"`{show_expr(a, tight=True)}` = {v}" for a, v in zip(e.args, args, strict=True))
             raise SizeMistake(f"sizes that must agree do not: {shown}", e.span, hint=self.explain(e)) from None
 
     def size(self, e: Expr, what: str) -> Int:
@@ -134,7 +137,9 @@ class Sizes:
             return e
         value = self.evaluate(e)
         if value < 0:
-            raise SizeMistake(f"{what} is `{show_expr(e)}` = {value}, a negative size", e.span, hint=self.explain(e))
+            raise SizeMistake(
+                f"{what} is `{show_expr(e, tight=True)}` = {value}, a negative size", e.span, hint=self.explain(e)
+            )
         return Int(value, span=e.span)
 
     def dimension(self, tensor: Name, axis: Expr, span: Span | None) -> int:
@@ -156,7 +161,9 @@ class Sizes:
         """The values that went into an expression and where each came from."""
         names = tuple(dict.fromkeys(_names(e)))
         parts = [f"{n} is {self.values[n]} ({self.sources[n]})" for n in names if n in self.values]
-        parts += [f"{n} has shape {self.shapes[n]}" for n in names if n not in self.values and n in self.shapes]
+        asked = (x.args[0] for x in walk(e) if isinstance(x, Call) and x.function == "shape")
+        tensors = dict.fromkeys(x.name for x in asked if isinstance(x, Name))
+        parts += [f"{n} has shape {self.shapes[n]}" for n in tensors if n in self.shapes]
         return ", ".join(parts) or None
 
     def is_size(self, e: Expr) -> bool:
@@ -201,7 +208,7 @@ class Sizes:
         if form.constant == 0:
             return Affine((), Fraction(1, 2)).to_expr()
         if form.constant < 0 or form.constant.denominator != 1:
-            shown = show_expr(old.args[1])
+            shown = show_expr(old.args[1], tight=True)
             raise SizeMistake(
                 f"the modulus `{shown}` is {form.constant}; it must be a positive integer",
                 old.span,

@@ -11,7 +11,7 @@ from tilec.errors import RankMistake, SizeMistake, TypeMistake
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import ElementType, kind
-from tilec.transforms.broadcast import Operand, Shape, axes, broadcast_shape, broadcasts_to
+from tilec.transforms.broadcast import Operand, Shape, axes, broadcast_shape
 from tilec.transforms.sizes import counted
 
 
@@ -49,18 +49,17 @@ def expand_scatter(s: Statement, tensor: Argument, position: Argument, like: Arg
     """`O[I[i...], j...] = +(X[i..., j...])` in the shape of Y."""
     _check_gathers("scatter", s, like, position)
     expected = (*position.shape, *like.shape[1:])
-    if not broadcasts_to(tensor.shape, expected):
+    if tensor.shape != expected:
         raise SizeMistake(
             f"scatter: {tensor.label} of shape {tensor.shape} does not fit {position.label} of shape {position.shape} "
             f"and {like.label} of shape {like.shape}",
             s.body.span or s.span,
-            hint=f"the first argument must have shape {expected}, or broadcast to it",
+            hint=f"the first argument must have shape {expected}",
         )
     whole = axes(expected)
     outer, inner = whole.variables[: len(position.shape)], whole.variables[len(position.shape) :]
     index = (position.read(outer), *inner)
-    body = tensor.read(whole.at(tensor.shape))
-    return replace(_assigned(s, index, like.shape, body), aggregation="sum")
+    return replace(_assigned(s, index, like.shape, tensor.read(whole.variables)), aggregation="sum")
 
 
 def _check_gathers(name: str, s: Statement, tensor: Argument, position: Argument) -> None:

@@ -1,0 +1,257 @@
+"""What is wrong once shapes and types are known: one class each, the place, the sizes and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tilec.errors import (
+    InputMistake,
+    RankMistake,
+    SizeMistake,
+    TileError,
+    TypeMistake,
+    UnboundIndex,
+    Unsupported,
+    WriteConflict,
+)
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.transforms.bind import bind
+
+
+def f(*shape: int) -> TensorType:
+    return TensorType(shape, "float32")
+
+
+def i(*shape: int) -> TensorType:
+    return TensorType(shape, "int64")
+
+
+def refuse(
+    source: str, types: Mapping[str, TensorType], values: Mapping[str, int] | None = None
+) -> tuple[TileError, str]:
+    """The error of binding, and the text under its span."""
+    program = parse(source)
+    with pytest.raises(TileError) as caught:
+        bind(program, types, values or {})
+    error = caught.value.located(source)
+    assert str(error)
+    return error, "" if error.span is None else source[error.span.start : error.span.stop]
+
+
+CASES = {
+    "sizes that disagree": (
+        "function (A[N, K], B[K, M]) -> (C) { C[i, j : N, M] = +(A[i, k] * B[k, j]); }",
+        {"A": f(2, 3), "B": f(4, 5)},
+        SizeMistake,
+        "K is 3 (dimension 1 of A) and 4 (dimension 0 of B)",
+        "B",
+    ),
+    "a literal dimension": (
+        "function (A[3, N]) -> (B) { B = A; }",
+        {"A": f(2, 3)},
+        SizeMistake,
+        "dimension 0 of A must be 3, as declared; it is 2",
+        "A",
+    ),
+    "the rank of an input": (
+        "function (A[N, K]) -> (B) { B = A; }",
+        {"A": f(2)},
+        RankMistake,
+        "A has 1 dimension, shape (2,), but is declared A[N, K]",
+        "A",
+    ),
+    "a missing input": ("function (A) -> (B) { B = A; }", {}, InputMistake, "the input A is missing", "A"),
+    "complex numbers": (
+        "function (A) -> (B) { B = A; }",
+        {"A": TensorType((2,), "complex64")},
+        TypeMistake,
+        "element type complex64 is not supported",
+        "A",
+    ),
+    "a negative size": (
+        "function (A[N], B[M]) -> (C) { P = N - M; C[i : P/2 + 1] = A[i]; }",
+        {"A": f(2), "B": f(7)},
+        SizeMistake,
+        "size 0 of C is `P/2 + 1` = -1, a negative size",
+        "P/2 + 1",
+    ),
+    "division by zero in a size": (
+        "function (A[N]) -> (C) { P = 6/N; C[i : P] = A[i]; }",
+        {"A": f(0)},
+        SizeMistake,
+        "division by zero",
+        "6/N",
+    ),
+    "the rank of a bare input": (
+        "function (A, B) -> (C) { C[i : 3] = A[i]; }",
+        {"A": f(2, 3), "B": f()},
+        RankMistake,
+        "A has 2 dimensions, shape (2, 3), but 1 index is given",
+        "A[i]",
+    ),
+    "a dimension that is not there": (
+        "function (A) -> (C) { C[i : 3] = i + shape(A, 2); }",
+        {"A": f(2, 3)},
+        RankMistake,
+        "A has 2 dimensions, so no dimension 2",
+        "shape(A, 2)",
+    ),
+    "broadcasting": (
+        "function (A, B, C) -> (D) { D = A * B + C; }",
+        {"A": f(2, 3), "B": f(3), "C": f(2, 4)},
+        SizeMistake,
+        "A of shape (2, 3) and C of shape (2, 4) do not broadcast: 3 and 4 in dimension -1",
+        "C",
+    ),
+    "sizes left out that disagree": (
+        "function (A, B) -> (C) { C[i] = A[i] + B[i]; }",
+        {"A": f(3), "B": f(4)},
+        SizeMistake,
+        "size 0 of C: the places where i stands disagree: 3 (dimension 0 of A), 4 (dimension 0 of B)",
+        "i",
+    ),
+    "two writers": (
+        "function (A[N]) -> (C) { P = N - 2; C[P*i : 9] = A[i] + P; }",
+        {"A": f(2)},
+        WriteConflict,
+        "two points write one element of C",
+        "C[P*i : 9] = A[i] + P",
+    ),
+    "an index that a size of zero leaves unbound": (
+        "function (A[N], B[M]) -> (C) { C[] = +(A[M*i]); }",
+        {"A": f(2), "B": f(0)},
+        UnboundIndex,
+        "nothing bounds the index variable i",
+        "C[] = +(A[M*i])",
+    ),
+    "bits of a float": (
+        "function (A[N], B[N]) -> (C) { C[i : N] = A[i] & B[i]; }",
+        {"A": f(2), "B": i(2)},
+        TypeMistake,
+        "`&` works on the bits of integers and bool, not on float32 and int64",
+        "A[i] & B[i]",
+    ),
+    "minus of bool": (
+        "function (A) -> (C) { C = -(A > 0); }",
+        {"A": f(2)},
+        TypeMistake,
+        "unary `-` does not take bool",
+        "-(A > 0)",
+    ),
+    "a float as an index": (
+        "function (A[N], I[M]) -> (C) { C[j : M] = A[I[j]]; }",
+        {"A": f(2), "I": f(2)},
+        TypeMistake,
+        "an index holds integers; this one holds float32",
+        "I[j]",
+    ),
+    "a float gathered": (
+        "function (A, I) -> (C) { C = gather(A, I); }",
+        {"A": f(2), "I": f(2)},
+        TypeMistake,
+        "gather: I holds float32",
+        "I",
+    ),
+    "a float as a size": (
+        "function (A, S) -> (C) { C[j : S] = A[j]; }",
+        {"A": f(2), "S": f()},
+        TypeMistake,
+        "S stands in a size, so it must be an integer, not float32",
+        "S",
+    ),
+    "a tensor as a size": (
+        "function (A, S) -> (C) { C[j : S] = A[j]; }",
+        {"A": f(2), "S": i(3)},
+        RankMistake,
+        "S stands in a size, so it must be one integer; its shape is (3,)",
+        "S",
+    ),
+    "a size without its value": (
+        "function (A, S) -> (C) { C[j : S] = A[j]; }",
+        {"A": f(2), "S": i()},
+        InputMistake,
+        "its value is needed",
+        "S",
+    ),
+    "a default that does not fit": (
+        "function (A, D) -> (C) { C[j : 3] = A[j] default D; }",
+        {"A": f(2), "D": f(2)},
+        SizeMistake,
+        "the default D of shape (2,) does not broadcast to C of shape (3,)",
+        "C[j : 3] = A[j]",
+    ),
+    "a default of another kind": (
+        "function (A, D) -> (C) { C[j : 3] = A[j] default D; }",
+        {"A": i(2), "D": f(3)},
+        TypeMistake,
+        "the default D holds float32, but C holds int64",
+        "C[j : 3] = A[j]",
+    ),
+    "reshape": (
+        "function (A) -> (C) { C = reshape(A, 4, 2); }",
+        {"A": f(2, 3)},
+        SizeMistake,
+        "A of shape (2, 3) has 6 elements, the shape (4, 2) has 8",
+        "reshape(A, 4, 2)",
+    ),
+    "scatter": (
+        "function (A, I, Y) -> (C) { C = scatter(A, I, Y); }",
+        {"A": f(2), "I": i(2), "Y": f(2, 3)},
+        SizeMistake,
+        "scatter: A of shape (2,) does not fit I of shape (2,) and Y of shape (2, 3)",
+        "scatter(A, I, Y)",
+    ),
+    "gather from a number": (
+        "function (A, I) -> (C) { C = gather(A, I); }",
+        {"A": f(), "I": i(2)},
+        RankMistake,
+        "gather: A has no dimension to index",
+        "A",
+    ),
+    "simple_reduce": (
+        "function (G, X) -> (C) { C = simple_reduce(G, X); }",
+        {"G": f(2, 3), "X": f(2)},
+        SizeMistake,
+        "do not broadcast",
+        "G",
+    ),
+    "a recurrence": (
+        "function (A[N]) -> (H) { H[t : N] = H[t - 1] + A[t]; }",
+        {"A": f(2)},
+        Unsupported,
+        "H is a recurrence",
+        "H[t - 1]",
+    ),
+    "random numbers": (
+        "function (S[]) -> (R) { R[k : 4] = rand(S, k); }",
+        {"S": i()},
+        Unsupported,
+        "rand cannot be run yet",
+        "rand(S, k)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_mistake(case: str) -> None:
+    source, types, kind, message, place = CASES[case]
+    error, shown = refuse(source, types)
+    assert type(error) is kind or issubclass(type(error), kind)
+    assert message in error.message
+    assert shown == place
+
+
+def test_hints_say_where_values_came_from() -> None:
+    source = "function (A[N], B[M], S) -> (C) { P = N - M; C[i : P + S] = A[i]; }"
+    error, _ = refuse(source, {"A": f(2), "B": f(7), "S": i()}, {"S": 1})
+    assert error.hint == "P is -5 (`N - M`), S is 1 (the input S)"
+
+
+def test_a_shared_size_of_a_called_function_must_agree() -> None:
+    source = "function f(A[N], B[N]) -> (C) { C[i : N] = A[i] + B[i]; } function (X, Y) -> (Z) { Z = f(X, Y); }"
+    error, _ = refuse(source, {"X": f(3), "Y": f(4)})
+    assert isinstance(error, SizeMistake) and "sizes that must agree do not" in error.message
+    assert error.hint == "X has shape (3,), Y has shape (4,)"
