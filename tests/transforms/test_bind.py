@@ -218,6 +218,18 @@ def test_simple_reduce_of_a_literal(literal: str) -> None:
     assert np.array_equal(result, np.full((2, 3), {"0.0": 0, "V": 2.5, "N - 1": 1}[literal]))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5, 1), (4,), (1, 4), (5, 4)])
+def test_a_default_is_broadcast_to_the_output(shape: tuple[int, ...]) -> None:
+    source = "function (X[N, M], D) -> (O) { O[i, j : 5, 4] = X[i, j] default D; }"
+    x, d = array(2, 3), array(*shape)
+    program = bound(source, x, d)
+    assert len(program.statements) == 1 + (shape != (5, 4))
+    (result,) = evaluate(program, (x, d))
+    wanted = np.broadcast_to(d, (5, 4)).copy()
+    wanted[:2, :3] = x
+    assert np.array_equal(result, wanted)
+
+
 def test_indices_are_exact_and_canonical() -> None:
     source = "function (A[N], K[L]) -> (O) { O[a : N] = +(A[a + b - L/2] * K[b]); }"
     assert statements(bound(source, array(5), array(3))) == ["O[a : 5] = +(A[a + b - 3/2] * K[b]);"]

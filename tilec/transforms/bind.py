@@ -79,7 +79,6 @@ class _Binder:
 
     def emit(self, s: Statement) -> None:
         t = statement_type(s, self.types)
-        self._check_default(s, t.shape)
         self.types[s.output] = t
         self.sizes.shapes[s.output] = t.shape
         self.statements.append(s)
@@ -232,7 +231,7 @@ class _Binder:
             body=values.bind(s.body),
             constraints=values.constraints(s.constraints),
         )
-        new = keep_variables(new, s)
+        new = self._with_whole_default(keep_variables(new, s))
         self.emit(new)
         if any(map(scaled_by_sizes, expressions(s))):
             check_bounded(new, self.sizes.shapes)
@@ -277,14 +276,21 @@ class _Binder:
 
     # checks and the rest
 
-    def _check_default(self, s: Statement, shape: Shape) -> None:
+    def _with_whole_default(self, s: Statement) -> Statement:
+        """The statement with a default of the output's shape: one of another shape is broadcast to it first."""
         if s.default is None:
-            return
-        given = self.types[s.default].shape
+            return s
+        shape, given = statement_type(s, self.types).shape, self.types[s.default].shape
+        if given == shape:
+            return s
         if not broadcasts_to(given, shape):
             raise SizeMistake(
                 f"the default {s.default} of shape {given} does not broadcast to {s.output} of shape {shape}", s.span
             )
+        whole = axes(shape)
+        name = self.names.fresh(f"{s.output}_default")
+        self.emit(Statement(name, whole.variables, whole.sizes, whole.read(s.default, given), span=s.span))
+        return replace(s, default=name)
 
     def _read_statements(self) -> tuple[Statement, ...]:
         """Without the size statements that no other statement reads as a value."""
