@@ -186,6 +186,8 @@ class Contraction:
         own = tuple(constraining(e.guard, e.body))
 
         def over(name: str, body: Expr, called: str) -> Expr:
+            if not e.bound:  # a single point
+                return body
             guard = self._keep(e.bound, e.guard, body)
             return replace(e, aggregation=name, body=body, guard=guard)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.errors import NameMistake, Unsupported
+from tilec.errors import InputMistake, NameMistake, Unsupported
 from tilec.ir.functions import CASTS, STRUCTURAL
 from tilec.ir.program import (
     Access,
@@ -39,9 +39,12 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     """The gradient: (inputs..., one cotangent an output) -> one gradient for each input named in `wrt` (default: all).
 
     The cotangent of output O is called DO and the gradient by input I is called DI, or like it where that is taken.
-    Raises NameMistake for a name that is no input and Unsupported for a recurrence that the gradient must reverse.
+    Raises NameMistake for a name that is no input, InputMistake if there is nothing to differentiate by and Unsupported
+    for a recurrence that the gradient must reverse.
     """
     wanted = program.input_names() if wrt is None else tuple(wrt)
+    if not wanted:
+        raise InputMistake("a gradient needs an input to differentiate by")
     for name in wanted:
         if name not in program.input_names():
             raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))

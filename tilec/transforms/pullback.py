@@ -40,7 +40,7 @@ class Cotangent:
         return Cotangent(product(self.value, *factors), self.masks)
 
     def over(self, divisor: Expr) -> Cotangent:
-        return Cotangent(self.value / divisor, self.masks)
+        return self if divisor == ONE else Cotangent(self.value / divisor, self.masks)
 
     def expression(self) -> Expr:
         condition = conjunction(self.masks)
@@ -111,7 +111,10 @@ def total(terms: list[Cotangent]) -> Cotangent:
     result: Expr | None = None
     for e, n in counts.items():
         e = e if n == 1 else e * Int(n)
-        result = e if result is None else result + e
+        if result is None:
+            result = e
+        else:
+            result = result - e.args[0] if isinstance(e, Call) and e.function == "neg" else result + e
     assert result is not None
     return Cotangent(result, shared)
 

@@ -66,7 +66,7 @@ def simplify(program: Program, outputs: Sequence[str] | None = None) -> Program:
             kept.append(_copy(s, source))
         else:
             kept.append(s)
-    return replace(program, outputs=wanted, statements=drop_dead(kept, wanted))
+    return replace(program, outputs=wanted, statements=drop_dead(_absorb_copies(kept, wanted), wanted))
 
 
 def drop_dead(statements: Sequence[Statement], wanted: Sequence[str]) -> tuple[Statement, ...]:
@@ -78,6 +78,26 @@ def drop_dead(statements: Sequence[Statement], wanted: Sequence[str]) -> tuple[S
             live.append(s)
             needed.update(reads(s))
     return tuple(reversed(live))
+
+
+def _absorb_copies(statements: Sequence[Statement], wanted: Sequence[str]) -> Sequence[Statement]:
+    """Outputs that only copy a tensor that is no input and no output: the tensor takes the output's name instead."""
+    assigned = {s.output for s in statements}
+    names: dict[str, str] = {}
+    for s in statements:
+        source = _copied(s)
+        if source is None or source in names or source in wanted or source not in assigned:
+            continue
+        if s.output in wanted:
+            names[source] = s.output
+    if not names:
+        return statements
+    copies = set(names.items())
+    return [
+        replace(_rename_reads(s, names), output=names.get(s.output, s.output))
+        for s in statements
+        if (_copied(s), s.output) not in copies
+    ]
 
 
 def _right_side(s: Statement) -> Statement:

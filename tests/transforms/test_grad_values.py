@@ -1,0 +1,241 @@
+"""Gradients by value: finite differences of the oracle, to second order, and the points where those cannot help."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.gradcheck import check_gradient
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.evaluate import evaluate
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.types import DTYPES
+from tilec.language import parse
+from tilec.transforms.adjoint import RULES
+from tilec.transforms.grad import grad
+
+INDICES = np.array([0, 2, 1, 0, 5])
+
+
+def normal(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape) for shape in shapes]
+
+
+SMOOTH = sorted(f.name for f in FUNCTIONS.values() if f.pullback and f.name not in ("reverse_grad", "as_type", *DTYPES))
+POSITIVE = ("log", "sqrt", "rsqrt", "pow", "log1p")
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_scalar_functions(name):
+    f = FUNCTIONS[name]
+    names = "XYZ"[: f.arity[0]]
+    text = f"{name}({', '.join(names)})" if f.arity[0] != 3 else "X > 0 ? Y : Z"
+    if f.symbol and f.arity[0] < 3:
+        text = f"X {f.symbol} Y" if f.arity[0] == 2 else f"{f.symbol}X"
+    arrays = normal(*[(4,)] * len(names), seed=3)
+    if name in POSITIVE:
+        arrays = [abs(a) + 0.2 for a in arrays]
+    if name in ("asin", "acos"):
+        arrays = [0.8 * np.tanh(a) for a in arrays]
+    check_gradient(f"function ({', '.join(names)}) -> (O) {{ O = ({text}) * X; }}", *arrays)
+
+
+BODIES = ["A[i, k]", "A[i, k] * B[k]", "sin(A[i, k]) / (2 + B[k]) + i", "A[2*i - k, k] * B[k] * B[k]"]
+
+
+def test_every_aggregation_has_a_rule():
+    assert set(RULES) == set(AGGREGATIONS)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("aggregation", [name for name, rule in RULES.items() if rule and name != "assign"])
+def test_aggregations(aggregation, body, nested):
+    body = body.replace("2*i - k", "i") if aggregation in ("max", "min", "logsumexp") else body  # else rows of -inf
+    call = f"{aggregation}({body})"
+    a, b = normal((3, 4), (4,), seed=5)
+    text = f"tanh({call}) * A[i, 0]" if nested else call
+    check_gradient(f"function (A[I, K], B[K]) -> (O) {{ O[i : I] = {text}; }}", a, b)
+
+
+@pytest.mark.parametrize("outer", ["sum", "mean", "prod", "max", "logsumexp"])
+@pytest.mark.parametrize("inner", ["sum", "mean", "prod", "min", "logsumexp"])
+def test_aggregations_within_aggregations(outer, inner):
+    check_gradient(
+        f"function (A[I, J, K]) -> (O) {{ O[i : I] = {outer}(exp(A[i, j, 0]) * {inner}(A[i, j, k])); }}",
+        *normal((2, 3, 3)),
+    )
+    check_gradient(
+        f"function (A[I, J]) -> (O) {{ O[i : I] = {outer}({inner}(A[i, j] * A[j, k])) + A[i, 1]; }}", *normal((3, 3))
+    )
+
+
+CONTRACTIONS = {
+    "stride and dilation": ("I[N, W], K[J, N]", "O[n, x : N, W/3] = +(I[n, 3*x + 2*j] * K[j, n])", [(2, 9), (2, 2)]),
+    "repeated access": ("A[N]", "O[] = +(A[i] * A[j] * A[i])", [(3,)]),
+    "product along a diagonal": ("A[N], B[M]", "O[i + j : N + M - 1] = *(A[i] + B[j])", [(3,), (2,)]),
+    "product with rational indices": ("A[N], B[M]", "O[i/2 + j : N + M] = *(A[i] + B[j])", [(5,), (3,)]),
+    "product modulo": ("A[N], B[M]", "O[(i + j) % 3 : 3] = *(A[i] + B[j])", [(3,), (3,)]),
+    "logsumexp modulo": ("A[N], B[M]", "O[(i + j) % 3 : 3] = logsumexp(A[i] * B[j])", [(3,), (3,)]),
+    "product, negative coefficient": ("A[N], B[M]", "O[3*i - j : N] = *(A[i] + B[j])", [(5,), (4,)]),
+    "variable in constraints only": ("A[N], B[N]", "O[i : N] = *(A[i]*k + B[i]), k < 3", [(3,), (3,)]),
+    "constraints": ("A[N]", "O[i : N] = +(A[i]*k*n), k < 3, n - k < 2", [(3,)]),
+    "mean of some": ("A[N, K], B[K]", "O[i : N] = mean(B[k] > 0 ? A[i, k]*B[k])", [(4, 3), (3,)]),
+    "mean partly outside": ("A[N, K]", "O[i : N + 2] = mean(A[i - 1, k] * A[i, k])", [(4, 3)]),
+    "guard": ("A[N]", "O[i : N] = +(A[i] > A[j] ? A[j] * A[i])", [(4,)]),
+    "conditional": ("A[N]", "O[i : N] = +(A[i] + A[i+j] > 0 ? A[j] * A[i] : A[i] / A[j])", [(4,)]),
+    "any and all": ("A[N]", "O[i : N] = +(any(A[j] > A[i]) ? A[i] * A[k] : all(A[j] > A[i]) ? A[i] : A[i]/2)", [(3,)]),
+    "pad by a number": ("A[N], V[]", "O[i : N] = +(pad(A[i + j - 1], V[]) * pad(A[2*i], 2.0)), j < 3", [(5,), ()]),
+    "pad by an element": ("A[N], B[N]", "O[i : N] = +(pad(A[i + j - 1], B[i]) * B[j]), j < 3", [(4,), (4,)]),
+    "pad within pad": ("A[N]", "O[i : N] = +(pad(A[i - 1], pad(A[i + 1], A[i])) * A[i])", [(3,)]),
+    "wrap": ("A[N]", "O[i : N] = A[(i - 1) % N] * A[(2*i) % N]", [(4,)]),
+    "clamp": ("A[N]", "O[i : N] = A[clamp(i + 1, 0, N - 1)] * i", [(4,)]),
+    "default of sum": ("A[N], D[N]", "O[i : N] = +(A[2*i]*A[2*j]), j - i < 2 default D", [(5,), (5,)]),
+    "default of assign": ("A[N], D[M]", "O[i : M] = =(A[2*i] * A[2*i + 1]) default D", [(4,), (5,)]),
+    "default of prod": ("A[N, M], D[N]", "O[i : N] = *(A[i, j] * A[i, j+1]), i - 1 < 2 default D", [(4, 3), (4,)]),
+    "default of max": ("A[N, M], D[N]", "O[i : N] = >(A[2*i, j]) default D", [(4, 3), (4,)]),
+    "default of logsumexp": ("A[N, M], D[N]", "O[i : N] = logsumexp(A[2*i, j]) default D", [(4, 3), (4,)]),
+    "nested, no variable of its own": ("A[N, M]", "O[i : N] = 2*sum(A[i, 0])*mean(A[i, 1])*prod(A[i, 2])", [(3, 3)]),
+    "nested twice alike": ("A[N, M]", "O[i : N] = sum(A[i, j]) * sum(A[i, j]) / sum(exp(A[i, j]))", [(3, 4)]),
+    "nested with constraints": ("A[N, M]", "O[i : N] = A[i, 0]*sum(A[i, j]*A[i, k]), j < 2, k - j < 2", [(3, 4)]),
+    "nested in nested": ("A[N, N]", "O[i : N] = max(mean(A[i, j]*A[j, k])) * max(min(A[j, k]*A[i, k]))", [(3, 3)]),
+    "rank 0 by name": ("A[N, M], S", "O[i : N] = +(A[i, j] * S / N)", [(3, 4), ()]),
+    "literal dimension": ("A[2, N]", "O[i/2 : N] = +(A[0, i] * A[1, i])", [(2, 5)]),
+    "sizes left out": ("A[N, M], B[M, K]", "O[i, j] = +(A[i, k] * B[k, j])", [(3, 2), (2, 3)]),
+    "size statement": ("A[N, M]", "P = (N + 1) / 2; O[i : N - P] = mean(A[i + P - 1, j])", [(5, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_contractions(name):
+    inputs, statement, shapes = CONTRACTIONS[name]
+    check_gradient(f"function ({inputs}) -> (O) {{ {statement}; }}", *normal(*shapes, seed=1))
+
+
+GATHERS = {
+    "gather": ("A[N, M], Ix[K]", "O[i, j : K, M] = A[Ix[i] + 1, j] * 2", [(4, 2)]),
+    "gather of a gather": ("A[N], Ix[K]", "O[k : K] = A[Ix[Ix[k]]] * A[k]", [(4,)]),
+    "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
+    "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
+    "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),
+    "padded gather": ("A[N], Ix[K]", "O[k : K] = pad(A[Ix[k]], 2 * A[0])", [(4,)]),
+    "whole gather": ("A, Ix", "O = gather(A * A, Ix)", [(6, 2)]),
+    "whole scatter": ("A, Ix", "O = scatter(A, Ix, A * A) * A + A", [(6, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers_and_scatters(name):
+    inputs, statement, shapes = GATHERS[name]
+    length = 6 if name == "whole scatter" else 5
+    check_gradient(
+        f"function ({inputs}) -> (O) {{ {statement}; }}", *normal(*shapes), np.resize(INDICES, length), tolerance=1e-6
+    )
+
+
+ELEMENTWISE = {
+    "snake": ("X, A", "O = X + sin(A*X)*sin(A*X)/A", [(2, 3, 4), (3, 1)]),
+    "softmax": ("X[N, C]", "S[n, 0 : N, 1] = +(exp(X[n, c])); O = exp(X) / S", [(3, 4)]),
+    "builtin softmax": ("X, B", "O = builtin_softmax(X * B, 3, 4) * B", [(3, 4), (4,)]),
+    "nested in elementwise": ("X", "O = X / sum(X[i]*X[i]) + max(X[j])", [(5,)]),
+    "guarded nested": ("A[N, M], B[N]", "O = B * sum(A[i, j] > 0 ? A[i, j])", [(3, 4), (3,)]),
+    "elements": ("A[N, M], S[]", "O = A * S[] + A[0, 1]", [(3, 4), ()]),
+    "both ways of reading": ("A, B", "Y[i, j] = +(A[i, k] * B[k, j]); O = Y + sum(Y[i, i]) + Y[0,1]", [(3, 2), (2, 3)]),
+    "reshape": ("X, Z", "O = reshape(X, 3, 2) * Z", [(6,), (2,)]),
+    "simple_reduce": ("X, Z", "O = simple_reduce(X*X, Z) * Z", [(3, 4), (4,)]),
+    "index and shape": ("X, Y", "O = X * Y * index(X, 0) + shape(X, 1)", [(3, 2), (2,)]),
+    "conditional": ("X[N]", "O = X > 0 ? X * X : 3 * X - X / 4", [(5,)]),
+    "powers": ("X, Z", "O = pow(X, 3) + pow(X, -2) + pow(2, X) + pow(abs(Z), X)", [(4,), (4,)]),
+    "integers on the way": ("X, Z", "O = X * int32(Z * 3) + floor(Z) * X + argmax(X[i]) + 7 / 2 * Z", [(4,), (4,)]),
+    "a chain of divisions": ("X, Z", "O = 1 / X * Z / (X * X) / Z / (2 + Z * Z) * X", [(4,), (4,)]),
+    "ranks that differ": ("X, Y, Z", "O = X * Y + Z", [(3,), (2, 3), (4, 2, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name):
+    inputs, statements, shapes = ELEMENTWISE[name]
+    check_gradient(f"function ({inputs}) -> (O) {{ {statements}; }}", *normal(*shapes, seed=2))
+
+
+def test_third_order():
+    check_gradient("function (A[N]) -> (O) { O[] = *(A[i]); }", *normal((4,)), order=3)
+    check_gradient("function (A[N]) -> (O) { O[] = logsumexp(A[i] * A[i]); }", *normal((3,)), order=3, tolerance=1e-5)
+
+
+def test_outputs_may_repeat_be_inputs_and_be_integers():
+    source = "function (X, W) -> (X, Y, Y, I) { Y = X * X; I = X > 0; }"
+    check_gradient(source, *normal((5,), (2,)))
+
+
+def gradient(source: str, *arrays, cotangent=None) -> list[np.ndarray]:
+    program = parse(source)
+    (output,) = evaluate(program, arrays)
+    return list(evaluate(grad(program), [*arrays, np.ones(output.shape) if cotangent is None else cotangent]))
+
+
+INF = np.inf
+
+
+@pytest.mark.parametrize("row", [[1, 3, 3, 2], [3, 3, 3, 3], [-INF, -INF, -INF, -INF], [INF, 1, INF, 2]])
+@pytest.mark.parametrize("symbol, reduction", [(">", torch.amax), ("<", torch.amin)])
+def test_ties_share_as_in_torch(symbol, reduction, row):
+    a = torch.tensor([row], dtype=torch.float64, requires_grad=True)
+    reduction(a, 1).sum().backward()
+    (found,) = gradient(f"function (A[N, K]) -> (O) {{ O[n : N] = {symbol}(A[n, k]); }}", a.detach().numpy())
+    np.testing.assert_array_equal(found, a.grad.numpy())
+
+
+def test_nan_maxima_have_no_gradient():
+    (found,) = gradient("function (A[N]) -> (O) { O[] = >(A[i]); }", np.array([1.0, np.nan, 3.0]))
+    np.testing.assert_array_equal(found, [0, 0, 0])
+
+
+def test_products_with_zeros():
+    a = torch.tensor([[0.0, 2, 3], [0, 0, 5], [1, 2, 3], [0, 0, 0]], dtype=torch.float64, requires_grad=True)
+    source = "function (A[N, K]) -> (O) { O[n : N] = *(A[n, k]); }"
+    (expected,) = torch.autograd.grad(torch.prod(a, 1).sum(), a, create_graph=True)
+    (found,) = gradient(source, a.detach().numpy())
+    np.testing.assert_array_equal(found, expected.detach().numpy())
+    weights = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+    (expected,) = torch.autograd.grad((expected * weights).sum(), a)
+    twice = grad(grad(parse(source)), ["A"])
+    (found,) = evaluate(twice, [a.detach().numpy(), np.ones(4), weights.numpy()])
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_logsumexp_of_nothing_but_minus_infinity_has_no_gradient():
+    a = np.array([[-INF, -INF], [-INF, 0.0], [1.0, -INF]])
+    (found,) = gradient("function (A[N, K]) -> (O) { O[n : N + 1] = logsumexp(A[n, k]); }", a)
+    np.testing.assert_array_equal(found, [[0, 0], [0, 1], [1, 0]])
+    (found,) = gradient("function (A[N, K]) -> (O) { O[n : N] = 2 * logsumexp(A[n, k]); }", a)
+    np.testing.assert_array_equal(found, [[0, 0], [0, 2], [2, 0]])
+    (found, again) = gradient("function (A, B) -> (O) { O = logaddexp(A, B); }", a[:, 0].copy(), a[:, 1].copy())
+    np.testing.assert_array_equal(found, [0, 0, 1])
+    np.testing.assert_array_equal(again, [0, 1, 0])
+
+
+def test_the_branch_not_taken_hides_what_is_infinite():
+    x = np.array([0.0, 4.0])
+    for source in ("O = X > 0 ? sqrt(X) * X : X", "O[i : N] = +(X[i] > 0 ? sqrt(X[i]) * X[i] : X[i])"):
+        (found,) = gradient(f"function (X[N]) -> (O) {{ {source}; }}", x)
+        np.testing.assert_array_equal(found, [1, 3])
+
+
+def test_points_past_the_output_or_another_operand_contribute_nothing():
+    a, b = np.arange(4.0), np.array([INF, 1.0])
+    found, _ = gradient("function (A[N], B[M]) -> (O) { O[i + 1 : 3] = +(A[i] + B[i]); }", a, b)
+    np.testing.assert_array_equal(found, [1, 1, 0, 0])
+
+
+def test_reverse_grad_scales_by_its_negative():
+    (found,) = gradient("function (X) -> (O) { O = reverse_grad(X * X, 0.5); }", np.array([1.0, 3.0]))
+    np.testing.assert_array_equal(found, [-1, -3])
+
+
+def test_float_casts_pass_the_cotangent_and_integer_casts_do_not():
+    source = "function (A, B) -> (O) { O = float32(A) * B + float64(int32(A * 100)) + as_type(A, B); }"
+    found, _ = gradient(source, np.array([0.5, 2.0]), np.array([3.0, 4.0]))
+    np.testing.assert_array_equal(found, [4, 5])
