@@ -16,7 +16,6 @@ from tilec.transforms.defract import defract
 from tilec.transforms.flatten import flatten
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
-from tilec.transforms.standing import keep_standing
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass("simplified", lambda program, setting: simplify(program), bound=False),
-    Pass("bound", lambda program, setting: keep_standing(bind(program, setting.types, setting.values)), bound=True),
-    Pass("flat", lambda program, setting: keep_standing(simplify(flatten(program, setting.types))), bound=True),
-    Pass("reduced", lambda program, setting: keep_standing(reduce(program)), bound=True),
-    Pass("defracted", lambda program, setting: keep_standing(defract(program)), bound=True),
+    Pass("bound", lambda program, setting: bind(program, setting.types, setting.values), bound=True),
+    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types)), bound=True),
+    Pass("reduced", lambda program, setting: reduce(program), bound=True),
+    Pass("defracted", lambda program, setting: defract(program), bound=True),
 )
 STAGES = ("source", *(p.stage for p in PASSES))
 
