@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.program import Access, Expr, Index, Program, Statement, map_expressions, rebuild
+from tilec.ir.program import Access, Expr, Index, Program, Statement, map_expressions, reads, rebuild
 from tilec.ir.types import TensorType
 
 
@@ -42,6 +42,9 @@ def _copied(s: Statement) -> str | None:
 
 
 def _renamed(s: Statement, names: Mapping[str, str]) -> Statement:
+    if s.output not in names and not any(name in names for name in reads(s)):
+        return s
+
     def visit(e: Expr) -> Expr:
         if isinstance(e, Access) and e.tensor in names:
             e = replace(e, tensor=names[e.tensor])
