@@ -51,7 +51,8 @@ class Frame:
         if key not in self._made:
             name = self.names.fresh("i_" + variable.rstrip("'"))
             d = self.domain
-            place = f"{self.order.index(variable)}, {len(self.order)}"
+            position = self.order.index(variable) if variable in self.order else 0  # one value only: anywhere
+            place = f"{position}, {len(self.order)}"
             self.prologue.append(f"{name} = rt.iota({d.low[variable]}, {d.extent[variable]}, {place}, device)")
             self._made[key] = self._blocked(name, (variable,))
         return self._made[key]
@@ -59,7 +60,8 @@ class Frame:
     def read(self, access: Access) -> tuple[str, frozenset[str]]:
         """Python text of the elements read, and the variables they depend on. Points outside read some element."""
         forms = [self._folded(linear(e)) for e in access.index]
-        variables = frozenset(v for f in forms for v in free(f))
+        empty = 0 in self.types[access.tensor].shape  # only a `pad` reads there, and takes none of it
+        variables = frozenset() if empty else frozenset(v for f in forms for v in free(f))
         if access not in self._made:
             self._made[access] = self._read(access, forms, variables)
         return self._made[access], variables
@@ -198,27 +200,31 @@ class Frame:
         raise AssertionError(f"no index atom: {atom!r}")
 
     def _padded_index(self, e: Pad) -> str:
-        value = self.index(linear(e.value))
-        if not isinstance(e.access, Access):
-            return f"{self.inside(e.access.access)}.to(torch.int64)"
-        inside = self.inside(e.access)
-        code = self._atom(e.access)
-        return f"torch.where({inside}, {code}, {value})"
+        access = e.access if isinstance(e.access, Access) else e.access.access
+        inside = self.inside(access)
+        code = self._atom(e.access) if isinstance(e.access, Access) else "1"
+        if inside is None:
+            return code
+        tensors = f"torch.tensor({code}, device=device)" if code.isdigit() else code
+        return f"torch.where({inside[0]}, {tensors}, {self.index(linear(e.value))})"
 
     # conditions
 
-    def inside(self, access: Access) -> str:
-        """A bool tensor: where the access, those in its index included, lies in its tensor."""
+    def inside(self, access: Access) -> tuple[str, frozenset[str]] | None:
+        """A bool tensor, and the variables it depends on: where the access, those in its index included, lies in its
+        tensor. None where it does everywhere."""
         wanted: list[Condition] = []
         pending = [access]
         while pending:
             a = pending.pop()
             wanted += access_conditions(a, self.types)
             pending += [x for f in map(linear, a.index) for x in gathered(f)]
-        tests = [t for c in dict.fromkeys(wanted) if not self.domain.holds(c) for t in self.tests(c)]
-        if not tests:
-            return f"torch.ones({tuple_text([1] * len(self.order))}, dtype=torch.bool, device=device)"
-        return tests[0] if len(tests) == 1 else self._line("inside", " & ".join(tests))
+        open_ = [c for c in dict.fromkeys(wanted) if not self.domain.holds(c)]
+        if not open_:
+            return None
+        tests = [t for c in open_ for t in self.tests(c)]
+        text = self._line("inside", " & ".join(tests))
+        return text, frozenset(v for c in open_ for v in free(c.form))
 
     def tests(self, condition: Condition) -> list[str]:
         """Python text of the comparisons that the box leaves open."""

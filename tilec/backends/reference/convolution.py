@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from tilec.backends.reference.access import free
 from tilec.backends.reference.code import indented, literal, tuple_text
 from tilec.backends.reference.domain import build_domain, size_of
 from tilec.backends.reference.factors import split_factors
@@ -121,7 +122,7 @@ def _needless(c: Constraint, task: Task) -> bool:
         domain = build_domain(replace(task.flat, constraints=()), task.types)
     except TileError:
         return False
-    if domain is None:
+    if domain is None or not domain.low.keys() >= free(linear(c.expr)):
         return False
     low, high = domain.interval(linear(c.expr))
     return linear(c.expr).is_integral and low >= 0 and high < size_of(c.bound)

@@ -185,7 +185,7 @@ class _Body:
     def _masked(self, evaluator: Evaluator, value: Value, dtype: str, mask: str | None) -> str:
         """The value with the identity where the point is not valid."""
         before = dtype
-        if self.aggregation in ("sum", "prod") and value.held is not None:
+        if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:
             before = value.held  # reductions convert while they read
         if self.aggregation in ("any", "all"):
             code = evaluator.condition(value)

@@ -19,7 +19,7 @@ from tilec.backends.reference.code import literal
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, index_variables
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
 NARROW = ("float16", "bfloat16")
@@ -132,17 +132,16 @@ class Evaluator:
         access = e.access if isinstance(e.access, Access) else e.access.access
         inside = self.frame.inside(access)
         value = self._values[e.value]
-        variables = value.variables | frozenset(index_variables(access))
-        if isinstance(e.access, Inside):
-            t = promote(WEAK_INT, value.type)
-            held = self.held_as(t.dtype)
-            code = f"torch.where({inside}, {self.tensor(_number(1), held)}, {self.tensor(value, held)})"
-            return Value(self.frame.assign("padded", code), t, held, variables)
         read = self._make(e.access)
         t = promote(read.type, value.type)
         held = self.held_as(t.dtype)
-        code = f"torch.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return Value(self.frame.assign("padded", code), t, held, variables | read.variables)
+        if inside is None:
+            if read.number is not None:
+                n = fit(read.number, t.dtype)
+                return Value(literal(n), t, None, number=n)
+            return Value(self.cast(read, held), t, held, read.variables)
+        code = f"torch.where({inside[0]}, {self.tensor(read, held)}, {self.tensor(value, held)})"
+        return Value(self.frame.assign("padded", code), t, held, inside[1] | read.variables | value.variables)
 
     def _call(self, e: Call) -> Value:
         args = [self._values[a] for a in e.args]
