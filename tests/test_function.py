@@ -172,7 +172,7 @@ def test_copies_and_pickles() -> None:
 def test_lower_without_running() -> None:
     f = tilec.compile(MATMUL)
     lowered = f.lower(tilec.spec((20, 30)), tilec.spec((30, 40), torch.float32))
-    assert list(lowered.stages) == ["source", "simplified", "bound", "flat", "reduced", "defracted"]
+    assert list(lowered.stages) == ["source", "bound", "flat", "reduced", "defracted"]
     cost = lowered.cost()
     assert cost.flops == 2 * 20 * 30 * 40 and cost.least_bytes == 4 * (20 * 30 + 30 * 40 + 20 * 40)
     assert lowered.asm("ptx") == "" and lowered.kernels and "torch" in lowered.source()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from tilec.pipeline import lower
 from tilec.torch_op import TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.grad import grad
+from tilec.transforms.simplify import simplify
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
@@ -158,7 +159,7 @@ class Function:
                 self._check_cotangents(types, values)
                 floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
                 kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
-                program = replace(program, outputs=tuple(kept))
+                program = simplify(program, kept)
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)

@@ -28,19 +28,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Pass:
-    """`stage` names the program that `run` makes of the one before it; `bound` says that its sizes are known."""
+    """`stage` names the program that `run` makes of the one before it."""
 
     stage: str
     run: Callable[[Program, Setting], Program]
-    bound: bool
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("simplified", lambda program, setting: simplify(program), bound=False),
-    Pass("bound", lambda program, setting: bind(program, setting.types, setting.values), bound=True),
-    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types)), bound=True),
-    Pass("reduced", lambda program, setting: reduce(program), bound=True),
-    Pass("defracted", lambda program, setting: defract(program), bound=True),
+    Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
+    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types))),
+    Pass("reduced", lambda program, setting: reduce(program)),
+    Pass("defracted", lambda program, setting: defract(program)),
 )
 STAGES = ("source", *(p.stage for p in PASSES))
 
@@ -55,6 +53,6 @@ def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str
     for step in PASSES:
         program = step.run(program, setting)
         if knobs.VERIFY.value:
-            verify(program, bound=step.bound)
+            verify(program, bound=True)
         stages[step.stage] = program
     return Lowering(stages, infer(stages["flat"], types))
