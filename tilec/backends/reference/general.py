@@ -38,7 +38,7 @@ REDUCE = {
 
 def general(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies where each output axis is one variable of its own in every class."""
-    if any(d.target is None for d in task.classes):
+    if task.classes is None:
         return None
     lone = len(task.classes) == 1 and task.covered
     if lone:
@@ -204,7 +204,9 @@ class _Body:
 
     def _fill(self) -> str:
         default = self.task.local[self.task.flat.default or ""]
-        return self.outer.part(self.task.part(self.domain, default), self.outputs)
+        part = self.outer.part(self.task.part(self.domain, default), self.outputs)
+        same = self.task.types[self.task.flat.default or ""].dtype == self.task.type.dtype
+        return part if same else f"{part}.to(torch.{self.task.type.dtype})"
 
     def _reduce(self, code: str, dtype: str, variables: frozenset[str], reached: str | None) -> tuple[str, str | None]:
         frame = self.frame

@@ -30,7 +30,7 @@ from tilec.ir.types import kind
 def product(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies to sums of at least two factors that share a summed variable."""
     semiring = SEMIRINGS.get(task.flat.aggregation)
-    if semiring is None or not task.classes or any(d.target is None for d in task.classes):
+    if semiring is None or not task.classes:
         return None
     direct = len(task.classes) == 1 and task.covered and task.part(task.classes[0]) == task.out
     lines: list[str] = []
@@ -47,7 +47,7 @@ def product(task: Task) -> list[str] | None:
     if not checked:
         return lines
     exact = general(task)
-    assert exact is not None
+    assert exact is not None, "general carries out what has classes"
     test = f"if {semiring.test.format(', '.join(task.local[t] for t in checked))}:"
     return [test, *indented(lines), "else:", *indented(exact)]
 

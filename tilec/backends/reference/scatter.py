@@ -86,7 +86,7 @@ def _reduced_first(
     whole = replace(task, flat=second, reduced=second, defracted=second, types=types, local=local)
     rest = whole.flat_domain
     assert rest is not None
-    return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest))]
+    return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest)), f"del {local[name]}"]
 
 
 def _unused(name: str, task: Task) -> str:
@@ -214,7 +214,7 @@ class _Pass:
         domain, shape = self.domain, self.task.type.shape
         parts = []
         for a, v in zip(self.positions.plain, self.plain, strict=True):
-            low, n = domain.low[v], domain.extent[v]
+            low, n = domain.low[v] + int(self.positions.rows[a].constant), domain.extent[v]
             offset = f" + {low}" if low else ""
             if v in loops.ends:
                 first, last = loops.ends[v]

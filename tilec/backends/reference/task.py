@@ -17,7 +17,7 @@ from tilec.ir.program import Statement
 from tilec.ir.types import TensorType
 from tilec.transforms.roles import roles
 
-MOST_CLASSES = 64  # residue classes written out one by one; beyond that the classes become masks
+MOST_CLASSES = 64  # residue classes written out one by one; beyond that values are added where they belong
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,18 @@ class Task:
         return self.local[self.flat.output]
 
     @cached_property
-    def classes(self) -> tuple[Domain, ...]:
-        """Domains of the residue classes that have points."""
+    def classes(self) -> tuple[Domain, ...] | None:
+        """Domains of the residue classes that have points, None where they are too many or write no plain slices."""
         found_roles = roles(self.defracted)
         moduli = () if found_roles is None else found_roles.classes
         if math.prod(m for _, m in moduli) > MOST_CLASSES:
-            return tuple(d for d in (build_domain(self.reduced, self.types),) if d is not None)
+            return None
         found = []
         for residues in residue_classes(moduli):
             s = substitute_affine(self.defracted, {v: Affine.of((), r) for v, r in residues.items()})
             domain = build_domain(s, self.types)
+            if domain is not None and domain.target is None:
+                return None
             if domain is not None:
                 found.append(domain)
         return tuple(found)
@@ -64,7 +66,8 @@ class Task:
     @cached_property
     def covered(self) -> bool:
         """Whether the classes write every element of the output."""
-        return sum(math.prod(d.extent[v] for v in d.output_variables()) for d in self.classes) == self.elements
+        written = (math.prod(d.extent[v] for v in d.output_variables()) for d in self.classes or ())
+        return sum(written) == self.elements
 
     @property
     def elements(self) -> int:
