@@ -76,6 +76,9 @@ class Frame:
             return self._rank_zero(access)
         tensor = self.local[access.tensor]
         shape = self.types[access.tensor].shape
+        if 0 in shape:
+            dtype = self.types[access.tensor].dtype
+            return self._line("outside", f"torch.zeros((), dtype=torch.{dtype}, device=device)")
         if self.domain.inside(access, self.types):
             if all(f.is_affine for f in forms):
                 return self._view(tensor, access.tensor, forms, shape, variables)
@@ -155,10 +158,6 @@ class Frame:
         return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
 
     def _gather(self, access: Access, forms: list[Affine], shape: Sequence[int]) -> str:
-        if 0 in shape:
-            dtype = self.types[access.tensor].dtype
-            shape_text = tuple_text([1] * len(self.order))
-            return self._line("outside", f"torch.zeros({shape_text}, dtype=torch.{dtype}, device=device)")
         parts = []
         for condition in access_conditions(access, self.types):
             text = self.index(condition.form)

@@ -12,7 +12,7 @@ from tilec.backends.reference.domain import Condition, Domain, access_conditions
 from tilec.backends.reference.scalar import Evaluator
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
 from tilec.ir.types import TensorType, kind
 
 
@@ -123,6 +123,8 @@ def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
     match e:
         case Int(n) | Float(n):
             return [], n
+        case Inside():
+            return [], 1
         case Call("neg", (Int(n) | Float(n),)):
             return [], -n
         case Call("add", (a, b)):
@@ -215,7 +217,15 @@ def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorTy
 
 
 def _variables(e: Expr, domain: Domain) -> frozenset[str]:
-    return frozenset(v for v in index_variables(e) if domain.extent[v] > 1)
+    """The variables that the value depends on: what `in` names only constrains the point."""
+    match e:
+        case Inside():
+            return frozenset()
+        case Access() | Index() | Pad():
+            below = e.value if isinstance(e, Pad) else e
+            found = frozenset(v for v in index_variables(e) if domain.extent[v] > 1)
+            return found if below is e else found | _variables(below, domain)
+    return frozenset().union(*(_variables(c, domain) for c in children(e)))
 
 
 def _ordered(
