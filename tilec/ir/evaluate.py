@@ -49,7 +49,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import DTYPES, WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
-ONE_KIND = ("promote", "division", "float", "bits")  # result rules under which arguments compute in the result's kind
+ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules under which arguments take one type first
 
 
 class Value(NamedTuple):
@@ -474,8 +474,9 @@ class _Run:
         args = [self.value(a, at) for a in e.args]
         element = call_type(e.function, [a.type for a in args], e.span)
         data = [a.data for a in args]
-        if function.result in ONE_KIND and kind(element.dtype):
-            data = [np.asarray(d, np.float64 if kind(element.dtype) == 2 else np.int64) for d in data]
+        if function.result in ONE_TYPE:
+            common = promote(*(a.type for a in args)) if function.result == "bool" else element
+            data = [wrap(d, common.dtype) if kind(common.dtype) else d for d in data]
         try:
             result = data[0] if function.numpy is None else function.numpy(*data)
         except ValueError:

@@ -1,0 +1,106 @@
+"""Random programs: gradients have one answer at every stage and on the backend, and are the derivative."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.programs import PHASES, Case, Options, programs
+from support.stages import check
+
+from tilec.ir.evaluate import evaluate
+from tilec.language import parse
+from tilec.transforms.grad import grad
+
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
+
+FAMILIES = {
+    "mixed": (Options(), 250),
+    "contractions": (Options(kinds=("contraction",), statements=2), 250),
+    "smooth": (Options(smooth=True), 150),
+    "special": (Options(special=True, statements=3), 100),
+}
+
+
+def cotangents(results, random):
+    """A d_output for each output: small integers where it is floating."""
+    return [
+        random.integers(-2, 3, r.shape).astype(np.float64) if r.dtype.kind == "f" else np.zeros(r.shape, r.dtype)
+        for r in results
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_agree_at_every_stage(family):
+    options, count = FAMILIES[family]
+
+    @settings(max_examples=count * SCALE, phases=PHASES)
+    @given(programs(options))
+    def agree(case: Case):
+        program, arrays = parse(case.source), list(case.inputs.values())
+        results = check(program, arrays, backend=None)
+        if results is not None:
+            check(grad(program), arrays + cotangents(results, np.random.default_rng(0)))
+
+    agree()
+
+
+def test_second_gradients_agree_at_every_stage():
+    options = Options(kinds=("contraction", "contraction", "elementwise"), statements=2, smooth=True)
+
+    @settings(max_examples=60 * SCALE, phases=PHASES)
+    @given(programs(options))
+    def agree(case: Case):
+        program, arrays = parse(case.source), list(case.inputs.values())
+        results = check(program, arrays, backend=None)
+        if results is None:
+            return
+        random = np.random.default_rng(0)
+        first = grad(program)
+        arrays = arrays + cotangents(results, random)
+        results = check(first, arrays, backend=None)
+        check(grad(first), arrays + cotangents(results, random))
+
+    agree()
+
+
+STEP = 1e-5
+
+
+def test_gradients_are_derivatives():
+    """Along a random direction of the inputs the outputs change as the gradient says."""
+    compared = []
+
+    @settings(max_examples=400 * SCALE, phases=PHASES)
+    @given(programs(Options(smooth=True)))
+    def derivative(case: Case):
+        program, arrays = parse(case.source), list(case.inputs.values())
+        try:
+            results = evaluate(program, arrays)
+        except Exception:
+            return  # refused for its sizes or writers: the other tests look at those
+        random = np.random.default_rng(0)
+        finite = [np.isfinite(r) if r.dtype.kind == "f" else np.zeros(r.shape, bool) for r in results]
+        weights = [np.where(f, random.normal(size=f.shape), 0) for f in finite]
+        floating = [a.dtype.kind == "f" for a in arrays]
+        direction = [random.normal(size=a.shape) if f else 0 for a, f in zip(arrays, floating, strict=True)]
+        gradients = evaluate(grad(program), arrays + weights)
+
+        def along(step):
+            moved = [a + step * d if f else a for a, d, f in zip(arrays, direction, floating, strict=True)]
+            return [np.where(f, r, 0) for f, r in zip(finite, evaluate(program, moved), strict=True)]
+
+        # fourth order: 8 (f(h) - f(-h)) - (f(2h) - f(-2h)) over 12 h
+        slopes = sum(
+            np.sum(w * (8 * (a - b) - (c - d))) / (12 * STEP)
+            for w, a, b, c, d in zip(weights, along(STEP), along(-STEP), along(2 * STEP), along(-2 * STEP), strict=True)
+        )
+        told = sum(np.sum(g * d) for g, d, f in zip(gradients, direction, floating, strict=True) if f)
+        if np.isfinite(slopes) and np.isfinite(told):
+            compared.append(abs(slopes) > 1e-3)
+            scale = sum(np.sum(np.abs(w * r)[f]) for w, r, f in zip(weights, results, finite, strict=True))
+            scale += sum(np.sum(np.abs(g * d)) for g, d, f in zip(gradients, direction, floating, strict=True) if f)
+            assert abs(slopes - told) <= 1e-6 * (1 + scale), f"the outputs change by {slopes}, the gradient says {told}"
+
+    derivative()
+    assert sum(compared) > 50, "hardly any program has a derivative to compare"

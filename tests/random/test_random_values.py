@@ -1,0 +1,59 @@
+"""Random programs: the same answer from the source, after every pass, and on the torch backend."""
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.programs import AGGREGATIONS, PHASES, Case, Options, programs
+from support.stages import check
+
+from tilec.language import parse
+
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
+
+FAMILIES = {
+    "mixed": (Options(), 400),
+    "contractions": (Options(kinds=("contraction",), statements=2), 400),
+    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 200),
+    "smooth": (Options(smooth=True), 200),
+    "special": (Options(special=True), 200),
+    "chains": (Options(statements=8), 150),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_stage_and_the_backend_agree(family):
+    options, count = FAMILIES[family]
+
+    @settings(max_examples=count * SCALE, phases=PHASES)
+    @given(programs(options))
+    def agree(case: Case):
+        check(parse(case.source), list(case.inputs.values()))
+
+    agree()
+
+
+FEATURES = {
+    "contraction", "elementwise", "reshape", "gather", "scatter", "simple_reduce", "nested", "guard", "?:", "in", "pad",
+    "%", "clamp", "constraint", "default", "rational index", "scattered output", "sizes left out", "size statement",
+    "integer input as size", "index as value", "index()", *(a for names in AGGREGATIONS.values() for a in names),
+}  # fmt: skip
+
+
+def test_the_programs_hold_every_feature_and_mean_something():
+    features: Counter = Counter()
+    varied = []
+
+    @settings(max_examples=400, phases=PHASES)
+    @given(programs(Options()))
+    def collect(case: Case):
+        features.update(case.features)
+        results = check(parse(case.source), list(case.inputs.values()), backend=None) or ()
+        varied.append(any(r.size and (r != r.flat[0]).any() for r in results))
+
+    collect()
+    rare = {name: features[name] for name in FEATURES if features[name] < 4}
+    assert not rare, f"hardly ever drawn: {rare}"
+    assert np.mean(varied) > 0.35, "most programs have constant results"
