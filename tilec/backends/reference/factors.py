@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilec.backends.reference.access import Frame, free, reach
-from tilec.backends.reference.code import Names, literal
+from tilec.backends.reference.code import Names, literal, tuple_text
 from tilec.backends.reference.domain import Condition, Domain, access_conditions, constraining_accesses
 from tilec.backends.reference.scalar import Evaluator
 from tilec.ir.index import linear
@@ -88,11 +88,11 @@ class Operand:
 @dataclass
 class Product:
     """`scale` times the product of operands; `checked`: tensors that must be finite, since some operand is zero at
-    points that are not valid while others are not."""
+    points that are not valid while others are not; None where finite tensors would not do."""
 
     operands: list[Operand]
     scale: float | int
-    checked: list[str] = field(default_factory=list)
+    checked: list[str] | None = field(default_factory=list)
 
 
 def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr], float | int] | None:
@@ -180,7 +180,8 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
         exposed = [o for k, o in enumerate(operands) if zeroed != {k} and o.factors]
         passes = _passes_finite if semiring is SUM else _passes_below_infinity
         if any(not passes(e) for o in exposed for e in o.factors):
-            return None
+            result.checked = None
+            return result
         tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining_accesses(e)}
         result.checked = [t for t in tensors if kind(types[t].dtype) == 2]
     return result
@@ -276,10 +277,15 @@ def emit(
         zero = f"torch.tensor({literal(semiring.zero)}, dtype=torch.{dtype}, device=device)"
         return frame.prologue, frame.lines, f"torch.where({' & '.join(tests)}, {one}, {zero})"
     evaluator = Evaluator(frame, *operand.factors)
-    texts = [evaluator.tensor(evaluator.value(e), dtype) for e in operand.factors]
+    values = [evaluator.value(e) for e in operand.factors]
+    texts = [evaluator.tensor(v, dtype) for v in values]
     text = texts[0]
     for other in texts[1:]:
         text = f"({semiring.times.format(text, other)})"
     if tests:
         text = f"torch.where({' & '.join(tests)}, {text}, {literal(semiring.zero)})"
+    found = {v for value in values for v in value.variables} | {v for c in operand.conditions for v in free(c.form)}
+    if not found >= {v for v in order if domain.extent[v] > 1}:
+        sizes = [" - ".join(reversed(loops[v])) if v in loops else str(domain.extent[v]) for v in order]
+        text = f"({text}).expand({tuple_text(sizes)})"
     return frame.prologue, frame.lines, text

@@ -3,7 +3,7 @@
 Each factor is a tensor over its own index variables (a view, where it is a plain access), so that a class is a tensor
 contraction, in the order that opt_einsum finds. The last pair is evaluated in blocks where a matrix must be copied out
 of overlapping windows. Points that are not valid are zeros of one operand, so the other ones must be finite there: that
-is tested at run time, and the exact masked evaluation takes over where it fails.
+is tested at run time, on what is read or on the result, and the exact masked evaluation takes over where it fails.
 
 The same holds of logsumexp over sums: its matrix product shifts by maxima, exponentiates, multiplies, and recomputes
 the few elements whose certificate fails (`runtime.log_product`).
@@ -20,7 +20,7 @@ from tilec.backends.reference.code import indented, literal, tuple_text
 from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.factors import LOG, SEMIRINGS, SUM, Operand, Product, Semiring, product_of
 from tilec.backends.reference.general import Loops, general
-from tilec.backends.reference.matrices import Block, lay_out, multiply, plan_steps
+from tilec.backends.reference.matrices import lay_out, multiply, plan_steps
 from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
 from tilec.ir.infer import expression_type
@@ -37,19 +37,31 @@ def product(task: Task) -> list[str] | None:
     if not direct:
         lines.append(f"{task.out} = {task.allocation(filled=not task.covered)}")
     checked: dict[str, None] = {}
+    sure = True
     for domain in task.classes:
         p = class_product(task, domain, semiring)
         written = None if p is None else class_lines(task, domain, p, direct, semiring)
         if p is None or written is None:
             return None
         lines += written
-        checked.update(dict.fromkeys(p.checked))
-    if not checked:
+        checked.update(dict.fromkeys(p.checked or ()))
+        sure = sure and p.checked is not None and not _regrouped(p, domain)
+    if kind(task.type.dtype) != 2 or sure and not checked:
         return lines
     exact = general(task)
     assert exact is not None, "general carries out what has classes"
+    if not sure:
+        return [*lines, f"if not {semiring.test.format(task.out)}:", *indented(exact)]
     test = f"if {semiring.test.format(', '.join(task.local[t] for t in checked))}:"
     return [test, *indented(lines), "else:", *indented(exact)]
+
+
+def _regrouped(p: Product, domain: Domain) -> bool:
+    """Whether something is summed before all factors are multiplied: an infinite factor may then miss a zero. It shows
+    in the result, which no infinite operand leaves finite."""
+    kept = set(domain.output_variables())
+    alone = (sum(v in o.variables for o in p.operands) == 1 for o in p.operands for v in o.variables if v not in kept)
+    return len(p.operands) > 2 or any(alone)
 
 
 def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | None:
@@ -86,24 +98,16 @@ def class_lines(task: Task, domain: Domain, p: Product, direct: bool, semiring: 
         chosen = [operands[k] for k in pair]
         operands = [o for k, o in enumerate(operands) if k not in pair]
         assert len(chosen) == 2
-        if operands:
-            later = {v for o in operands for v in o.variables} | set(kept)
-            order = _intermediate_order(chosen, later, domain)
-            if math.prod(domain.extent[v] for v in order) > task.options.memory_budget // 16:
-                return None
-            block = multiply(task, domain, chosen[0], chosen[1], order, dtype, None, semiring)
-            name = task.names.fresh("p")
-            lines += [*block.before, *block.lines, f"{name} = {block.code}"]
-            operands.append(Operand(order, code=name))
-            continue
-        layout = lay_out(chosen[0], chosen[1], kept, domain)
-        steps = plan_steps(task, domain, layout, semiring)
-        outer = Loops(task, domain, kept, steps)
-        inner = Loops(task, domain, layout.summed, steps)
-        loops = Loops(task, domain, (), {})
-        loops.ends = {**outer.ends, **inner.ends}
-        block = multiply(task, domain, chosen[0], chosen[1], kept, dtype, loops, semiring)
-        return [*lines, *_store(task, domain, block, outer, inner, scale, direct, dtype, semiring)]
+        if not operands:
+            last = _Result(task, domain, kept, dtype, semiring, chosen)
+            return [*lines, *last.store(scale, direct)]
+        later = {v for o in operands for v in o.variables} | set(kept)
+        order = _intermediate_order(chosen, later, domain)
+        if math.prod(domain.extent[v] for v in order) > task.options.memory_budget // 16:
+            return None
+        name = task.names.fresh("p")
+        lines += _Result(task, domain, order, dtype, semiring, chosen).bind(name)
+        operands.append(Operand(order, code=name))
     raise AssertionError("a product of two operands has a last pair")
 
 
@@ -127,37 +131,60 @@ def _intermediate_order(chosen: Sequence[Operand], later: set[str], domain: Doma
     return (*both, *rows, *columns)
 
 
-def _store(
-    task: Task,
-    domain: Domain,
-    block: Block,
-    outer: Loops,
-    inner: Loops,
-    scale: float | int,
-    direct: bool,
-    dtype: str,
-    semiring: Semiring,
-) -> list[str]:
-    """Lines that run the block's loops and put its result into the output."""
-    outputs = domain.output_variables()
-    code, lines = block.code, block.lines
-    if inner.headers:
-        total = task.names.fresh("total")
-        step = [f"part = {code}", f"{total} = part if {total} is None else {semiring.plus.format(total, 'part')}"]
-        lines = [f"{total} = None", *inner.wrap([*lines, *step])]
-        code = total
-    if scale != semiring.one:
-        code = f"({semiring.scaled.format(code, literal(scale))})"
-    missing = [v for v in outputs if v not in block.order]
-    if missing:
-        code = f"({code})[{', '.join('None' if v in missing else ':' for v in outputs)}]"
-    if direct and not outer.headers:
-        if dtype != task.type.dtype or inner.headers and dtype in NARROW:
-            code = f"{code}.to(torch.{task.type.dtype})"
-        if any(domain.extent[v] > 1 for v in missing):
-            code = f"{code}.expand({tuple_text(task.type.shape)}).contiguous()"
-        return [*block.before, *lines, f"{task.out} = {code}"]
-    start = [f"{task.out} = {task.allocation(filled=False)}"] if direct else []
-    target = outer.part(task.part(domain), outputs)
-    target = target if target.endswith("]") else target + "[...]"
-    return [*start, *block.before, *outer.wrap([*lines, f"{target} = {code}"])]
+class _Result:
+    """The contraction of two operands to `kept`, in blocks."""
+
+    def __init__(
+        self,
+        task: Task,
+        domain: Domain,
+        kept: tuple[str, ...],
+        dtype: str,
+        semiring: Semiring,
+        chosen: Sequence[Operand],
+    ):
+        self.task, self.domain, self.kept, self.dtype, self.semiring = task, domain, kept, dtype, semiring
+        layout = lay_out(chosen[0], chosen[1], kept, domain)
+        steps = plan_steps(task, domain, layout, semiring)
+        self.outer = Loops(task, domain, kept, steps)
+        self.inner = Loops(task, domain, layout.summed, steps)
+        loops = Loops(task, domain, (), {})
+        loops.ends = {**self.outer.ends, **self.inner.ends}
+        block = multiply(task, domain, chosen[0], chosen[1], kept, dtype, loops, semiring)
+        self.before, self.code, self.lines = block.before, block.code, block.lines
+        if self.inner.headers:
+            total = task.names.fresh("total")
+            plus = semiring.plus.format(total, "part")
+            step = [f"part = {self.code}", f"{total} = part if {total} is None else {plus}"]
+            self.lines = [f"{total} = None", *self.inner.wrap([*self.lines, *step])]
+            self.code = total
+
+    def bind(self, name: str) -> list[str]:
+        """Lines that make it a tensor over `kept`."""
+        if not self.outer.headers:
+            return [*self.before, *self.lines, f"{name} = {self.code}"]
+        shape = tuple_text([self.domain.extent[v] for v in self.kept])
+        dtype = "float32" if self.inner.headers and self.dtype in NARROW else self.dtype
+        start = f"{name} = torch.empty({shape}, dtype=torch.{dtype}, device=device)"
+        target = self.outer.part(name, self.kept)
+        return [start, *self.before, *self.outer.wrap([*self.lines, f"{target} = {self.code}"])]
+
+    def store(self, scale: float | int, direct: bool) -> list[str]:
+        """Lines that write it into the part of the output that its class has, or, `direct`, make it the output."""
+        task, domain, code = self.task, self.domain, self.code
+        outputs = domain.output_variables()
+        if scale != self.semiring.one:
+            code = f"({self.semiring.scaled.format(code, literal(scale))})"
+        missing = [v for v in outputs if v not in self.kept]
+        if missing:
+            code = f"({code})[{', '.join('None' if v in missing else ':' for v in outputs)}]"
+        if direct and not self.outer.headers:
+            if self.dtype != task.type.dtype or self.inner.headers and self.dtype in NARROW:
+                code = f"{code}.to(torch.{task.type.dtype})"
+            if any(domain.extent[v] > 1 for v in missing):
+                code = f"{code}.expand({tuple_text(task.type.shape)}).contiguous()"
+            return [*self.before, *self.lines, f"{task.out} = {code}"]
+        start = [f"{task.out} = {task.allocation(filled=False)}"] if direct else []
+        target = self.outer.part(task.part(domain), outputs)
+        target = target if target.endswith("]") else target + "[...]"
+        return [*start, *self.before, *self.outer.wrap([*self.lines, f"{target} = {code}"])]

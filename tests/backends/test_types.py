@@ -1,0 +1,133 @@
+"""Element types on the torch backend: promotion, wrapping, accumulation, rounding, literals."""
+
+import numpy as np
+import pytest
+import torch
+from agreement import SMALL, agree, run, tensors
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}
+ANY = [
+    "function (A[N, M]) -> (O) { O[i : N] = +(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O[i : N] = >(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O[i : N + 1] = <(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O[i, j : N, M + 2] = A[i, j - 1]; }",
+    "function (A[N, M]) -> (O) { O[i : N] = any(A[i, j] != 0); }",
+    "function (A[N, M]) -> (O) { O = A == 1 ? A : 0; }",
+    "function (A[N, M]) -> (O) { O[i, j : N, M + 2] = pad(A[i, j - 1], 1); }",
+]
+NUMBERS = [
+    "function (A[N, M], B[M, K]) -> (O) { O[i, j : N, K] = +(A[i, k] * B[k, j]); }",
+    "function (A[N, M], B[M, K]) -> (O) { O[i, j : N, K] = >(A[i, k] + B[k, j]); }",
+    "function (A[N, M]) -> (O) { O[i : N] = *(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O = A * 3 + A / 2 - 1; }",
+    "function (A[N, M]) -> (O) { O = max(A, 1) * min(A, 2) % 3; }",
+    "function (A[N, M]) -> (O) { O = exp(A / 4) + float64(A); }",
+    "function (A[N, M]) -> (O) { O[i : N] = mean(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O[i : N] = logsumexp(A[i, j]); }",
+    "function (A[N, M]) -> (O) { O[i, j : N, M] = A[i, j] * i + j / 2; }",
+    "function (A[N, M]) -> (O) { O[i : N] = argmax(A[i, j]); }",
+    "function (A[N, M]) -> (O) { S[] = +(A[i, j]); O = A * S; }",
+]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("source", ANY)
+def test_every_type(source, dtype):
+    agree(source, *tensors((4, 5), dtype=dtype), tolerance=TOLERANCE.get(dtype, 1e-5))
+
+
+@pytest.mark.parametrize("options", [None, SMALL], ids=["whole", "blocks"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("source", NUMBERS)
+def test_numbers(source, dtype, options):
+    shapes = [(4, 5), (5, 3)][: source.count("[M, K]") + 1]
+    agree(source, *tensors(*shapes, dtype=dtype), tolerance=TOLERANCE.get(dtype, 1e-5), options=options)
+
+
+BITS = ["O = A & 3;", "O = A | B;", "O = A ^ B;", "O = ~A;", "O = A << 1;", "O = (A >> 1) + B;", "O = A / B;"]
+BITS += ["O = A % B;", "O = -A;", "O = abs(A);", "O = sign(A);"]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("source", BITS)
+def test_integers(source, dtype):
+    a, b = tensors((4, 5), (4, 5), dtype=dtype)
+    names = "A, B" if "B" in source else "A"
+    agree(f"function ({names}) -> (O) {{ {source} }}", *((a, b) if "B" in source else (a,)))
+
+
+@pytest.mark.parametrize("left", [*FLOATS[2:], *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("right", [*FLOATS[2:], *INTEGERS, torch.bool], ids=str)
+def test_promotion(left, right):
+    (a,), (b,), (c,) = tensors((4,), dtype=left), tensors((4,), dtype=right, seed=1), tensors((), dtype=right, seed=2)
+    for source, other in (("O = A * B;", b), ("O = A * C;", c), ("O = A > B;", b), ("O = A == C;", c)):
+        agree(f"function (A, {source[-2]}) -> (O) {{ {source} }}", a, other, tolerance=1e-6)
+
+
+def test_types_match_torch_for_rank_zero_tensors():
+    half, double = torch.ones(3, dtype=torch.float16), torch.tensor(2.0, dtype=torch.float64)
+    (got,), _ = run("function (A[N], C[]) -> (O) { O[i : N] = A[i] * C[]; }", [half, double])
+    assert got.dtype == (half * double).dtype
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_extremes_of_integers_where_nothing_is_written(dtype):
+    (a,) = tensors((3,), dtype=dtype)
+    (high,), _ = run("function (A[N]) -> (O) { O[i : 5] = >(A[i - 1]); }", [a])
+    (low,), _ = run("function (A[N]) -> (O) { O[i : 5] = <(A[i - 1]); }", [a])
+    assert high.dtype == low.dtype == dtype
+    assert high[0] == torch.iinfo(dtype).min and low[4] == torch.iinfo(dtype).max
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits_accumulate_in_float32(dtype):
+    """Sums of many small numbers that 16 bits alone would lose; twice torch's own error at most."""
+    a, b = tensors((8, 4000), (4000, 8), dtype=dtype)
+    exact = a.double() @ b.double()
+    own = ((a @ b).double() - exact).abs().max()
+    (got,), _ = run("function (A[N, K], B[K, M]) -> (O) { O[i, j : N, M] = +(A[i, k] * B[k, j]); }", [a, b])
+    assert got.dtype == dtype and (got.double() - exact).abs().max() <= 2 * own
+    ones = torch.ones(1, 4000, dtype=dtype)
+    (total,), _ = run("function (A[N, K]) -> (O) { O[i : N] = +(A[i, k]); }", [ones], SMALL)
+    assert total.item() == 4000
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_compared_is_rounded_first(dtype):
+    """The maximum's own element equals it, though the body is computed wider."""
+    a, b = tensors((6, 7), (6, 7), dtype=dtype)
+    source = """function (A[N, M], B[N, M]) -> (C) {
+        O[i : N] = >(A[i, j] * B[i, j] + B[i, j]);
+        C[i : N] = +(A[i, j] * B[i, j] + B[i, j] == O[i] ? int64(1) : 0);
+    }"""
+    (count,), _ = run(source, [a, b])
+    assert (count >= 1).all()
+
+
+def test_nan_passes_through_maxima_and_minima():
+    a = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    for aggregation in "><":
+        (got,), _ = run(f"function (A[N, M]) -> (O) {{ O[i : N] = {aggregation}(A[i, j]); }}", [a])
+        assert got[0].isnan() and not got[1].isnan()
+
+
+def test_log_product_in_float32_is_as_accurate_as_float32():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (3 * torch.randn(n, 300, generator=generator) for n in (40, 50))
+    (got,), text = run("function (A[N, K], B[M, K]) -> (O) { O[i, j : N, M] = logsumexp(A[i, k] + B[j, k]); }", [a, b])
+    assert "rt.log_product" in text
+    exact = torch.logsumexp(a.double()[:, None] + b.double()[None], -1)
+    assert ((got - exact).abs() <= 3e-6 + 2 * torch.from_numpy(np.spacing(exact.abs().float().numpy()))).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [300.0, 2000.0])
+def test_log_product_where_exponentials_underflow(dtype, scale):
+    a, b = (scale * torch.rand(n, 33, generator=torch.Generator().manual_seed(n), dtype=dtype) for n in (20, 30))
+    a[3], b[:, 4], a[5, 5] = float("-inf"), float("-inf"), float("inf")
+    (got,), _ = run("function (A[N, K], B[M, K]) -> (O) { O[i, j : N, M] = logsumexp(A[i, k] + B[j, k]); }", [-a, -b])
+    exact = torch.logsumexp(-a.double()[:, None] - b.double()[None], -1)
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-13
+    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=3 * tolerance, equal_nan=True)
