@@ -1,0 +1,1 @@
+"""Measurements: `python -m tilec.bench cpu`."""
