@@ -207,6 +207,16 @@ def test_deep_expressions_have_gradients_of_linear_size(step):
     assert size(48, 2) < 3 * size(24, 2)
 
 
+def test_deep_assignments_have_gradients_of_linear_size():
+    def size(depth: int) -> int:
+        body = "A[i]"
+        for _ in range(depth):
+            body = f"A[i] / (1 + {body})"
+        return len(show(grad(parse(f"function (A[N]) -> (O) {{ O[i : N] = {body}; }}"))))
+
+    assert size(120) < 3 * size(60)
+
+
 def test_a_deep_body_has_a_gradient_that_can_be_read_back():
     body = "A[i]"
     for _ in range(200):

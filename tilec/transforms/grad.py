@@ -12,7 +12,6 @@ from dataclasses import replace
 from tilec.errors import InputMistake, NameMistake, Unsupported
 from tilec.ir.functions import CASTS, STRUCTURAL
 from tilec.ir.program import (
-    Access,
     Aggregate,
     Call,
     Expr,
@@ -26,12 +25,12 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.transforms.adjoint import Contraction
+from tilec.transforms.cut import cut
 from tilec.transforms.extents import Extent, extents
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
 from tilec.transforms.simplify import simplify
 
-DEEPEST = 8  # elementwise expressions are cut into statements of this many levels, so that gradients stay linear
 MOST_TERMS = 8  # cotangents added up in one statement
 
 
@@ -56,7 +55,7 @@ class _Reverse:
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
-        self.program = replace(program, statements=tuple(self._plain(program)))
+        self.program = replace(program, statements=cut(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = _depend_on(self.program, frozenset(wanted))
@@ -191,52 +190,6 @@ class _Reverse:
             whole = Name(self._assign(f"D{tensor}", value))
             value = Name(self._assign(f"D{tensor}", Call("simple_reduce", (whole, Name(tensor)))))
         self._receive(tensor, value)
-
-    # forward statements in the form that is differentiated
-
-    def _plain(self, program: Program) -> list[Statement]:
-        """Elementwise statements over whole tensors only, none of them deep; contractions as they are."""
-        result: list[Statement] = []
-
-        def assign(base: str, body: Expr, aggregation: Aggregate | None = None) -> Name:
-            name = self.names.fresh(base)
-            if aggregation is None:
-                rank0 = isinstance(body, Access)
-                result.append(Statement(name, () if rank0 else None, () if rank0 else None, body))
-            else:
-                result.append(
-                    Statement(
-                        name, (), (), body, aggregation.aggregation, aggregation.guard, aggregation.constraints
-                    )
-                )  # fmt: skip
-            return Name(name)
-
-        def visit(e: Expr, base: str) -> tuple[Expr, int]:
-            """The expression over names and its depth."""
-            if isinstance(e, Aggregate):
-                return assign(e.aggregation.capitalize(), e.body, e), 1
-            if isinstance(e, Access):
-                return assign(e.tensor, e), 1
-            if not isinstance(e, Call) or e.function in ("index", "shape"):
-                return e, 1
-            parts = [visit(a, base) for a in e.args]
-            depth = 1 + max((d for _, d in parts), default=0)
-            args = tuple(a for a, _ in parts)
-            if any(a is not b for a, b in zip(args, e.args, strict=True)):
-                e = replace(e, args=args)
-            if depth >= DEEPEST:
-                return assign(base, e), 1
-            return e, depth
-
-        for s in program.statements:
-            if s.index is not None or (isinstance(s.body, Call) and s.body.function in STRUCTURAL):
-                result.append(s)
-            elif isinstance(s.body, Call):
-                args = tuple([visit(a, s.output)[0] for a in s.body.args])
-                result.append(replace(s, body=replace(s.body, args=args)))
-            else:
-                result.append(replace(s, body=visit(s.body, s.output)[0]))
-        return result
 
 
 def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:

@@ -108,15 +108,12 @@ def total(terms: list[Cotangent]) -> Cotangent:
     for t in terms:
         e = Cotangent(t.value, tuple(m for m in t.masks if m not in shared)).expression()
         counts[e] = counts.get(e, 0) + 1
-    result: Expr | None = None
-    for e, n in counts.items():
-        e = e if n == 1 else e * Int(n)
-        if result is None:
-            result = e
-        else:
-            result = result - e.args[0] if isinstance(e, Call) and e.function == "neg" else result + e
-    assert result is not None
-    return Cotangent(result, shared)
+    first, *others = (e if n == 1 else e * Int(n) for e, n in counts.items())
+    if len(others) > LONGEST:
+        return Cotangent(_joined("add", [first, *others]), shared)
+    for e in others:
+        first = first - e.args[0] if isinstance(e, Call) and e.function == "neg" else first + e
+    return Cotangent(first, shared)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""Statements in the form in which they are differentiated: whole tensors apart from single elements, none too deep.
+
+A derivative repeats what it is the derivative of, level by level. Over statements of a few levels each, gradients of
+any order grow linearly with the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tilec.ir.functions import STRUCTURAL
+from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Name, Program, Statement, index_variables
+from tilec.transforms.adjoint import constraining
+from tilec.transforms.naming import Names
+from tilec.transforms.pullback import product
+
+LEVELS = 8  # of an elementwise expression that is cut
+TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a conditional's branch, which it guards
+
+
+def cut(program: Program, names: Names) -> tuple[Statement, ...]:
+    """The same program. Elementwise statements read whole tensors only and are a few levels deep; so are assignments
+    whose indices are all on the left. Other contractions stay: an intermediate would have an element for each point."""
+    result: list[Statement] = []
+    for s in program.statements:
+        if isinstance(s.body, Call) and s.body.function in STRUCTURAL:
+            result.append(s)
+        elif s.index is None:
+            _cut_elementwise(s, names, result)
+        else:
+            _cut_assignment(s, names, result)
+    return tuple(result)
+
+
+def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> None:
+    def assign(e: Expr) -> Expr:
+        made = Statement(names.fresh(s.output), None, None, e)
+        if isinstance(e, Access):
+            made = Statement(names.fresh(e.tensor), (), (), e)
+        if isinstance(e, Aggregate):
+            name = names.fresh(e.aggregation.capitalize())
+            made = Statement(name, (), (), e.body, e.aggregation, e.guard, e.constraints)
+        result.append(made)
+        return Name(made.output)
+
+    result.append(replace(s, body=_shallow(s.body, assign, lambda e: isinstance(e, (Access, Aggregate)), LEVELS)))
+
+
+def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None:
+    index, guard = s.index or (), () if s.guard is None else (s.guard,)
+    bare = all(isinstance(e, Index) for e in index) and len(set(index)) == len(index)
+    inner = set(index_variables(s.body, *guard)) - set(index_variables(*index))
+    if s.aggregation != "assign" or s.sizes is None or not bare or inner:
+        result.append(s)
+        return
+
+    def assign(e: Expr) -> Expr:
+        made = Statement(names.fresh(s.output), s.index, s.sizes, e, "assign", s.guard, s.constraints)
+        result.append(made)
+        return Access(made.output, index)
+
+    body = _shallow(s.body, assign, lambda e: False, TOO_DEEP)
+    if body is not s.body:
+        read = set(constraining(body, *guard))
+        lost = [a for a in dict.fromkeys(constraining(s.body)) if a not in read]
+        body = product(body, *map(Inside, lost))
+    result.append(replace(s, body=body))
+
+
+def _shallow(root: Expr, assign: Callable[[Expr], Expr], apart: Callable[[Expr], bool], levels: int) -> Expr:
+    """The expression with what is `levels` deep, and what is to stand apart, assigned to intermediates."""
+
+    def visit(e: Expr, limit: int) -> tuple[Expr, int]:
+        if apart(e):
+            return assign(e), 1
+        if not isinstance(e, Call) or e.function in ("index", "shape"):
+            return e, 1
+        below = max(limit, TOO_DEEP) if e.function == "select" else limit
+        parts = [visit(a, below) for a in e.args]
+        args = tuple([a for a, _ in parts])
+        if any(a is not b for a, b in zip(args, e.args, strict=True)):
+            e = replace(e, args=args)
+        depth = 1 + max((d for _, d in parts), default=0)
+        return (assign(e), 1) if depth >= limit and e is not root else (e, depth)
+
+    return visit(root, levels)[0]
