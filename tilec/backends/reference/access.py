@@ -261,6 +261,19 @@ class Frame:
             self._made[key] = name
         return self._made[key]
 
+    def size(self, variable: str) -> str:
+        """Python text of the variable's number of values in the current block."""
+        if variable in self.loops:
+            first, last = self.loops[variable]
+            return f"{last} - {first}"
+        return str(self.domain.extent[variable])
+
+    def assign_new(self, stem: str, text: str) -> str:
+        """Like `assign`, for a text whose value differs each time."""
+        name = self.names.fresh(stem)
+        self.lines.append(f"{name} = {text}")
+        return name
+
     def assign(self, stem: str, text: str) -> str:
         return self._line(stem, text)
 

@@ -5,13 +5,15 @@ Covers elementwise statements too: they are the case without reductions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.reference.access import Frame, free
 from tilec.backends.reference.code import indented, tuple_text
-from tilec.backends.reference.domain import Domain
+from tilec.backends.reference.domain import Domain, row_major
 from tilec.backends.reference.scalar import NARROW, Evaluator, Value, identity_text
 from tilec.backends.reference.task import Task
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
 
 COMBINE = {
@@ -120,11 +122,7 @@ class Loops:
 def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
     """Lines for one class. `direct`: bind the output's name to the result; None where blocks make that impossible."""
     outputs, reductions = domain.output_variables(), domain.reductions()
-    order = (*outputs, *reductions)
-    limit = block_limit(task, domain)
-    simple = not reductions and sum(isinstance(e, Call) for e in walk(domain.statement.body)) <= 1
-    whole = simple and not domain.masked
-    steps = {} if whole else blocks([(v, domain.extent[v]) for v in order], limit)
+    order, steps = _plan(task, domain)
     if direct and (steps or task.part(domain) != task.out):
         return None
     outer = Loops(task, domain, outputs, steps)
@@ -133,6 +131,40 @@ def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
     body = _Body(task, domain, frame, outer, inner)
     lines = body.lines(direct)
     return [*frame.prologue, *outer.wrap(lines)]
+
+
+def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The order of dimensions, and the steps of the loops over blocks.
+
+    The last dimension is the one along which most operands lie side by side in memory: a summed variable, or, where
+    that is better, the last output variable, with the summed ones in front.
+    """
+    outputs, reductions = domain.output_variables(), domain.reductions()
+    limit = block_limit(task, domain)
+    if not reductions:
+        calls = sum(isinstance(e, Call) for e in walk(domain.statement.body))
+        if calls <= 1 and not domain.masked:
+            return outputs, {}
+        return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
+    score = _scores(task, domain)
+    best = max(reductions, key=lambda v: score[v])
+    if outputs and score[outputs[-1]] > score[best]:
+        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit // 8))
+        size = math.prod(steps.get(v, domain.extent[v]) for v in outputs)
+        steps |= blocks([(v, domain.extent[v]) for v in reductions], max(1, limit // size))
+        return (*reductions, *outputs), steps
+    order = (*outputs, *(v for v in reductions if v != best), best)
+    return order, blocks([(v, domain.extent[v]) for v in order], limit)
+
+
+def _scores(task: Task, domain: Domain) -> dict[str, int]:
+    """For each variable: accesses that move by single elements along it, less those that jump."""
+    score = {v: 0 if n > 1 else -(10**6) for v, n in domain.extent.items()}
+    for access in {e for e in walk(domain.statement.body) if isinstance(e, Access)}:
+        flat = row_major([linear(e) for e in access.index], task.types[access.tensor].shape)
+        for v in flat.variables():
+            score[v] += 1 if abs(flat.coefficient(v)) == 1 else -1
+    return score
 
 
 class _Body:
@@ -220,7 +252,7 @@ class _Body:
                 for v in frame.order
             ]
             code = f"{_atom(code)}.expand({tuple_text(sizes)})"
-        dims = tuple_text(range(len(self.outputs), len(frame.order)))
+        dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
         aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation
         part = REDUCE[aggregation].format(code, dims, dtype)
         seen = None if reached is None else f"torch.any({reached}, {dims})"
@@ -245,6 +277,9 @@ class _Body:
         out = task.type.dtype
         if not direct:
             target = self.outer.part(task.part(self.domain), self.outputs)
+            whole = all(v in variables or self.domain.extent[v] == 1 for v in self.outputs)
+            if value.call is not None and code == value.code and dtype == value.held == out and whole:
+                return [value.call.format(target)]
             return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]
         if dtype != out:
             code = f"{_atom(code)}.to(torch.{out})"

@@ -87,8 +87,8 @@ def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
 
 
 def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Product over several trailing dimensions."""
-    return x.flatten(dims[0]).prod(-1, dtype=dtype)
+    """Product over several dimensions that follow each other."""
+    return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
 
 
 def finite(*tensors: Tensor) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.backends.reference.access import Frame
-from tilec.backends.reference.code import literal
+from tilec.backends.reference.code import literal, tuple_text
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import call_type
@@ -25,12 +25,18 @@ from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 NARROW = ("float16", "bfloat16")
 INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
 TENSORS_ONLY = ("atan2", "logaddexp")  # torch takes no Python number for either argument
+ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
+WITH_OUT = frozenset(
+    "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
+    "pow max min atan2 logaddexp".split()
+)
 DEEPEST = 24  # operators nested in one Python expression
 
 
 @dataclass(frozen=True)
 class Value:
-    """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`."""
+    """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`.
+    `call`: a statement that writes the value into an existing tensor, `{0}`."""
 
     code: str
     type: ElementType
@@ -38,6 +44,7 @@ class Value:
     variables: frozenset[str] = frozenset()
     number: bool | int | float | None = None
     depth: int = 0
+    call: str | None = None
 
 
 class Evaluator:
@@ -153,7 +160,26 @@ class Evaluator:
                 return folded
         depth = 1 + max(a.depth for a in args)
         code, held = self._text(e.function, args, result)
-        return Value(code, result, held, variables, depth=depth)
+        call = self._writing(e.function, args, code, held)
+        if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
+            return Value(self._laid_out(call, held, variables), result, held, variables)
+        return Value(code, result, held, variables, depth=depth, call=call)
+
+    def _laid_out(self, call: str, held: str, variables: frozenset[str]) -> str:
+        """The call's result in a tensor laid out like the frame: left alone, torch takes over the order of an operand,
+        and every later step of the block walks against it."""
+        sizes = tuple_text([self.frame.size(v) if v in variables else "1" for v in self.frame.order])
+        room = self.frame.assign_new("t", f"torch.empty({sizes}, dtype=torch.{held}, device=device)")
+        self.frame.lines.append(call.format(room))
+        return room
+
+    def _writing(self, function: str, args: list[Value], code: str, held: str) -> str | None:
+        """The call that writes the value into a tensor `{0}`; None where torch has no such form."""
+        if function in WITH_OUT and code.startswith("torch."):
+            return code[:-1] + ", out={0})"
+        if function in ARITHMETIC and kind(held) == 2 and args[0].number is None:
+            return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
+        return None
 
     def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
         row = FUNCTIONS[function]
