@@ -295,15 +295,12 @@ def _lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
         lines.append(f"{task.out} = {view.back(OUTPUT, f'rt.convolution({x}, {k}, {settings}){narrow}')}{scale}")
         return lines, [c.operands[KERNEL].tensor] if padded else []
     if c.written == KERNEL:
-        lines.append(f"{k} = {view.empty(KERNEL)}")
-        result = f"rt.convolution_kernel({y}, {x}, {k}, {settings}){flip}"
+        shape = [*view.leading(KERNEL), *(n for _, _, n in sizes)]
+        result = f"rt.convolution_kernel({y}, {x}, {tuple_text(shape)}, {settings}){flip}"
         lines.append(f"{task.out} = {view.back(KERNEL, result)}{scale}")
         return lines, [c.operands[OUTPUT].tensor] * padded + [c.operands[INPUT].tensor] * exceeding
-    lines.append(f"{x} = {view.empty(INPUT)}")
-    if any(cropped):
-        shape = [*view.leading(INPUT), *(e.high - e.low + 1 for e in extents)]
-        lines.append(f"{x} = {x}.new_empty({tuple_text(shape)})")
-    result = f"rt.convolution_input({y}, {x}, {k}, {settings})"
+    shape = [*view.leading(INPUT), *(e.high - e.low + 1 for e in extents)]
+    result = f"rt.convolution_input({y}, {tuple_text(shape)}, {k}, {settings})"
     if any(cropped):
         back_low = [0, 0, *(-e.low for e in extents)]
         leading = [n - 1 for n in view.leading(INPUT)]
@@ -352,9 +349,7 @@ class _Views:
         return [*parts, *([] if s.axes[role] is None else [s.axes[role]] for s in self.c.spatial)]  # type: ignore[misc]
 
     def text(self, role: int) -> str:
-        return self._forward(role, self.task.local[self.c.operands[role].tensor])
-
-    def _forward(self, role: int, code: str) -> str:
+        code = self.task.local[self.c.operands[role].tensor]
         parts = self._parts(role)
         axes = [a for part in parts for a in part]
         shape = self.c.operands[role].shape
@@ -379,9 +374,3 @@ class _Views:
         if inverse != list(range(len(inverse))):
             code += f".permute({', '.join(map(str, inverse))})"
         return code
-
-    def empty(self, role: int) -> str:
-        """A new tensor in the layout of the statement's output, seen as torch wants it."""
-        dtype = self.task.type.dtype
-        shape = tuple_text(self.c.operands[role].shape)
-        return self._forward(role, f"torch.empty({shape}, dtype=torch.{dtype}, device=device)")

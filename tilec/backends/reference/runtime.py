@@ -115,33 +115,64 @@ def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
     """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
-    if x.dtype is torch.float16 and x.device.type == "cpu":
+    if _widen(x):
         return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
     zero = [0] * len(stride)
-    return torch.convolution(x, k, None, stride, padding, dilation, False, zero, groups)
+    return torch.convolution(x, _beside(x, k), None, stride, padding, dilation, False, zero, groups)
 
 
 def convolution_input(
-    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+    g: Tensor, shape: Ints, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
-    """The gradient of `convolution` by x, of which only shape and layout matter."""
-    return _convolution_backward(g, x, k, stride, padding, dilation, groups, 0)
+    """The gradient of `convolution` by x, of that shape."""
+    if _widen(g):
+        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).half()
+    x = _empty(shape, g)
+    return _backward(g, x, _beside(g, k), stride, padding, dilation, groups, 0)
 
 
 def convolution_kernel(
-    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+    g: Tensor, x: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
-    """The gradient of `convolution` by k, of which only shape and layout matter."""
-    return _convolution_backward(g, x, k, stride, padding, dilation, groups, 1)
+    """The gradient of `convolution` by k, of that shape."""
+    if _widen(g):
+        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).half()
+    return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
 
 
-def _convolution_backward(g, x, k, stride, padding, dilation, groups, which):
-    if g.dtype is torch.float16 and g.device.type == "cpu":
-        wide = _convolution_backward(g.float(), x.float(), k.float(), stride, padding, dilation, groups, which)
-        return wide.half()
+def _backward(g, x, k, stride, padding, dilation, groups, which):
     zero, mask = [0] * len(stride), [which == 0, which == 1, False]
     backward = torch.ops.aten.convolution_backward
     return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
+
+
+def _widen(t: Tensor) -> bool:
+    return t.dtype is torch.float16 and t.device.type == "cpu"
+
+
+def _empty(shape: Ints, beside: Tensor) -> Tensor:
+    """A tensor of which only shape and layout matter, laid out like the other one."""
+    return torch.empty(shape, dtype=beside.dtype, device=beside.device, memory_format=_format(beside))
+
+
+def _beside(x: Tensor, k: Tensor) -> Tensor:
+    """The kernel in the layout that goes with x. One stored as [height, width, in, out] is a matrix to transpose, which
+    torch does much faster than the same permutation of four dimensions."""
+    if x.dim() != 4 or _format(x) is torch.contiguous_format or k.is_contiguous(memory_format=torch.channels_last):
+        return k
+    stored = k.permute(2, 3, 1, 0)
+    if not stored.is_contiguous():
+        return k
+    height, width, ins, outs = stored.shape
+    return stored.flatten(0, 2).mT.contiguous().view(outs, height, width, ins).permute(0, 3, 1, 2)
+
+
+def _format(t: Tensor) -> torch.memory_format:
+    if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+        return torch.channels_last
+    if t.dim() == 5 and t.is_contiguous(memory_format=torch.channels_last_3d) and not t.is_contiguous():
+        return torch.channels_last_3d
+    return torch.contiguous_format
 
 
 def below_infinity(*tensors: Tensor) -> bool:
