@@ -40,7 +40,7 @@ class Values:
     expansions: Mapping[str, Expansion]
     span: Span
     constraints: dict[str, list[Constraint]] = field(default_factory=dict)
-    all_constraints: tuple[Constraint, ...] = ()
+    all_constraints: dict[Constraint, int] = field(default_factory=dict)  # and their places in the text
     placed: set[int] = field(default_factory=set)
 
     def value(self, e: Expr, region: Region) -> Expr:
@@ -136,14 +136,15 @@ class Values:
         return body
 
     def place(self, bound: tuple[str, ...], visible: frozenset[str]) -> tuple[Constraint, ...]:
-        """The constraints that belong to an aggregation: they name a variable it binds and none it cannot see."""
+        """The constraints that belong to an aggregation: they name a variable it binds and none it cannot see. In the
+        order of the text, which printing keeps."""
         found: dict[Constraint, None] = {}
         for v in bound:
             for c in self.constraints.get(v, ()):
                 if visible.issuperset(index_variables(c.expr)):
                     found.setdefault(c)
                     self.placed.add(id(c))
-        return tuple(found)
+        return tuple(sorted(found, key=self.all_constraints.__getitem__))
 
     def check_bounded(self, variables, *roots, constraints=(), where, left=()) -> None:
         """Raise UnboundIndex for the variables of a region that nothing confines; reads of the statement's own output
