@@ -30,10 +30,12 @@ AGGREGATIONS = {
     "b": ("any", "all", "max", "min", "assign"),
 }
 SYMBOLS = {"sum": "+", "prod": "*", "max": ">", "min": "<", "assign": "="}
-SMOOTH = ("sin({})", "cos({})", "tanh({})", "sigmoid({})", "atan({})", "silu({})", "softplus({})", "gelu({})",
-          "erf({})", "expm1(tanh({}))", "exp(-({0} * {0}))", "sqrt(1 + {0} * {0})", "log(2 + {0} * {0})",
-          "rsqrt(1 + {0} * {0})", "log1p({0} * {0})", "recip(2 + {0} * {0})", "asin(0.5 * tanh({}))", "acos(0.5 * tanh({}))", "sinh(tanh({}))",
-          "cosh(tanh({}))", "tan(tanh({}))", "pow({}, 2)", "pow(1 + {0} * {0}, 0.5)", "pow(2, tanh({}))")  # fmt: skip
+SMOOTH = (
+    "sin({})", "cos({})", "tanh({})", "sigmoid({})", "atan({})", "silu({})", "softplus({})", "gelu({})", "erf({})",
+    "expm1(tanh({}))", "exp(-({0} * {0}))", "sqrt(1 + {0} * {0})", "log(2 + {0} * {0})", "rsqrt(1 + {0} * {0})",
+    "log1p({0} * {0})", "recip(2 + {0} * {0})", "asin(0.5 * tanh({}))", "acos(0.5 * tanh({}))", "sinh(tanh({}))",
+    "cosh(tanh({}))", "tan(tanh({}))", "pow({}, 2)", "pow(1 + {0} * {0}, 0.5)", "pow(2, tanh({}))",
+)  # fmt: skip
 EXACT = ("relu({})", "abs({})", "sign({})", "ident({})", "floor({})", "ceil({})", "round(0.5 * {})", "floor({} / 2)")
 SMOOTH_PAIRS = ("logaddexp({}, {})", "atan2({}, 3 + abs({}))", "({0} / (2 + {1} * {1}))")
 
@@ -390,11 +392,14 @@ class Writer:
             return Text(cast.format(name), category, True, known.magnitude)
         name = self.pick(fit[-5:])
         known = self.tensors[name]
-        self.shape = np.broadcast_shapes(self.shape, known.shape)
         if category == "i" and known.shape and self.chance(15):
             self.features.add("index()")
-            word = self.pick(("index", "shape"))
-            return Text(f"{word}({name}, {self.integer(0, len(known.shape) - 1)})", "i", True, 5)
+            axis = self.integer(0, len(known.shape) - 1)
+            if self.chance(50):
+                return Text(f"shape({name}, {axis})", "i", True, 5)
+            self.shape = np.broadcast_shapes(self.shape, known.shape)
+            return Text(f"index({name}, {axis})", "i", True, 5)
+        self.shape = np.broadcast_shapes(self.shape, known.shape)
         return Text(name, category, known.exact, known.magnitude)
 
     def _broadcasts(self, shape: tuple[int, ...]) -> bool:
