@@ -25,7 +25,9 @@ class Checks:
         error = float((ours - theirs).abs().max() / scale) if same_shape and theirs.numel() else 0.0
         good = same_shape and error <= tolerance
         self.failed |= not good
-        detail = f"relative error {error:.1e}" if same_shape else f"shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
+        detail = (
+            f"relative error {error:.1e}" if same_shape else f"shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
+        )
         print(f"  {'ok      ' if good else 'MISMATCH'} {what}: {detail} (tolerance {tolerance:.0e})")
 
     def time(self, what: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 7) -> None:

@@ -1,4 +1,4 @@
-"""The matrix product of the log semiring, the inner step of CRFs and HMMs, without overflow and without I*J*K floats."""
+"""The matrix product of the log semiring, the inner step of CRFs and HMMs: no overflow, no I*J*K floats."""
 
 import torch
 from checks import Checks

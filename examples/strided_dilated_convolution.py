@@ -16,7 +16,7 @@ gradient = convolution.grad()
 
 
 def torch_convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """The same with torch: channels second, and zeros to the right, which Tile's rule for out-of-range reads implies."""
+    """The same with torch: channels second, and zeros to the right, as Tile's rule for out-of-range reads implies."""
     height, width = (n // 3 for n in image.shape[1:3])
     bottom = 3 * (height - 1) + 2 * (kernel.shape[0] - 1) + 1 - image.shape[1]
     right = 3 * (width - 1) + 2 * (kernel.shape[1] - 1) + 1 - image.shape[2]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted(p for p in (Path(__file__).resolve().parent.parent / "examples").glob("*.py") if p.name != "checks.py")
+EXAMPLES = sorted(
+    p for p in (Path(__file__).resolve().parent.parent / "examples").glob("*.py") if p.name != "checks.py"
+)
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)

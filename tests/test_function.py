@@ -39,7 +39,9 @@ def test_numpy_in_numpy_out() -> None:
     assert isinstance(mixed, torch.Tensor)
 
 
-@pytest.mark.parametrize("make", [lambda a: a[::-1], lambda a: a.T.copy().T, lambda a: a[:, ::2], lambda a: a.astype(">f8")])
+@pytest.mark.parametrize(
+    "make", [lambda a: a[::-1], lambda a: a.T.copy().T, lambda a: a[:, ::2], lambda a: a.astype(">f8")]
+)
 def test_numpy_layouts(make) -> None:
     a = make(np.random.default_rng(0).normal(size=(4, 6)))
     b = np.eye(a.shape[1])
@@ -105,6 +107,18 @@ def test_integer_outputs_carry_no_gradient() -> None:
     y.sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
     torch.testing.assert_close(f.grad()(x.detach(), torch.ones(5, dtype=torch.float64), torch.tensor(0)), x.grad)
+
+
+def test_what_an_integer_output_is_given_is_ignored() -> None:
+    f = tilec.compile("function (X, I) -> (Y) { Y = as_type(X, I); }")
+    i, x = torch.ones(3, dtype=torch.int64), torch.ones(3)
+    assert torch.equal(f.grad("X")(x, i, torch.tensor(7.0)), torch.zeros(3))
+
+
+def test_second_order_beside_an_integer_input() -> None:
+    f = tilec.compile("function (X[N, D], I[M]) -> (Y) { Y[m, d : M, D] = sin(X[I[m], d]); }")
+    x, i = double(4, 2), torch.tensor([1, 1, 3])
+    assert torch.autograd.gradgradcheck(lambda t: f(t, i), x)
 
 
 def test_expanded_cotangent() -> None:
@@ -255,7 +269,8 @@ def test_recurrences_and_random_numbers_are_refused_clearly() -> None:
 def test_seven_spatial_dimensions() -> None:
     d = range(7)
     out = ", ".join(f"y{i}" for i in d)
-    source = f"""function (I[N, {", ".join(f"H{i}" for i in d)}, CI], K[{", ".join(f"KH{i}" for i in d)}, CI, CO]) -> (O) {{
+    image_dims, kernel_dims = ", ".join(f"H{i}" for i in d), ", ".join(f"KH{i}" for i in d)
+    source = f"""function (I[N, {image_dims}, CI], K[{kernel_dims}, CI, CO]) -> (O) {{
         O[n, {out}, co : N, {", ".join(f"H{i}/3" for i in d)}, CO] =
             +(I[n, {", ".join(f"3*y{i} + 2*k{i}" for i in d)}, ci] * K[{", ".join(f"k{i}" for i in d)}, ci, co]);
     }}"""

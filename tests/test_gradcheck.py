@@ -10,9 +10,10 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.types import DTYPES
 
-DOMAINS = {  # where a function is smooth; elsewhere (-2, 2) without its kinks
+DOMAINS = {  # where a function is smooth; elsewhere (-2, 2)
     "log": (0.3, 2), "sqrt": (0.3, 2), "rsqrt": (0.3, 2), "recip": (0.3, 2), "asin": (-0.8, 0.8), "acos": (-0.8, 0.8),
-    "tan": (-1, 1), "log1p": (-0.5, 2), "pow": (0.3, 2), "div": (0.3, 2), "mod": (0.6, 0.9), "abs": (0.3, 2), "relu": (0.3, 2),
+    "tan": (-1, 1), "log1p": (-0.5, 2), "pow": (0.3, 2), "div": (0.3, 2), "mod": (0.6, 0.9),
+    "abs": (0.3, 2), "relu": (0.3, 2),
 }  # fmt: skip
 SMOOTH = [
     f for f in FUNCTIONS.values()

@@ -13,7 +13,7 @@ function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {
 }
 """
 
-# The derivative of the mean of the convolution's values (2x3x3x7, so 1/126 each), sizes and all, in the machine's own style.
+# The derivative of the mean of the convolution's values (2x3x3x7, so 1/126 each), sizes and all.
 MEAN_DERIVATIVE = """
 function (X_I_0[X_I_0_0, X_I_0_1, X_I_0_2, X_I_0_3], X_I_1[X_I_1_0, X_I_1_1, X_I_1_2, X_I_1_3]) -> (X_T4, X_T6) {
     X_T1 = 0.007936507936507936;
@@ -42,7 +42,9 @@ def torch_convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("size", [(9, 9, 2, 2), (57, 31, 3, 3), (8, 10, 1, 5), (3, 3, 4, 4), (2, 2, 1, 1), (20, 7, 2, 3)])
+@pytest.mark.parametrize(
+    "size", [(9, 9, 2, 2), (57, 31, 3, 3), (8, 10, 1, 5), (3, 3, 4, 4), (2, 2, 1, 1), (20, 7, 2, 3)]
+)
 def test_value_and_gradient_are_torchs(size: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
     h, w, kh, kw = size
@@ -56,7 +58,9 @@ def test_value_and_gradient_are_torchs(size: tuple[int, ...], dtype: torch.dtype
         strict=True,
     )
     for a, b in pairs:
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.detach().abs().max()) if b.numel() else 0))
+        torch.testing.assert_close(
+            a, b, rtol=0, atol=tolerance * max(1.0, float(b.detach().abs().max()) if b.numel() else 0)
+        )
 
 
 def test_the_derivative_of_the_mean() -> None:

@@ -64,7 +64,7 @@ def to_tensors(names: Sequence[str], values: Sequence[object]) -> Arguments:
     """
     _check_count(names, values)
     if all(type(v) is torch.Tensor for v in values):
-        tensors, weak, numpy = list(values), (False,) * len(values), False
+        tensors, weak, numpy = [v for v in values if isinstance(v, torch.Tensor)], (False,) * len(values), False
     else:
         tensors = [_to_tensor(name, value) for name, value in zip(names, values, strict=True)]
         weak = tuple(isinstance(v, Number) and not isinstance(v, np.generic) for v in values)

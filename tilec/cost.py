@@ -46,5 +46,3 @@ def _operations(s: Statement) -> int:
     inside_indices = {id(x) for v in values for e in walk(v) if isinstance(e, Access) for i in e.index for x in walk(i)}
     calls = sum(1 for v in values for e in walk(v) if isinstance(e, (Call, Pad)) and id(e) not in inside_indices)
     return calls + (s.aggregation != "assign")
-
-

@@ -36,10 +36,12 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An executable and, for each output that the caller sees, which of its results that is (None: no result)."""
+    """An executable and, for each output that the caller sees, which of its results that is (None: no result).
+    `ignored` holds the shape of each input that stands for the cotangent of an integer: zeros take its place."""
 
     executable: Executable
     results: tuple[int | None, ...]
+    ignored: dict[int, tuple[int, ...]]
 
 
 class Lowered:
@@ -76,8 +78,9 @@ class Lowered:
 class Function:
     """A compiled Tile function.
 
-    Call it on torch tensors, NumPy arrays or Python numbers: one output comes back as a tensor, several as a tuple; NumPy
-    arrays alone give NumPy arrays back. torch's autograd works through it, to any order. Raises TileError subclasses.
+    Call it on torch tensors, NumPy arrays or Python numbers: one output comes back as a tensor, several as a tuple;
+    NumPy arrays alone give NumPy arrays back. torch's autograd works through it, to any order. Raises
+    TileError subclasses.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class Function:
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
         arguments = to_tensors(self.inputs, inputs)
-        results = self.call(arguments.tensors, arguments.weak)
+        results: tuple = self.call(arguments.tensors, arguments.weak)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
@@ -136,6 +139,11 @@ class Function:
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepare(key, device, values, tensors, weak)
+        if prepared.ignored:
+            tensors = [
+                torch.zeros(prepared.ignored[i], device=t.device) if i in prepared.ignored else t
+                for i, t in enumerate(tensors)
+            ]
         results = prepared.executable(tensors)
         return tuple([None if r is None else results[r] for r in prepared.results])
 
@@ -154,38 +162,47 @@ class Function:
         """Lowering, backend and executable for these types; for a gradient, without the results that are None."""
         try:
             chosen = choose(backend, device, target)
-            program, results = self.program, tuple(range(len(self.outputs)))
+            program = self.program
+            results: tuple[int | None, ...] = tuple(range(len(self.outputs)))
+            ignored: dict[int, tuple[int, ...]] = {}
             if self.gradient is not None:
-                self._check_cotangents(types, values)
+                ignored = self._integer_cotangents(types, values)
+                types = {**types, **{self.inputs[i]: TensorType(shape, "float32") for i, shape in ignored.items()}}
                 floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
                 kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
                 program = simplify(program, kept)
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
-            return lowering, chosen, Prepared(chosen.build(lowering), results)
+            return lowering, chosen, Prepared(chosen.build(lowering), results, ignored)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _check_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
-        """A d_output must have its output's shape: the gradient's text alone would read a wrong one as a legal one."""
+    def _integer_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, tuple[int, ...]]:
+        """Position and shape of the d_outputs of integer outputs, which carry nothing. The others must have their
+        output's shape: the gradient's text alone would read a wrong one as a legal one."""
         assert self.gradient is not None
         forward = self.gradient.forward
         inputs = {name: types[name] for name in forward.inputs}
         needed = {name: values[name] for name in forward._sizes if name in values}
-        bound = bind(forward.program, inputs, needed)
-        outputs = infer(bound, inputs)
-        for name, output in zip(self.inputs[len(forward.inputs) :], forward.outputs, strict=True):
-            if kind(outputs[output].dtype) == 2 and types[name].shape != outputs[output].shape:
+        outputs = infer(bind(forward.program, inputs, needed), inputs)
+        ignored = {}
+        for position, output in enumerate(forward.outputs, len(forward.inputs)):
+            name, wanted = self.inputs[position], outputs[output]
+            if kind(wanted.dtype) != 2:
+                ignored[position] = wanted.shape
+            elif types[name].shape != wanted.shape:
                 raise InputMistake(
-                    f"{name} has shape {types[name].shape}, but the output {output} has shape {outputs[output].shape}"
+                    f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
                 )
+        return ignored
 
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
 
-        `wrt` names the inputs to differentiate by (default all). One d_output an output, of its shape, ignored where the
-        output is an integer; a result is None where its input is not floating. Raises NameMistake for an unknown input.
+        `wrt` names the inputs to differentiate by (default all). One d_output an output, of its shape, ignored where
+        the output is an integer; a result is None where its input is not floating. Raises NameMistake for an
+        unknown input.
         """
         names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
         if not names:
@@ -198,9 +215,7 @@ class Function:
                 program = grad(self.program, names)
             except TileError as error:
                 raise error.located(self.source, self.filename) from None
-            self._gradients[names] = Function(
-                program, self.source, self.filename, self.backend, Gradient(self, names)
-            )
+            self._gradients[names] = Function(program, self.source, self.filename, self.backend, Gradient(self, names))
         return self._gradients[names]
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:

@@ -1,4 +1,4 @@
-"""Every environment variable that tilec reads, typed, in one list. Each is read when it is needed, so tests may set it."""
+"""Every environment variable that tilec reads, typed, in one list. Each is read when needed, so tests may set it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _parse_switch(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One variable: its default, how its text is read, what it does. `value` raises InputMistake for text it cannot read."""
+    """One variable: its default, how its text is read, what it does. `value` raises InputMistake where it cannot."""
 
     name: str
     default: T

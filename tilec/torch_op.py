@@ -26,19 +26,13 @@ class TileCall(torch.autograd.Function):
         ctx.function, ctx.weak, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(o for o in output if o is not None and not o.is_floating_point()))
-        ctx.outputs = [None if o is None else (o.shape, o.dtype, o.device) for o in output]
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         function: Function = ctx.function
         needed = ctx.needs_input_grad[2:]
         wrt = tuple(name for name, need in zip(function.inputs, needed, strict=True) if need)
-        cotangents = [
-            torch.zeros((), dtype=torch.float32) if meta is None else torch.zeros(meta[0], dtype=meta[1], device=meta[2])
-            if d is None
-            else d
-            for d, meta in zip(d_outputs, ctx.outputs, strict=True)
-        ]  # fmt: skip
+        cotangents = [torch.zeros(()) if d is None else d for d in d_outputs]  # None: no floating output, so ignored
         gradient = function.grad(wrt)
         results = iter(gradient.call((*ctx.saved_tensors, *cotangents), (*ctx.weak, *(False,) * len(cotangents))))
         return (None, None, *(next(results) if need else None for need in needed))

@@ -79,7 +79,9 @@ def _show(args: argparse.Namespace) -> None:
             sizes = sizes if name in shapes else [d for d in declared.dims or () if isinstance(d, int)]
             inputs.append(tilec.spec(sizes, dtypes.get(name, "float32")))
         else:
-            raise InputMistake(f"the shape of {name} is not known", hint=f"add --shape {name}=sizes, or --value {name}=N")
+            raise InputMistake(
+                f"the shape of {name} is not known", hint=f"add --shape {name}=sizes, or --value {name}=N"
+            )
     lowered = function.lower(*inputs)
     print(lowered.source() if args.stage == "code" else tilec.language.show(lowered.stages[args.stage]))
 

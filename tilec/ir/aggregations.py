@@ -1,7 +1,8 @@
 """THE table of aggregations: how the values of an output element's valid points become one.
 
 `identity` is what an element without valid points holds (for integers, the extremes of the type where it is infinite).
-`result` says how the type follows: accumulate (16-bit floats in float32, integers and bool to int64), keep, float, bool, int64.
+`result` says how the type follows: accumulate (16-bit floats in float32, integers and bool to int64), keep,
+float, bool, int64.
 `times` names the scalar function that distributes over the aggregation, which makes the pair a semiring.
 """
 

@@ -3,7 +3,7 @@
     output[index : sizes] = aggregation(guard ? body), constraints default D init E
 
 whose `index` is None while it is elementwise and its operands' ranks are not yet known. Nodes are frozen, compare by
-structure (spans aside) and carry the span of the text they came from. Indices, sizes and values share one expression type.
+structure (spans aside) and carry the span of the text they came from. Indices, sizes and values share one type.
 """
 
 from __future__ import annotations
@@ -204,13 +204,19 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
         case Access():
             return replace(e, index=tuple(map(f, e.index)))
         case Inside():
-            return replace(e, access=f(e.access))
+            return replace(e, access=_access(f(e.access)))
         case Pad():
-            return replace(e, access=f(e.access), value=f(e.value))
+            inner = f(e.access)
+            return replace(e, access=inner if isinstance(inner, Inside) else _access(inner), value=f(e.value))
         case Aggregate():
             guard = None if e.guard is None else f(e.guard)
             constraints = tuple(replace(c, expr=f(c.expr), bound=f(c.bound)) for c in e.constraints)
             return replace(e, guard=guard, body=f(e.body), constraints=constraints)
+    return e
+
+
+def _access(e: Expr) -> Access:
+    assert isinstance(e, Access), "an access stays an access"
     return e
 
 

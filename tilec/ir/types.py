@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -18,7 +18,7 @@ def kind(dtype: str) -> int:
     return 2 if dtype in FLOATS else 0 if dtype == "bool" else 1
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote_dtypes(a: str, b: str) -> str:
     """The type of a combination of two elements, neither of them weak."""
     if a == b:
@@ -52,7 +52,7 @@ WEAK_FLOAT = ElementType("float64", weak=True)
 
 
 def promote(*types: ElementType) -> ElementType:
-    """torch's rule: a lower priority counts only where its category is the higher one, and then with its default type."""
+    """torch's rule: a lower priority counts only where its category is higher, and then with its default type."""
     result = types[0]
     for t in types[1:]:
         high, low = (result, t) if result.rank >= t.rank else (t, result)

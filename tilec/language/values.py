@@ -121,8 +121,8 @@ class Values:
         return node
 
     def aggregated(self, e: Apply, whole: bool = False) -> Expr:
-        """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where it
-        is no elementwise function's name: the indices on the left say what its points are."""
+        """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where
+        it is no elementwise function's name: the indices on the left say what its points are."""
         if len(e.args) != 1:
             raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span)
         (body,) = e.args
