@@ -180,12 +180,12 @@ def eager_snake(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def snake_forward():
-    x, a = randn(4, 512, 2048), randn(512).abs() + 0.5
+    x, a = randn(8, 512, 4096), randn(512).abs() + 0.5
     return lambda: eager_snake(x, a), alone(SNAKE, x, a)
 
 
 def snake_backward():
-    x, a, g = randn(4, 512, 2048), randn(512).abs() + 0.5, randn(4, 512, 2048)
+    x, a, g = randn(8, 512, 4096), randn(512).abs() + 0.5, randn(8, 512, 4096)
     x_, a_ = x.clone().requires_grad_(), a.clone().requires_grad_()
     y = eager_snake(x_, a_)
     return lambda: torch.autograd.grad(y, (x_, a_), g, retain_graph=True), alone(grad(parse(SNAKE)), x, a, g)
@@ -212,8 +212,8 @@ CASES: list[Case] = [
     Case("log convolution", "unfold and logsumexp", log_convolution, {"tilec": 2.0}),
     Case("log product 256^3", "broadcast logsumexp", log_product, {"tilec": 20.0}),
     Case("log product 2x256^3", "broadcast logsumexp", batched_log_product, {"tilec": 20.0}),
-    Case("snake 4x512x2048, forward", "eager", snake_forward),
-    Case("snake 4x512x2048, backward", "eager autograd", snake_backward, {"tilec": 2.0}, tolerance=1e-3),
+    Case("snake 8x512x4096, forward", "eager", snake_forward),
+    Case("snake 8x512x4096, backward", "eager autograd", snake_backward, {"tilec": 2.0}, tolerance=1e-3),
     Case("matmul 1024 float32", "torch.matmul", lambda: matmul(torch.float32), {"tilec": 0.95}),
     Case("matmul 1024 bfloat16", "torch.matmul", lambda: matmul(torch.bfloat16), {"tilec": 0.95}, tolerance=1e-2),
     Case("matmul 4, the cost of a call", "torch.matmul", small_call),

@@ -9,7 +9,7 @@ import torch
 
 from tilec.backends.base import Kernel, Lowering, Options
 from tilec.backends.reference.code import Names, identifier, indented
-from tilec.backends.reference.rules import lines_for
+from tilec.backends.reference.rules import lines_of_first
 from tilec.backends.reference.task import Task
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
@@ -60,12 +60,16 @@ def build(lowering: Lowering, options: Options) -> TorchProgram:
     name = names.fresh(identifier(flat.name) if flat.name else "program")
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     dead = _last_reads(flat)
-    for s in flat.statements:
-        task = Task(
-            s, reduced[s.output], defracted[s.output], lowering.types, local, names, options, s.output in flat.outputs
-        )
-        body += ["", *(f"# {line}" for line in show_statement(s).splitlines()), *lines_for(task)]
-        unused = [local[t] for t in dead.get(s.output, ())]
+    tasks = [
+        Task(s, reduced[s.output], defracted[s.output], lowering.types, local, names, options, s.output in flat.outputs)
+        for s in flat.statements
+    ]
+    while tasks:
+        count, lines = lines_of_first(tasks)
+        group, tasks = tasks[:count], tasks[count:]
+        comments = [f"# {line}" for task in group for line in show_statement(task.flat).splitlines()]
+        body += ["", *comments, *lines]
+        unused = [local[t] for task in group for t in dead.get(task.flat.output, ())]
         if unused:
             body.append(f"del {', '.join(unused)}")
     results = ", ".join(local[o] for o in flat.outputs)

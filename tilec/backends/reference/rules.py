@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 from tilec.backends.reference.convolution import convolution
+from tilec.backends.reference.fused import fused
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
 from tilec.backends.reference.scatter import scatter
@@ -25,12 +27,23 @@ def scattered(task: Task) -> list[str] | None:
 
 
 EXACT: tuple[Rule, ...] = (general, scattered)
-RULES: tuple[Rule, ...] = (empty, convolution, product, *EXACT)
+SPECIAL: tuple[Rule, ...] = (empty, convolution, product)
+MOST_TOGETHER = 8  # statements in one group of loops
+
+
+def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str]]:
+    """How many statements, from the first on, are carried out together, and the lines that do it."""
+    special = _try(tasks[0], SPECIAL)
+    if special is not None:
+        return 1, special
+    alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
+    together = fused(alike) if len(alike) > 1 else None
+    return together or (1, _first(tasks[0], EXACT))
 
 
 def lines_for(task: Task) -> list[str]:
     """Python lines after which the statement's output is bound to its local name."""
-    return _first(task, RULES)
+    return _first(task, (*SPECIAL, *EXACT))
 
 
 def exact_lines(task: Task) -> list[str]:
@@ -38,9 +51,12 @@ def exact_lines(task: Task) -> list[str]:
     return _first(task, EXACT)
 
 
+def _try(task: Task, rules: tuple[Rule, ...]) -> list[str] | None:
+    return next((lines for rule in rules if (lines := rule(task)) is not None), None)
+
+
 def _first(task: Task, rules: tuple[Rule, ...]) -> list[str]:
-    for rule in rules:
-        lines = rule(task)
-        if lines is not None:
-            return lines
-    raise InternalMistake(f"no rule carries out the statement of {task.flat.output}", task.flat.span)
+    lines = _try(task, rules)
+    if lines is None:
+        raise InternalMistake(f"no rule carries out the statement of {task.flat.output}", task.flat.span)
+    return lines

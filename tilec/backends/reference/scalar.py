@@ -159,11 +159,48 @@ class Evaluator:
             if folded is not None:
                 return folded
         depth = 1 + max(a.depth for a in args)
-        code, held = self._text(e.function, args, result)
-        call = self._writing(e.function, args, code, held)
+        combined = self._multiply_add(e, self.held_as(result.dtype))
+        if combined is not None:
+            code, held = combined, self.held_as(result.dtype)
+            call: str | None = code[:-1] + ", out={0})"
+        else:
+            code, held = self._text(e.function, args, result)
+            call = self._writing(e.function, args, code, held)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return Value(self._laid_out(call, held, variables), result, held, variables)
         return Value(code, result, held, variables, depth=depth, call=call)
+
+    def _multiply_add(self, e: Call, held: str) -> str | None:
+        """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
+        if e.function not in ("add", "sub") or kind(held) != 2:
+            return None
+        sign = 1 if e.function == "add" else -1
+        for x, m in ((e.args[0], e.args[1]), (e.args[1], e.args[0]))[: 2 if sign == 1 else 1]:
+            if self._values[x].number is not None or not self._inline_product(m, held):
+                continue
+            assert isinstance(m, Call)
+            factors, scale = list(m.args), sign
+            for f in m.args:
+                n = self._values[f].number
+                if n is not None:
+                    (other,) = (g for g in m.args if g is not f)
+                    scale *= n
+                    factors = list(other.args) if self._inline_product(other, held) else [other]  # type: ignore[attr-defined]
+                    break
+            if any(self._values[f].number is not None for f in factors):
+                continue
+            texts = ", ".join(self.cast(self._values[f], held) for f in (x, *factors))
+            if len(factors) == 1:
+                return f"torch.add({texts}, alpha={literal(scale)})"
+            return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
+        return None
+
+    def _inline_product(self, e: Expr, held: str) -> bool:
+        """Whether an expression is a product whose text may be left out: used once, and written inline."""
+        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1:
+            return False
+        v = self._values[e]
+        return v.call is not None and v.held == held
 
     def _laid_out(self, call: str, held: str, variables: frozenset[str]) -> str:
         """The call's result in a tensor laid out like the frame: left alone, torch takes over the order of an operand,
