@@ -38,6 +38,12 @@ class Form:
     extent: int | None
 
     @property
+    def top(self) -> int:
+        """Greatest numerator in range, where the form has one."""
+        assert self.extent is not None
+        return (self.extent - 1) * self.denominator
+
+    @property
     def affine(self) -> bool:
         """No atoms: index variables alone."""
         return all(isinstance(key, str) for key, _ in self.terms)
@@ -126,7 +132,7 @@ def _tighten(forms: Sequence[Form], box: dict) -> bool:
     for _ in range(ROUNDS):
         changed = False
         for f in forms:
-            top = (f.extent - 1) * f.denominator
+            top = f.top
             for key, c in f.terms:
                 low, high = _rest(f, box, key)
                 # -high <= c * key <= top - low
@@ -161,7 +167,8 @@ def _invert(forms: Sequence[Form], box: dict, variables: Sequence[str]) -> None:
         row = {key: Fraction(c) for key, c in f.terms if None in box[key]}
         if row:
             low, high = _rest(f, box, None, known)
-            ranges.append((-high, (f.extent - 1) * f.denominator - low))
+            assert low is not None and high is not None
+            ranges.append((-high, f.top - low))
             rows.append((row, {len(ranges) - 1: Fraction(1)}))
     pivots: dict = {}
     for row, source in rows:
@@ -208,7 +215,7 @@ def enclose(forms: Sequence[Form], variables: Sequence[str], known: dict) -> dic
     for f in forms:
         for key, _ in f.terms:
             box.setdefault(key, (None, None))
-        if f.extent <= 0:
+        if f.extent is not None and f.extent <= 0:
             return None
     if not _tighten(forms, box):
         return None
@@ -242,12 +249,12 @@ class _Check:
 
 def _check(f: Form, box: dict, known: set[str]) -> _Check:
     terms = tuple((key, c) for key, c in f.terms if key in known)
-    top = (f.extent - 1) * f.denominator
     if len(terms) == len(f.terms):
-        return _Check(terms, 0, top, f.constant, f.denominator)
+        return _Check(terms, 0, f.top, f.constant, f.denominator)
     rest = Form(tuple(t for t in f.terms if t[0] not in known), 0, f.denominator, f.extent)
     low, high = _rest(rest, box, None)
-    return _Check(terms, -high, top - low, f.constant, 1)
+    assert low is not None and high is not None
+    return _Check(terms, -high, f.top - low, f.constant, 1)
 
 
 def take(columns: Columns, mask: np.ndarray | bool) -> Columns:
