@@ -28,7 +28,7 @@ SHAPES = [((3, 4, 5), (4,), (3, 4, 5)), ((3, 4, 5),), ((3, 4, 5),)]
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block", [1, 7, 24])
-@pytest.mark.parametrize("source, shapes", zip(GROUPS, SHAPES, strict=True), ids=range(3))
+@pytest.mark.parametrize("source, shapes", list(zip(GROUPS, SHAPES, strict=True)), ids=range(3))
 def test_fused_statements_agree_with_the_oracle(source, shapes, block, dtype):
     inputs = tensors(*shapes, dtype=dtype)
     tolerance = 1e-12 if dtype is torch.float64 else 4e-2
@@ -48,10 +48,8 @@ def test_a_statement_that_reads_the_one_before_stays_apart():
     agree(source, *tensors((5, 6)), options=SMALL)
 
 
-SUMS = [
-    "X + Y * Z", "X - Y * Z", "Y * Z + X", "X + Y * 2", "X - 3 * Y", "X + 2 * (Y * Z)", "X - (Y * Z) * 3",
-    "X + 2 * (3 * Y)", "Y * Z - X", "2 + Y * Z", "X * Y + Y * Z", "(X + Y * Z) * (Y * Z)", "X * 2 - Y * 3", "X + Y * X0[]", "-X - Y * Z",
-]  # fmt: skip
+SUMS = """X + Y * Z; X - Y * Z; Y * Z + X; X + Y * 2; X - 3 * Y; X + 2 * (Y * Z); X - (Y * Z) * 3; X + 2 * (3 * Y);
+    Y * Z - X; 2 + Y * Z; X * Y + Y * Z; (X + Y * Z) * (Y * Z); X * 2 - Y * 3; X + Y * X0[]; -X - Y * Z""".split(";")
 
 
 @pytest.mark.parametrize("options", [None, SMALL], ids=["whole", "blocks"])

@@ -20,7 +20,7 @@ PROGRAMS = [
 SHAPES = [((2, 5, 5, 3), (3, 3, 3, 4)), ((3, 4), (4, 5)), ((6, 2), (6,)), ((4,), (4,))]
 
 
-@pytest.mark.parametrize("source, shapes", zip(PROGRAMS, SHAPES, strict=True), ids=range(4))
+@pytest.mark.parametrize("source, shapes", list(zip(PROGRAMS, SHAPES, strict=True)), ids=range(4))
 def test_source_runs_when_pasted(source, shapes):
     inputs = tensors(*shapes)
     if "Ix" in source:
