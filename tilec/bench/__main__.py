@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tilec.bench.cpu import CASES
 from tilec.bench.measure import header, measure, row
+from tilec.bench.overheads import overheads
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 MARKS = ("<!-- cpu -->", "<!-- end of cpu -->")
@@ -26,8 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
         if given.only in case.name:
             lines.append(row(case, measure(case, rounds=3 if given.quick else 15)))
             print(lines[-1], flush=True)
-    if not (given.quick or given.only or given.no_write):
-        write(lines)
+    if not (given.quick or given.only):
+        lines += overheads()
+        print("\n".join(lines[-5:]), flush=True)
+        if not given.no_write:
+            write(lines)
     return 0
 
 

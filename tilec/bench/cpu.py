@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 from tilec.backends.base import Options
 from tilec.backends.reference import ReferenceBackend, TorchProgram
-from tilec.bench.measure import Candidate, Case
+from tilec.bench.measure import Build, Candidate, Case
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -35,7 +37,7 @@ def candidates(source: str | Program, *inputs: torch.Tensor) -> dict[str, Candid
     """With and without library convolutions."""
     program = parse(source) if isinstance(source, str) else source
     both = {LIBRARY: executable(program, list(inputs)), OWN: executable(program, list(inputs), library=False)}
-    return {name: lambda run=run: run(inputs) for name, run in both.items()}
+    return {name: functools.partial(run, inputs) for name, run in both.items()}
 
 
 def alone(source: str | Program, *inputs: torch.Tensor) -> dict[str, Candidate]:
@@ -44,7 +46,7 @@ def alone(source: str | Program, *inputs: torch.Tensor) -> dict[str, Candidate]:
     return {"tilec": lambda: run(inputs)}
 
 
-def convolution(batch: int, size: int, channels: int, stride: int, dilation: int, padding: int) -> dict[str, Case]:
+def convolution(batch: int, size: int, channels: int, stride: int, dilation: int, padding: int) -> dict[str, Build]:
     """Forward and both gradients of a 3x3 convolution, channels last."""
     out = (size + 2 * padding - 2 * dilation - 1) // stride + 1
     source = f"""function (I[N, H, W, C], K[3, 3, C, D]) -> (O) {{
@@ -70,7 +72,7 @@ def convolution(batch: int, size: int, channels: int, stride: int, dilation: int
 
         return peer, ours
 
-    return {way: (lambda which=which: build(which)) for which, way in enumerate(("forward", "dI", "dK"))}
+    return {way: functools.partial(build, which) for which, way in enumerate(("forward", "dI", "dK"))}
 
 
 def torch_convolutions() -> list[Case]:

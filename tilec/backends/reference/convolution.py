@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -73,8 +74,9 @@ class Extent:
     computed: int
 
 
-def convolution(task: Task) -> list[str] | None:
-    """Lines that compute the output, where the statement is a convolution that torch has, or a gradient of one."""
+def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output, where the statement is a convolution that torch has, or a gradient of one. Where
+    what padding multiplies is not finite, the lines that `exact` gives run instead."""
     if not task.options.library or task.flat.default is not None:
         return None
     c = recognise(task)
@@ -83,10 +85,8 @@ def convolution(task: Task) -> list[str] | None:
     lines, checked = _lines(task, c)
     if not checked:
         return lines
-    from tilec.backends.reference.rules import exact_lines
-
     test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
-    return [test, *indented(lines), "else:", *indented(exact_lines(task))]
+    return [test, *indented(lines), "else:", *indented(exact(task))]
 
 
 def recognise(task: Task) -> Convolution | None:
@@ -128,9 +128,15 @@ def _needless(c: Constraint, task: Task) -> bool:
     return linear(c.expr).is_integral and low >= 0 and high < size_of(c.bound)
 
 
+def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
+    """In which roles a variable stands."""
+    a, b, c = (axis is not None for axis in axes)
+    return a, b, c
+
+
 def _kernel_size(c: Convolution) -> int:
     o = c.operands[KERNEL]
-    return math.prod(o.shape[s.axes[KERNEL]] for s in c.spatial if s.axes[KERNEL] is not None)
+    return math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:
@@ -151,7 +157,7 @@ def _with_roles(operands, written: int, scale: float | int) -> Convolution | Non
         present = [(o, a) for o, a in zip(operands, axes, strict=True) if a is not None]
         sizes = {o.shape[a] for o, a in present}
         if all(o.rows[a].bare == v for o, a in present) and len(sizes) == 1:
-            if tuple(a is not None for a in axes) not in GROUPS:
+            if _present(axes) not in GROUPS:
                 return None
             bare[v] = axes
         else:
@@ -159,10 +165,10 @@ def _with_roles(operands, written: int, scale: float | int) -> Convolution | Non
     spatial = []
     while mixed:
         v = mixed[0]
-        axis = next((axis_of[w][INPUT] for w in _companions(operands, axis_of, v)), None)
-        if axis is None:
+        found = next((axis_of[w][INPUT] for w in _companions(operands, axis_of, v)), None)
+        if found is None:
             return None
-        s = _spatial(operands, axis, axis_of)
+        s = _spatial(operands, found, axis_of)
         if s is None:
             return None
         spatial.append(s)
@@ -247,13 +253,18 @@ def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> Extent:
     return Extent(low, high, padding, computed(high - low + 1))
 
 
+def _size(o: Operand, axis: int | None) -> int:
+    """Size of an axis; 1 of one that the operand lacks."""
+    return 1 if axis is None else o.shape[axis]
+
+
 def _lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
     """Lines, and the tensors that must be finite for them to hold."""
     sizes = [
         (
-            c.operands[INPUT].shape[s.axes[INPUT]],
-            c.operands[OUTPUT].shape[s.axes[OUTPUT]],
-            1 if s.axes[KERNEL] is None else c.operands[KERNEL].shape[s.axes[KERNEL]],
+            _size(c.operands[INPUT], s.axes[INPUT]),
+            _size(c.operands[OUTPUT], s.axes[OUTPUT]),
+            _size(c.operands[KERNEL], s.axes[KERNEL]),
         )
         for s in c.spatial
     ]
@@ -324,12 +335,11 @@ class _Views:
 
     def of(self, group: str) -> list[str]:
         """Bare variables of a kind; channels and groups in the order of the operands' own axes."""
-        names = [v for v, axes in self.c.bare.items() if GROUPS[tuple(a is not None for a in axes)] == group]
+        names = [v for v, axes in self.c.bare.items() if GROUPS[_present(axes)] == group]
         return sorted(names, key=lambda v: [a for a in self.c.bare[v] if a is not None])
 
     def size(self, role: int, v: str) -> int:
-        axis = self.c.bare[v][role]
-        return 1 if axis is None else self.c.operands[role].shape[axis]
+        return _size(self.c.operands[role], self.c.bare[v][role])
 
     def leading(self, role: int) -> list[int]:
         return [math.prod(self.size(role, v) for g in part for v in self.of(g)) for part in self.LAYOUT[role]]
@@ -346,7 +356,8 @@ class _Views:
         for part in self.LAYOUT[role]:
             axes = [self.c.bare[v][role] for g in part for v in self.of(g)]
             parts.append([a for a in axes if a is not None])
-        return [*parts, *([] if s.axes[role] is None else [s.axes[role]] for s in self.c.spatial)]  # type: ignore[misc]
+        spatial = (s.axes[role] for s in self.c.spatial)
+        return [*parts, *([] if axis is None else [axis] for axis in spatial)]
 
     def text(self, role: int) -> str:
         code = self.task.local[self.c.operands[role].tensor]

@@ -109,11 +109,11 @@ def multiply(
     semiring: Semiring,
 ) -> Block:
     """The contraction of two operands to `kept`, or one block of it inside `loops`."""
-    a, b = (_only(task, domain, o, kept, other, dtype, semiring) for o, other in ((a, b), (b, a)))
+    first, second = (_only(task, domain, o, kept, other, dtype, semiring) for o, other in ((a, b), (b, a)))
     block = Block()
-    for o in (a, b):
-        block.before += o.before
-    layout = lay_out(a.operand, b.operand, kept, domain)
+    for summed in (first, second):
+        block.before += summed.before
+    layout = lay_out(first.operand, second.operand, kept, domain)
     if not layout.summed:
         return _elementwise(task, domain, layout, kept, dtype, loops, block, semiring)
     left = _matrix(task, domain, layout, layout.left, layout.rows, dtype, loops, block, semiring, swapped=False)

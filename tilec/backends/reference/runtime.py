@@ -52,11 +52,11 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
     if t.numel() == 0:
         return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
     if min(amounts) < 0:  # crop first, as a view: torch's pad copies, and refuses to crop all of a dimension
-        first = [max(low_, 0) for low_ in low]
-        count = [min(high_ + 1, n) - f for f, high_, n in zip(first, high, t.shape, strict=True)]
+        start = [max(first, 0) for first in low]
+        count = [min(last + 1, n) - f for f, last, n in zip(start, high, t.shape, strict=True)]
         if min(count) <= 0:
             return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
-        t = t[tuple(slice(f, f + n) for f, n in zip(first, count, strict=True))]
+        t = t[tuple(slice(f, f + n) for f, n in zip(start, count, strict=True))]
         amounts = [max(a, 0) for a in amounts]
         if not any(amounts):
             return t
@@ -80,10 +80,11 @@ def modulo_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
 def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor)
-    a = a if isinstance(a, Tensor) else torch.tensor(a, dtype=like.dtype, device=like.device)
-    b = b if isinstance(b, Tensor) else torch.tensor(b, dtype=like.dtype, device=like.device)
-    a, b = torch.broadcast_tensors(a, b)
-    return a, b
+    left, right = (
+        x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)
+    )
+    left, right = torch.broadcast_tensors(left, right)
+    return left, right
 
 
 def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:

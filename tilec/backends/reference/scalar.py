@@ -179,7 +179,8 @@ class Evaluator:
             if self._values[x].number is not None or not self._inline_product(m, held):
                 continue
             assert isinstance(m, Call)
-            factors, scale = list(m.args), sign
+            factors: list[Expr] = list(m.args)
+            scale: float | int = sign
             for f in m.args:
                 n = self._values[f].number
                 if n is not None:
@@ -222,8 +223,9 @@ class Evaluator:
         row = FUNCTIONS[function]
         assert row.torch is not None or function == "as_type", function
         held = self.held_as(result.dtype)
+        template = row.torch or "{0}"
         if row.result == "bool" and function != "bool":
-            return self._comparison(row.torch, args), "bool"
+            return self._comparison(template, args), "bool"
         if function == "select":
             condition = self.condition(args[0])
             branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
@@ -248,9 +250,9 @@ class Evaluator:
             operands = [self.tensor(a, held) for a in args]
         else:
             operands = [self.cast(a, held) for a in args]
-        if row.torch.count("{0}") > 1:
+        if template.count("{0}") > 1:
             operands[0] = self.frame.assign("t", operands[0])
-        return row.torch.format(*operands), held
+        return template.format(*operands), held
 
     def _converted(self, v: Value, dtype: str) -> tuple[str, str]:
         """A cast that rounds as the type it names does."""

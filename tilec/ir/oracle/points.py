@@ -64,6 +64,7 @@ def form(e: Expr, extent: int | None, size: Callable[[Expr], int]) -> Form:
 
 
 def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]:
+    constant: Fraction | int
     match e:
         case Index(name):
             return {name: 1}, 0
@@ -90,8 +91,8 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
             if not any(y[0].values()):
                 return _scaled(x, y[1])
         case Call("div", (a, b)):
-            terms, divisor = _linear(b, size)
-            if not any(terms.values()):
+            variables, divisor = _linear(b, size)
+            if not any(variables.values()):
                 if divisor == 0:
                     raise AffineMistake("division by zero in an index", e.span)
                 return _scaled(_linear(a, size), Fraction(1) / divisor)
@@ -99,11 +100,11 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
             parts = [_linear(a, size) for a in args]
             if any(any(terms.values()) for terms, _ in parts):
                 return {e: 1}, 0
-            value, *rest = (constant for _, constant in parts)
+            first, *rest = (part[1] for part in parts)
             if e.function == "clamp":
-                return {}, min(max(value, rest[0]), rest[1])
+                return {}, min(max(first, rest[0]), rest[1])
             if rest[0]:
-                return {}, value - rest[0] * math.floor(Fraction(value) / rest[0])
+                return {}, first - rest[0] * math.floor(Fraction(first) / rest[0])
             raise AffineMistake("modulo zero in an index", e.span)
         case Call():
             return {}, size(e)
