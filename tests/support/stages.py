@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,7 +92,8 @@ def run_backend(program, arrays, setting: Setting, expected, backend: str, rough
     try:
         lowering = lower(program, setting.types, setting.values)
         executable = choose(backend, "cpu", None).build(lowering)
-        got = [t.numpy() for t in executable(to_tensors(program.input_names(), arrays).tensors)]
+        with warnings.catch_warnings(action="error"):
+            got = [t.numpy() for t in executable(to_tensors(program.input_names(), arrays).tensors)]
     except Exception as error:
         raise Disagreement(f"backend: {type(error).__name__}: {error}\n{show(program)}") from error
     text = show(lowering.stages["defracted"])
