@@ -112,6 +112,9 @@ def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr],
             x = split_factors(a, types)
             if isinstance(b, (Int, Float)):
                 return None if x is None or not b.value else (x[0], x[1] / b.value)
+            quotient = expression_type(e, types)
+            if kind(expression_type(b, types).dtype) != 2 and not quotient.weak:
+                b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
             return split_factors(a, types)

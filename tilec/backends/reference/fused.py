@@ -149,6 +149,7 @@ def _write(
     target = target if target.endswith("]") else target + "[...]"
     if not m.reductions:
         whole = all(v in value.variables or domain.extent[v] == 1 for v in m.outputs)
+        whole = whole and bool(value.variables or not m.outputs)  # one without axes does not fill a view that has some
         if value.call is not None and value.held == dtype and whole:
             frame.lines.append(value.call.format(target))
         else:
