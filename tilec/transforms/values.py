@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tilec.errors import NameMistake, RankMistake, SizeMistake, Span, TypeMistake, Unsupported
@@ -21,12 +22,31 @@ from tilec.ir.program import (
     Name,
     Pad,
     index_variables,
+    walk,
 )
 from tilec.ir.types import CASTS, TensorType
 from tilec.language import show_expr
 from tilec.transforms.appearance import keep_aggregate
 from tilec.transforms.broadcast import Axes, Shape
 from tilec.transforms.sizes import Sizes, counted
+
+
+# What an aggregation of one literal comes to. As text it would have no index to aggregate over.
+_OF_ONE: dict[str, Callable[[Expr], Expr]] = {
+    **dict.fromkeys(("min", "max", "assign"), lambda e: e),
+    **dict.fromkeys(("sum", "prod"), lambda e: e * Int(1)),
+    **dict.fromkeys(("mean", "logsumexp"), lambda e: e * Float(1.0)),
+    **dict.fromkeys(("any", "all"), lambda e: Call("ne", (e, Int(0)))),
+    **dict.fromkeys(("argmax", "argmin"), lambda e: Int(0)),
+}
+
+
+def _of_literals(e: Aggregate) -> Expr | None:
+    """The value of an aggregation in whose body literals have taken the place of all it read."""
+    reads = (Access, Inside, Pad, Index, Aggregate)
+    if e.guard is not None or e.constraints or any(isinstance(x, reads) for x in walk(e.body)):
+        return None
+    return _OF_ONE[e.aggregation](e.body)
 
 
 @dataclass
@@ -113,7 +133,7 @@ class Values:
                     body=nested.bind(e.body),
                     constraints=nested.constraints(e.constraints),
                 )
-                return keep_aggregate(new)
+                return _of_literals(new) or keep_aggregate(new)
             case Call():
                 special = _SPECIAL.get(e.function)
                 return special(self, e) if special else replace(e, args=tuple(map(self.bind, e.args)))

@@ -20,6 +20,7 @@ from tilec.backends.reference.code import indented, literal, tuple_text
 from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.factors import LOG, SEMIRINGS, SUM, Operand, Product, Semiring, product_of
 from tilec.backends.reference.general import Loops, general
+from tilec.backends.reference.hoist import hoisted
 from tilec.backends.reference.matrices import lay_out, multiply, plan_steps
 from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
@@ -40,10 +41,16 @@ def product(task: Task) -> list[str] | None:
     sure = True
     for domain in task.classes:
         p = class_product(task, domain, semiring)
-        written = None if p is None else class_lines(task, domain, p, direct, semiring)
-        if p is None or written is None:
+        if p is None:
             return None
-        lines += written
+        dtype = _held(task, domain, semiring)
+        task, p, computed = hoisted(task, domain, p, dtype, semiring)
+        if not _fits(task, domain, p):
+            return None
+        written = class_lines(task, domain, p, dtype, direct, semiring)
+        if written is None:
+            return None
+        lines += computed + written
         checked.update(dict.fromkeys(p.checked or ()))
         sure = sure and p.checked is not None and not _regrouped(p, domain)
     if kind(task.type.dtype) != 2 or sure and not checked:
@@ -77,22 +84,31 @@ def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | N
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
     if not any(sum(v in o.variables for o in p.operands) > 1 for v in summed):
         return None
-    largest = task.options.memory_budget // 16
-    if any(o.copied(domain, task.types) and o.lone_access() is None and o.size(domain) > largest for o in p.operands):
-        return None
     return p
 
 
-def class_lines(task: Task, domain: Domain, p: Product, direct: bool, semiring: Semiring) -> list[str] | None:
-    """Lines that write one class; None where an intermediate would pass the memory budget."""
+def _held(task: Task, domain: Domain, semiring: Semiring) -> str:
+    """The dtype in which factors are computed and multiplied."""
     dtype = expression_type(domain.statement.body, task.types).dtype
+    return "float32" if semiring is LOG and dtype in NARROW else dtype
+
+
+def _fits(task: Task, domain: Domain, p: Product) -> bool:
+    """Whether the budget holds every operand that is computed rather than read."""
+    largest = task.options.memory_budget // 16
+    computed = (o for o in p.operands if o.copied(domain, task.types) and o.lone_access() is None)
+    return all(o.size(domain) <= largest for o in computed)
+
+
+def class_lines(
+    task: Task, domain: Domain, p: Product, dtype: str, direct: bool, semiring: Semiring
+) -> list[str] | None:
+    """Lines that write one class; None where an intermediate would pass the memory budget."""
     operands = list(p.operands)
     present = {v for o in operands for v in o.variables}
     kept = tuple(v for v in domain.output_variables() if v in present)
     count = math.prod(domain.extent[v] for v in domain.reductions() if v not in present)
     scale = p.scale * count if semiring is SUM else p.scale + math.log(count)
-    if semiring is LOG and dtype in NARROW:
-        dtype = "float32"
     lines: list[str] = []
     for pair in contraction_path(operands, kept, domain):
         chosen = [operands[k] for k in pair]
