@@ -253,7 +253,8 @@ def test_default_fills_what_no_point_reaches():
     with pytest.raises(SizeMistake):
         run(function("A[N], X[M]", "O[i : N] = +(A[i]) default X;"), A4, x)
     one = np.array([7.0])
-    np.testing.assert_array_equal(run(function("A[N], X", "O[i : 6] = +(A[i]) default X;"), A4, one), [1, 2, 3, 4, 7, 7])
+    got = run(function("A[N], X", "O[i : 6] = +(A[i]) default X;"), A4, one)
+    np.testing.assert_array_equal(got, [1, 2, 3, 4, 7, 7])
 
 
 def test_in_constrains_without_reading():

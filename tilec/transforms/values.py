@@ -30,7 +30,6 @@ from tilec.transforms.appearance import keep_aggregate
 from tilec.transforms.broadcast import Axes, Shape
 from tilec.transforms.sizes import Sizes, counted
 
-
 # What an aggregation of one literal comes to. As text it would have no index to aggregate over.
 _OF_ONE: dict[str, Callable[[Expr], Expr]] = {
     **dict.fromkeys(("min", "max", "assign"), lambda e: e),
