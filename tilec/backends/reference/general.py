@@ -280,7 +280,7 @@ class _Body:
             whole = all(v in variables or self.domain.extent[v] == 1 for v in self.outputs)
             whole = whole and bool(
                 variables or not self.outputs
-            )  # a value without axes does not fill a view that has some
+            )  # without axes it fills no view that has some
             if value.call is not None and code == value.code and dtype == value.held == out and whole:
                 return [value.call.format(target)]
             return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]
