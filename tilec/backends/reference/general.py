@@ -278,9 +278,7 @@ class _Body:
         if not direct:
             target = self.outer.part(task.part(self.domain), self.outputs)
             whole = all(v in variables or self.domain.extent[v] == 1 for v in self.outputs)
-            whole = whole and bool(
-                variables or not self.outputs
-            )  # without axes it fills no view that has some
+            whole = whole and bool(variables or not self.outputs)  # without axes it fills no view that has some
             if value.call is not None and code == value.code and dtype == value.held == out and whole:
                 return [value.call.format(target)]
             return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]

@@ -115,7 +115,7 @@ def _producer(
     keys = _keys(o, domain) if o.factors and o.lone_access() is None else None
     if not keys or {v for k in keys for v in k.variables()} != set(o.variables):
         return None
-    ranges = {k: _range(k, o, domain, task.types) for k in sorted(keys, key=lambda k: repr(k.to_expr()))}
+    ranges = {k: _range(k, o, domain, task.types) for k in _in_order(keys, o, domain)}
     if any(low > high for low, high in ranges.values()):
         return None
     shape = tuple(high - low + 1 for low, high in ranges.values())
@@ -145,6 +145,16 @@ def _producer(
         return None
     left = tuple(c for c in o.conditions if not _implied(_key(c.form, domain), c.form, c.bound, ranges))
     return replace(task, types=types, local=local), replace(o, factors=(access,), conditions=left), written
+
+
+def _in_order(keys: frozenset[Key], o: Operand, domain: Domain) -> list[Key]:
+    """The forms in the order of the axes of the access that has most of them."""
+    accesses = [e for factor in o.factors for e in walk_values(factor) if isinstance(e, Access)]
+    found: dict[Key, None] = {}
+    for e in sorted(accesses, key=lambda e: -len(e.index)):
+        found.update(dict.fromkeys(k for i in e.index if (k := _key(linear(i), domain)) in keys))
+    found.update(dict.fromkeys(sorted(keys, key=lambda k: repr(k.to_expr()))))
+    return list(found)
 
 
 def _range(key: Key, o: Operand, domain: Domain, types: Mapping[str, TensorType]) -> tuple[int, int]:
