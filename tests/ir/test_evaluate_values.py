@@ -70,6 +70,13 @@ def test_integer_operators_against_torch(operator):
     assert got.dtype == want.numpy().dtype
 
 
+def test_integer_powers_are_as_torch_has_them():
+    x, y = np.array([2, 1, -1, -1, 0, 3, -2]), np.array([-1, -3, -3, -2, -1, 4, 3])
+    got = run(function("X, Y", "O = pow(X, Y);"), x, y)
+    np.testing.assert_array_equal(got, torch.pow(torch.from_numpy(x), torch.from_numpy(y)).numpy())
+    np.testing.assert_array_equal(run(function("X", "O = pow(X, -1);"), x), [0, 1, -1, -1, 0, 0, 0])
+
+
 def test_shifts_inversion_and_negation():
     got = run(function("X", "O = X << 2; P = X >> 1; Q = ~X; R = -X;", "O, P, Q, R"), INTEGERS)
     for g, want in zip(got, (INTEGERS << 2, INTEGERS >> 1, ~INTEGERS, -INTEGERS), strict=True):

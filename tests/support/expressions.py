@@ -80,12 +80,13 @@ class Expressions(Inputs):
             known = [name for name in self.sizes if name.startswith("N")]
             half = f"{self.pick(known)}/2" if known else "3/2"
             return f"{v}/{d} - {w}/{d} + {half}", row_of((v, Fraction(1, d)), (w, Fraction(-1, d))), None
+        inner = self.pick((f"{v}{tail}", f"{v}{tail}", f"({v}{tail})/2", f"2*{v}{tail}"))
         if shape < 92 and n:
             self.features.add("%")
-            return f"({v}{tail}) % {self.pick((n, max(1, n - 1), n + 1))}", None, None
+            return f"({inner}) % {self.pick((n, max(1, n - 1), n + 1))}", None, None
         if shape < 95:
             self.features.add("clamp")
-            return f"clamp({v}{tail}, {self.integer(-1, 1)}, {self.pick((n - 1, n, max(0, n - 2)))})", None, None
+            return f"clamp({inner}, {self.integer(-1, 1)}, {self.pick((n - 1, n, max(0, n - 2)))})", None, None
         return v, {v: Fraction(1)}, v
 
     def gather_tensor(self, n: int) -> str:

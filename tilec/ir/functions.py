@@ -68,6 +68,14 @@ def _trunc_divide(a, b):
     return np.where(b == 0, 0, np.sign(a) * np.sign(b) * quotient)
 
 
+def _raise(x, y):
+    """As torch's of two tensors: a negative power of an integer is truncated, and 0 of 0."""
+    if np.issubdtype(np.result_type(x, y), np.floating):
+        return np.power(x, y)
+    negative = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (y % 2), 0))
+    return np.where(y < 0, negative, np.power(x, np.maximum(y, 0)))
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -158,7 +166,7 @@ _unary("exp", np.exp, "torch.exp({0})", lambda x, f: f)
 _row("log", 1, "float", np.log, "torch.log({0})", lambda g, a, f: (g / a[0],))
 _row("sqrt", 1, "float", np.sqrt, "torch.sqrt({0})", lambda g, a, f: (g / (TWO * f),))
 _unary("rsqrt", lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", lambda x, f: -(f * f * f) * Float(0.5))
-_row("pow", 2, "promote", np.power, "torch.pow({0}, {1})", _power)
+_row("pow", 2, "promote", _raise, "torch.pow({0}, {1})", _power)
 _unary("sin", np.sin, "torch.sin({0})", lambda x, f: call("cos", x))
 _unary("cos", np.cos, "torch.cos({0})", lambda x, f: -call("sin", x))
 _unary("tan", np.tan, "torch.tan({0})", lambda x, f: ONE + f * f)
