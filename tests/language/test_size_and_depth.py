@@ -61,13 +61,13 @@ def test_10_000_statements():
         )
         lines.append(f"    {body};")
     source = "\n".join([*lines, "}"])
-    start = time.perf_counter()
+    start = time.process_time()
     p = parse(source)
-    parsed = time.perf_counter()
+    parsed = time.process_time()
     text = show(p)
     assert parse(text) == p
     assert len(p.statements) == 10_000
-    assert parsed - start < 10 and time.perf_counter() - parsed < 10
+    assert parsed - start < 10 and time.process_time() - parsed < 10
 
 
 def test_one_statement_with_many_parts():
