@@ -102,16 +102,18 @@ def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]
 
 
 class _Fresh:
-    """Names `v_0`, `v_1` of the parts of v, with `_` repeated while the statement has such a variable already."""
+    """Names `v_0`, `v_1` of the parts of v (`v_0'`, `v_1'` of v'), with `_` repeated while the statement has such a
+    variable already."""
 
     def __init__(self, taken: Sequence[str]):
         self.taken = frozenset(taken)
 
     def name(self, v: str, part: int) -> str:
+        stem, prime = v.rstrip("'"), "'" * v.endswith("'")
         joint = "_"
-        while f"{v}{joint}{part}" in self.taken:
+        while f"{stem}{joint}{part}{prime}" in self.taken:
             joint += "_"
-        return f"{v}{joint}{part}"
+        return f"{stem}{joint}{part}{prime}"
 
 
 def _without(c: Constraint, s: Statement, shapes: Shapes) -> Statement:
