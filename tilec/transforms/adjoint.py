@@ -158,8 +158,10 @@ class Contraction:
             yield self._flip(access, total(terms), where)
 
     def written(self) -> str:
-        """The name of a tensor that says which elements of the output some point writes."""
-        return self._statement("any", self._ones(self._constraining(), self.result), "Written")
+        """The name of a tensor that says which elements of the output some point writes, or how many points do."""
+        gathers = any(isinstance(e, Access) for i in self.index for e in walk(i))  # where `any` cannot write
+        ones = self._ones(self._constraining(), self.result)
+        return self._statement("sum" if gathers else "any", ones, "Written")
 
     def _constraining(self) -> tuple[Access, ...]:
         return tuple(constraining(self.s.guard, self.s.body))
