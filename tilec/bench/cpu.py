@@ -46,25 +46,31 @@ def alone(source: str | Program, *inputs: torch.Tensor) -> dict[str, Candidate]:
     return {"tilec": lambda: run(inputs)}
 
 
-def convolution(batch: int, size: int, channels: int, stride: int, dilation: int, padding: int) -> dict[str, Build]:
-    """Forward and both gradients of a 3x3 convolution, channels last."""
+def convolution(
+    batch: int, size: int, channels: int, stride: int, dilation: int, padding: int, stored: str
+) -> dict[str, Build]:
+    """Forward and both gradients of a 3x3 convolution, channels last. `stored` is the kernel's order in memory: "ohwi",
+    as torch likes it, or "hwio"; torch itself always gets what it likes."""
     out = (size + 2 * padding - 2 * dilation - 1) // stride + 1
-    source = f"""function (I[N, H, W, C], K[3, 3, C, D]) -> (O) {{
+    declared, index = ("K[3, 3, C, D]", "j, i, c, o") if stored == "hwio" else ("K[D, 3, 3, C]", "o, j, i, c")
+    source = f"""function (I[N, H, W, C], {declared}) -> (O) {{
         O[n, y, x, o : N, {out}, {out}, D] =
-            +(I[n, {stride}*y + {dilation}*j - {padding}, {stride}*x + {dilation}*i - {padding}, c] * K[j, i, c, o]);
+            +(I[n, {stride}*y + {dilation}*j - {padding}, {stride}*x + {dilation}*i - {padding}, c] * K[{index}]);
     }}"""
     settings = (None, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1)
 
     def build(which: int):
-        image, kernel = randn(batch, size, size, channels), randn(3, 3, channels, channels)
+        shape = (3, 3, channels, channels) if stored == "hwio" else (channels, 3, 3, channels)
+        image, kernel = randn(batch, size, size, channels), randn(*shape)
         cotangent = randn(batch, out, out, channels)
         x, g = image.permute(0, 3, 1, 2), cotangent.permute(0, 3, 1, 2)
-        k = kernel.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        k = kernel.permute(*((3, 2, 0, 1) if stored == "hwio" else (0, 3, 1, 2)))
+        k = k.contiguous(memory_format=torch.channels_last)
         if which == 0:
             ours = candidates(source, image, kernel)
             return lambda: F.conv2d(x, k, None, stride, padding, dilation).permute(0, 2, 3, 1), ours
         name, mask = ("I", [True, False, False]) if which == 1 else ("K", [False, True, False])
-        back = (0, 2, 3, 1) if which == 1 else (2, 3, 1, 0)
+        back = (2, 3, 1, 0) if which == 2 and stored == "hwio" else (0, 2, 3, 1)
         ours = candidates(grad(parse(source), (name,)), image, kernel, cotangent)
 
         def peer():
@@ -77,11 +83,12 @@ def convolution(batch: int, size: int, channels: int, stride: int, dilation: int
 
 def torch_convolutions() -> list[Case]:
     shapes = {
-        "seed convolution 8x57x57x128, stride 3, dilation 2": (8, 57, 128, 3, 2, 0),
-        "ResNet 3x3, 4x56x56x64": (4, 56, 64, 1, 1, 1),
-        "ResNet 3x3, 4x28x28x128": (4, 28, 128, 1, 1, 1),
-        "ResNet 3x3, 4x14x14x256": (4, 14, 256, 1, 1, 1),
-        "ResNet 3x3, 4x7x7x512": (4, 7, 512, 1, 1, 1),
+        "seed convolution 8x57x57x128, stride 3, dilation 2": (8, 57, 128, 3, 2, 0, "hwio"),
+        "ResNet 3x3, 4x56x56x64": (4, 56, 64, 1, 1, 1, "ohwi"),
+        "ResNet 3x3, 4x28x28x128": (4, 28, 128, 1, 1, 1, "ohwi"),
+        "ResNet 3x3, 4x14x14x256": (4, 14, 256, 1, 1, 1, "ohwi"),
+        "ResNet 3x3, 4x7x7x512": (4, 7, 512, 1, 1, 1, "ohwi"),
+        "ResNet 3x3, 4x7x7x512, kernel stored [h, w, in, out]": (4, 7, 512, 1, 1, 1, "hwio"),
     }
     return [
         Case(f"{name}, {way}", "torch convolution", build, WITH_GOALS)
