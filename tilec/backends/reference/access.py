@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.reference.code import Names, literal, tuple_text
-from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major
+from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major, whole_arguments
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Pad, index_variables
 from tilec.ir.types import TensorType, kind
@@ -216,7 +216,7 @@ class Frame:
         pending = [access]
         while pending:
             a = pending.pop()
-            wanted += access_conditions(a, self.types)
+            wanted += (*access_conditions(a, self.types), *whole_arguments(a.index))
             pending += [x for f in map(linear, a.index) for x in gathered(f)]
         open_ = [c for c in dict.fromkeys(wanted) if not self.domain.holds(c)]
         if not open_:

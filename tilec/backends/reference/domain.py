@@ -111,7 +111,20 @@ class Domain:
 
     def inside(self, access: Access, types: Mapping[str, TensorType]) -> bool:
         """Whether the box implies that the access lies in its tensor."""
-        return all(self.holds(c) for c in access_conditions(access, types))
+        return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
+
+
+def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
+    """The conditions that what `%` and `clamp` in these indices are applied to is an integer."""
+    for e in indices:
+        for atom in linear(e).atoms():
+            if isinstance(atom, Call):
+                yield from whole_arguments(atom.args)
+                for form in map(linear, atom.args):
+                    n = form.denominator
+                    if n > 1:
+                        rest = Call("mod", ((form * n).to_expr(), Int(n)))
+                        yield Condition(Affine.of([(rest, 1)]), 1)
 
 
 def access_conditions(access: Access, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
@@ -154,9 +167,10 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     assert s.index is not None and s.sizes is not None
     for root in (s.body, *(() if s.guard is None else (s.guard,)), *s.index):
         for access in constraining_accesses(root):
-            wanted.update(dict.fromkeys(access_conditions(access, types)))
+            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
+    wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
     conditions = tuple(c for c in wanted if not box.holds(c))
     return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
 

@@ -164,7 +164,8 @@ def _range(key: Key, o: Operand, domain: Domain, types: Mapping[str, TensorType]
     """Values of a form at which every access through it lies inside its tensor."""
     low, high = domain.interval(key)
     for factor in o.factors:
-        padded = {id(e.access) for e in walk(factor) if isinstance(e, Pad)}
+        inside = [e.access for e in walk(factor) if isinstance(e, Pad)]
+        padded = {id(e.access if isinstance(e, Inside) else e) for e in inside}
         for e in walk_values(factor):
             if not isinstance(e, Access) or id(e) in padded:
                 continue

@@ -1,0 +1,95 @@
+"""Programs that random testing, or reading, once found to go wrong at some stage."""
+
+import numpy as np
+import pytest
+from support.stages import check, gradient
+
+from tilec.language import parse
+
+F = np.arange(1.0, 7.0)
+ONE = np.array(2.0)
+IX = np.arange(6)
+
+FOUND = {
+    "a mean under a fraction, differentiated": (
+        "function (A[N, K], B[M]) -> (T) { T[i : 4] = mean(A[p, clamp((p - 1)/2, 0, 2)]) * B[i + 3]; }",
+        [F.reshape(2, 3), F],
+    ),
+    "variables in constraints alone after reduce": (
+        "function (A[]) -> (T) { T[i + 2*j - 1 : 3] = mean(A[]), i < 2; }",
+        [ONE],
+    ),
+    "a variable whose coefficients cancel": (
+        "function (A[N]) -> (T) { T[i : 3] = *(A[2*j - 2*j + 2]), j < 1; }",
+        [F],
+    ),
+    "a statement equal to another": (
+        "function (A[6]) -> (T, U) { P = (6 + 6) / 2; T = reshape(A, P); U = A; }",
+        [F],
+    ),
+    "bound variables in another order once canonical": (
+        "function (A[N], B[M]) -> (T) { T[i : 2] = A[i] * mean(B[(1*q - 1*p + 2)/2] * in(B[q])); }",
+        [F[:2], F[:3]],
+    ),
+    "a size told by a padded access": ("function (A[N]) -> (T) { T[i] = assign(pad(A[i], 1.5)); }", [F]),
+    "a sum of one int8 term": ("function (A[N]) -> (T) { T[i : N] = +(A[i]); }", [np.array([3, -1], np.int8)]),
+    "gather from nothing": ("function (A, I) -> (T) { T = gather(A, I); }", [np.zeros((0, 3)), IX[:4]]),
+    "pad in the value of pad": (
+        "function (A[], B[N, M]) -> (T) { T = prod(pad(A[], pad(B[N - 1 - p, 2*p - q], 0.5))) + A, p < 2, q < 1; }",
+        [ONE, F.reshape(2, 3)],
+    ),
+    "the order of nested constraints": (
+        "function (A[2]) -> (T) { T[] = *(A[1] - A[(k + 1) % 2] + A[i]), (i + i)/2 < 4, k < 1; }",
+        [F[:2]],
+    ),
+    "a default and an output that elements place": (
+        "function (A[N], Ix[N], D[M]) -> (T) { T[Ix[i] - 2 : M] = >(A[i] * A[i]) default D; }",
+        [F[:4], np.array([3, 2, 3, 9]), F[:3]],
+    ),
+    "a scalar in the place of its access": ("function (A[N]) -> (T) { U = ceil(3.0) != 1.5; T = min(U[]); }", [F]),
+    "minus one next to uint8": (
+        "function (A[N], S[]) -> (T, U) { T = min(S, A); U = A > S; }",
+        [np.array([3, 255], np.uint8), np.array(-1)],
+    ),
+    "the reciprocal of an integer": (
+        "function (A[2, 3], B[2, 4]) -> (T) { T[] = >(-min(A[i, k % 2], A[B[j, k], j])); }",
+        [F.reshape(2, 3) * 0, np.zeros((2, 4), int)],
+    ),
+    "a value without axes for an output that has one": (
+        "function (A[]) -> (T) { T[i : 3] = +(round(0.5 * A[])), i < 1; }",
+        [ONE],
+    ),
+    "fractions under clamp, padded": (
+        "function (A[2]) -> (T) { T[i : 6] = pad(A[clamp((i - 3)/2, 0, 1)], 9); }",
+        [F[:2]],
+    ),
+    "fractions under clamp, kept": (
+        "function (A[2]) -> (T) { T[i : 6] = A[clamp((i - 3)/2, 0, 1)] no_defract; }",
+        [F[:2]],
+    ),
+    "fractions of elements under clamp": (
+        "function (A[2], Ix[K]) -> (T) { T[i : 6] = A[clamp((Ix[i] - 1)/2, 0, 1)]; }",
+        [F[:2], IX],
+    ),
+    "fractions under clamp in an output": (
+        "function (A[N]) -> (T) { T[clamp((i - 1)/2, 0, 1) : 3] = +(A[i]); }",
+        [F],
+    ),
+    "a condition about one of an axis of one": (
+        "function (A[3, 3, 1], D[2, 2]) -> (T) { T[i : 2] = +(pad(in(A[0, i, j]), 0) == 0 ? D[i, j]); }",
+        [np.zeros((3, 3, 1)), F[:4].reshape(2, 2)],
+    ),
+    "a negative power of integers": ("function (A[N]) -> (T) { T = pow(A, -1); }", [np.array([2, 1, -1])]),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_found(case):
+    source, arrays = FOUND[case]
+    program = parse(source)
+    results = check(program, arrays)
+    assert results is not None
+    first = gradient(program, arrays)
+    if first is not None:
+        random = np.random.default_rng(0)
+        check(first, [*arrays, *(random.integers(-2, 3, r.shape).astype(float) for r in results)])
