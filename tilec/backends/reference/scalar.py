@@ -246,7 +246,7 @@ class Evaluator:
             if _all_numbers(args):
                 operands[0] = self.tensor(args[0], held)
             return f"{name}({operands[0]}, {operands[1]})", held
-        negative = function == "pow" and kind(result.dtype) != 2 and (args[1].number or 0) < 0  # torch: in a tensor only
+        negative = function == "pow" and kind(result.dtype) != 2 and (args[1].number or 0) < 0  # in a tensor only
         if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
             operands = [self.tensor(a, held) for a in args]
         else:
