@@ -17,12 +17,11 @@ from fractions import Fraction
 from tilec.backends.reference.access import free
 from tilec.backends.reference.code import indented, literal, tuple_text
 from tilec.backends.reference.domain import build_domain, size_of
-from tilec.backends.reference.factors import SUM, product_of, split_factors
-from tilec.backends.reference.hoist import hoisted
+from tilec.backends.reference.factors import split_factors
 from tilec.backends.reference.task import Task
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Constraint
+from tilec.ir.program import Access, Constraint
 from tilec.ir.types import kind
 
 INPUT, OUTPUT, KERNEL = range(3)
@@ -82,31 +81,12 @@ def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | N
         return None
     c = recognise(task)
     if c is None:
-        computed = _of_computed(task)
-        return computed and [*computed, f"if not rt.finite({task.out}):", *indented(exact(task))]
+        return None
     lines, checked = _lines(task, c)
     if not checked:
         return lines
     test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
     return [test, *indented(lines), "else:", *indented(exact(task))]
-
-
-def _of_computed(task: Task) -> list[str] | None:
-    """Lines for a convolution of computed factors (a kernel's sine, a masked input): these first, as tensors. They hold
-    where the result is finite."""
-    domain, dtype = task.flat_domain, task.type.dtype
-    if domain is None or task.flat.aggregation != "sum" or kind(dtype) != 2:
-        return None
-    p = product_of(domain, task.types, dtype, SUM)
-    if p is None or all(isinstance(e, Access) for o in p.operands for e in o.factors) or len(p.operands) < 2:
-        return None
-    made, p, lines = hoisted(task, domain, p, dtype, SUM, worth=0)
-    accesses = [o.lone_access() for o in p.operands]
-    if len(accesses) != 2 or accesses[0] is None or accesses[1] is None:
-        return None
-    body = Call("mul", (accesses[0], accesses[1]))
-    c = recognise(replace(made, flat=replace(domain.statement, body=body, guard=None)))
-    return None if c is None else [*lines, *_lines(made, replace(c, scale=p.scale))[0]]
 
 
 def recognise(task: Task) -> Convolution | None:
@@ -133,7 +113,7 @@ def recognise(task: Task) -> Convolution | None:
         c = _with_roles(roles, order.index(0), split[1])
         if c is not None:
             found.append(c)
-    return min(found, key=_preference, default=None)
+    return min(found, key=_kernel_size, default=None)
 
 
 def _needless(c: Constraint, task: Task) -> bool:
@@ -154,11 +134,9 @@ def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _preference(c: Convolution) -> tuple[int, bool, bool]:
-    """Where several roles fit: the smallest kernel, not flipped, and the convolution itself."""
+def _kernel_size(c: Convolution) -> int:
     o = c.operands[KERNEL]
-    size = math.prod(o.shape[axis] for s in c.spatial if (axis := s.axes[KERNEL]) is not None)
-    return size, any(s.step < 0 for s in c.spatial), c.written != OUTPUT
+    return math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:

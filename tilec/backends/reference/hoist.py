@@ -20,7 +20,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, rebuild, walk
 from tilec.ir.types import TensorType
 
-WORTH = 1.5
+WORTH = 1.5  # values of an operand, by those of the forms it reads through, from which computing them first pays
 
 Key = Affine  # an index form without its constant
 
@@ -94,15 +94,12 @@ def walk_values(e: Expr) -> list[Access | Index]:
     return []
 
 
-def hoisted(
-    task: Task, domain: Domain, p: Product, dtype: str, semiring: Semiring, worth: float = WORTH
-) -> tuple[Task, Product, list[str]]:
-    """The task and product with such operands as tensors of their own, and the lines that compute these. `worth`: how
-    many times the values of its forms an operand must have."""
+def hoisted(task: Task, domain: Domain, p: Product, dtype: str, semiring: Semiring) -> tuple[Task, Product, list[str]]:
+    """The task and product with such operands as tensors of their own, and the lines that compute these."""
     lines: list[str] = []
     operands: list[Operand] = []
     for o in merged(p, domain).operands:
-        made = _producer(task, domain, o, dtype, semiring, worth)
+        made = _producer(task, domain, o, dtype, semiring)
         if made is None:
             operands.append(o)
             continue
@@ -113,7 +110,7 @@ def hoisted(
 
 
 def _producer(
-    task: Task, domain: Domain, o: Operand, dtype: str, semiring: Semiring, worth: float
+    task: Task, domain: Domain, o: Operand, dtype: str, semiring: Semiring
 ) -> tuple[Task, Operand, list[str]] | None:
     keys = _keys(o, domain) if o.factors and o.lone_access() is None else None
     if not keys or {v for k in keys for v in k.variables()} != set(o.variables):
@@ -122,7 +119,7 @@ def _producer(
     if any(low > high for low, high in ranges.values()):
         return None
     shape = tuple(high - low + 1 for low, high in ranges.values())
-    if math.prod(shape) * worth > o.size(domain):
+    if math.prod(shape) * WORTH > o.size(domain):
         return None
     name = task.flat.output + "_factor"
     while name in task.types:

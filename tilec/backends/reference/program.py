@@ -9,7 +9,7 @@ import torch
 
 from tilec.backends.base import Kernel, Lowering, Options
 from tilec.backends.reference.code import Names, identifier, indented
-from tilec.backends.reference.rules import Carrier
+from tilec.backends.reference.rules import lines_of_first
 from tilec.backends.reference.task import Task
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
@@ -64,7 +64,9 @@ def build(lowering: Lowering, options: Options) -> TorchProgram:
         Task(s, reduced[s.output], defracted[s.output], lowering.types, local, names, options, s.output in flat.outputs)
         for s in flat.statements
     ]
-    for group, lines in Carrier(tasks).groups():
+    while tasks:
+        count, lines = lines_of_first(tasks)
+        group, tasks = tasks[:count], tasks[count:]
         comments = [f"# {line}" for task in group for line in show_statement(task.flat).splitlines()]
         body += ["", *comments, *lines]
         unused = [local[t] for task in group for t in dead.get(task.flat.output, ())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from tilec.backends.reference.convolution import convolution
 from tilec.backends.reference.fused import fused
@@ -36,34 +36,14 @@ SPECIAL: tuple[Rule, ...] = (empty, library, product)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 
-class Carrier:
-    """Chooses rules for the statements of one program, looking at each once."""
-
-    def __init__(self, tasks: Sequence[Task]):
-        self._tasks = tuple(tasks)
-        self._known: dict[str, list[str] | None] = {}
-
-    def groups(self) -> Iterator[tuple[Sequence[Task], list[str]]]:
-        """Statements that are carried out together, and the lines that do it, in order."""
-        done = 0
-        while done < len(self._tasks):
-            count, lines = self._next(self._tasks[done:])
-            yield self._tasks[done : done + count], lines
-            done += count
-
-    def _next(self, tasks: Sequence[Task]) -> tuple[int, list[str]]:
-        special = self._special(tasks[0])
-        if special is not None:
-            return 1, special
-        alike = list(itertools.takewhile(lambda task: self._special(task) is None, tasks[:MOST_TOGETHER]))
-        together = fused(alike) if len(alike) > 1 else None
-        return together or (1, _first(tasks[0], EXACT))
-
-    def _special(self, task: Task) -> list[str] | None:
-        name = task.flat.output
-        if name not in self._known:
-            self._known[name] = _try(task, SPECIAL)
-        return self._known[name]
+def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str]]:
+    """How many statements, from the first on, are carried out together, and the lines that do it."""
+    special = _try(tasks[0], SPECIAL)
+    if special is not None:
+        return 1, special
+    alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
+    together = fused(alike) if len(alike) > 1 else None
+    return together or (1, _first(tasks[0], EXACT))
 
 
 def lines_for(task: Task) -> list[str]:
