@@ -26,6 +26,11 @@ def _parse_switch(text: str) -> bool:
     return _TRUTH[text.strip().lower()]
 
 
+def _cache_folder() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "tilec")
+
+
 @dataclass(frozen=True)
 class Knob(Generic[T]):
     """One variable: its default, how its text is read, what it does. `value` raises InputMistake where it cannot."""
@@ -52,5 +57,6 @@ MEMORY_BUDGET = Knob(
 )
 BLOCK = Knob("TILEC_BLOCK", 2**17, _parse_size, "elements evaluated at a time, so that temporaries stay in cache")
 LIBRARY = Knob("TILEC_LIBRARY", True, _parse_switch, "may torch's own convolutions serve where they are exact: 0 or 1")
+CACHE = Knob("TILEC_CACHE", _cache_folder(), str, "folder of kernels' files and tuned choices")
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY)
+KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE)

@@ -1,0 +1,205 @@
+"""Plans that run: tensors are allocated, kernels launched, torch called; a repeated call does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+
+from tilec.backends.triton.compiled import compile_for, function_of, guarded, interpreting
+from tilec.backends.triton.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Table,
+    TorchLines,
+    python_name,
+)
+
+Tensors = dict[str, torch.Tensor]
+Operation = Callable[[Tensors, int], None]
+
+
+class PlannedCall:
+    """One plan on one device."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
+        self.plan = plan
+        self._names = tuple(names)
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._operations = [_operation(step, device) for step in plan.steps]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        tensors = dict(zip(self._names, inputs, strict=True))
+        if not self._cuda:
+            return self._run(tensors, 0)
+        index = self._device.index or 0
+        if torch.cuda.current_device() != index:
+            with torch.cuda.device(index):
+                return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+        return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+
+    def _run(self, tensors: Tensors, stream: int) -> tuple[torch.Tensor, ...]:
+        for operation in self._operations:
+            operation(tensors, stream)
+        return tuple([tensors[name] for name in self.plan.outputs])
+
+
+def _operation(step: object, device: torch.device) -> Operation:
+    match step:
+        case Allocate():
+            return _allocation(step, device)
+        case Launch():
+            return _Launched(step)
+        case Table(tensor, rows):
+            table = torch.tensor(rows, dtype=torch.int32, device=device)
+            return lambda tensors, stream: tensors.__setitem__(tensor, table)
+        case Release(names):
+            return lambda tensors, stream: [tensors.pop(n) for n in names] and None
+        case TorchLines():
+            return _torch_lines(step)
+    raise AssertionError(f"no step: {step!r}")
+
+
+def _allocation(step: Allocate, device: torch.device) -> Operation:
+    name, shape, fill, dtype = step.tensor, step.shape, step.fill, getattr(torch, step.dtype)
+    if fill is None:
+        empty = torch.empty
+
+        def allocate(tensors: Tensors, stream: int) -> None:
+            tensors[name] = empty(shape, dtype=dtype, device=device)
+
+        return allocate
+    if isinstance(fill, str):
+        return lambda tensors, stream: tensors.__setitem__(
+            name, tensors[fill].to(dtype, copy=True, memory_format=torch.contiguous_format).expand(shape).contiguous()
+        )
+    return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
+
+
+def _torch_lines(step: TorchLines) -> Operation:
+    code = compile("\n".join(step.lines), f"<tilec {', '.join(step.statements)}>", "exec")
+
+    def call(tensors: Tensors, stream: int) -> None:
+        scope: dict[str, Any] = {"torch": torch, **{python_name(n): tensors[n] for n in step.reads}}
+        exec(code, scope)
+        tensors.update({n: scope[python_name(n)] for n in step.writes})
+
+    return call
+
+
+class _Launched:
+    """A launch. The first goes through Triton, which compiles; later ones call the compiled kernel's launcher."""
+
+    def __init__(self, launch: Launch):
+        self._launch = launch
+        self._function = function_of(launch)
+        self._template: list[tuple[str | None, object]] = []
+        self._run: Any = None
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        if self._run is None:
+            guarded(self._launch, lambda: self._first(tensors))
+            return
+        arguments = [value if name is None else tensors[name] for name, value in self._template]
+        self._run(*self._head, stream, *self._handles, None, None, None, *arguments)
+
+    def _first(self, tensors: Tensors) -> None:
+        launch = self._launch
+        template: list[tuple[str | None, object]] = []
+        for _, value in launch.arguments:
+            template.append((value.tensor, None) if isinstance(value, Pointer) else (None, value))
+        arguments = [value if name is None else tensors[name] for name, value in template]
+        assert not any(isinstance(a, Descriptor) for a in arguments)
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        kernel = self._function[launch.grid](*arguments, **dict(launch.constants), **({} if interpreting() else options))
+        if kernel is None:
+            return  # interpreted
+        self._template = [*template, *((None, value) for _, value in launch.constants)]
+        self._head = launch.grid
+        self._handles = (kernel.function, kernel.packed_metadata)
+        self._run = kernel.run
+
+
+class TritonProgram:
+    """The executable of a lowered program. Plans are made for the strides and alignment that a call brings."""
+
+    def __init__(
+        self,
+        make_plan: Callable[[Sequence[tuple[int, ...]], Sequence[bool]], Plan],
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: dict[str, str],
+        text: Callable[[Plan], str],
+        target: str | None,
+    ):
+        self._make_plan = make_plan
+        self._names, self._shapes, self._dtypes = tuple(names), tuple(shapes), dtypes
+        self._text, self._target = text, target
+        self._calls: dict[object, PlannedCall] = {}
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        key = tuple([(t.stride(), t.data_ptr() & 15) for t in inputs])
+        call = self._calls.get((key, inputs[0].device if inputs else None))
+        if call is None:
+            call = self._prepare(key, inputs)
+        return call(inputs)
+
+    def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
+        device = inputs[0].device if inputs else torch.device("cpu" if interpreting() else "cuda")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        plan = self._make_plan([strides for strides, _ in key], [not odd for _, odd in key])
+        call = PlannedCall(plan, self._names, device)
+        self._calls[(key, inputs[0].device if inputs else None)] = call
+        return call
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for contiguous inputs."""
+        strides = [contiguous(s) for s in self._shapes]
+        return self._make_plan(strides, [True] * len(strides))
+
+    @property
+    def kernels(self):
+        from tilec.backends.base import Kernel
+
+        return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
+
+    def source(self) -> str:
+        return self._text(self.plan)
+
+    def asm(self, kind: str) -> str:
+        target = self._target or _own_target()
+        pieces = []
+        for launch in self.plan.launches():
+            compiled = compile_for(launch, self._dtypes, target)
+            piece = compiled.asm[kind]
+            pieces.append(piece if isinstance(piece, str) else piece.hex())
+        return "\n".join(pieces)
+
+
+def _own_target() -> str:
+    if not torch.cuda.is_available():
+        from tilec.errors import InputMistake
+
+        raise InputMistake("there is no CUDA device to compile for", hint='name one: lower(..., target="sm_90")')
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+__all__ = ["PlannedCall", "TritonProgram", "contiguous", "triton"]

@@ -1,0 +1,75 @@
+"""A lowered program as a plan: each statement by the family that fits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.base import Lowering
+from tilec.backends.triton.executable import contiguous
+from tilec.backends.triton.plan import Allocate, Plan, Release, Step
+from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.scatter import scattered
+from tilec.ir.program import Program, Statement, reads
+from tilec.ir.types import TensorType
+
+NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
+
+
+def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> Plan:
+    """The plan of a lowered program for inputs of these strides (elements)."""
+    flat = lowering.stages["flat"]
+    defracted = {s.output: s for s in lowering.stages["defracted"].statements}
+    types = dict(lowering.types)
+    known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
+    steps: list[Step] = []
+    last = last_reads(flat)
+    for s in flat.statements:
+        t = types[s.output]
+        known[s.output] = contiguous(t.shape)
+        steps.append(Allocate(s.output, t.shape, t.dtype))
+        if math.prod(t.shape):
+            steps += statement_steps(defracted[s.output], s, types, known)
+        unused = tuple(n for n in last.get(s.output, ()))
+        if unused:
+            steps.append(Release(unused))
+    return Plan(tuple(_without_overwritten(steps)), flat.outputs)
+
+
+def statement_steps(
+    defracted: Statement, flat: Statement, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]]
+) -> list[Step]:
+    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
+    steps = pointwise(defracted, flat, types, strides, wide)
+    return scattered(flat, types, strides, wide, statement_steps) if steps is None else steps
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
+    return max(span, math.prod(shape))
+
+
+def _without_overwritten(steps: list[Step]) -> list[Step]:
+    """Without allocations that the next step makes again, filled."""
+    return [
+        s
+        for k, s in enumerate(steps)
+        if not (
+            isinstance(s, Allocate)
+            and s.fill is None
+            and any(isinstance(o, Allocate) and o.tensor == s.tensor for o in steps[k + 1 : k + 2])
+        )
+    ]
+
+
+def last_reads(program: Program) -> dict[str, list[str]]:
+    """For each statement, by output, the intermediates that nothing reads after it."""
+    last: dict[str, str] = {}
+    for s in program.statements:
+        last[s.output] = s.output
+        last.update(dict.fromkeys(reads(s), s.output))
+    result: dict[str, list[str]] = {}
+    for s in program.statements:
+        if s.output not in program.outputs:
+            result.setdefault(last[s.output], []).append(s.output)
+    return result
