@@ -235,7 +235,7 @@ _row("scatter", 3, "structural")
 _row("simple_reduce", 2, "structural")
 
 # size arithmetic and boundary words, in indices and sizes
-_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi))
+_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi), triton="minimum_(maximum_({0}, {1}), {2})")
 _row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
 # random bits (Philox 4x32-10): parsed and printed; drawn once their backend lands

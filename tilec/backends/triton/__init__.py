@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from tilec.backends.base import Lowering, Options
 from tilec.backends.reference.code import identifier
 from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan
-from tilec.backends.triton.program import make_plan
+from tilec.backends.triton.program import Setting, make_plan
 
 
 class TritonBackend:
@@ -25,7 +27,7 @@ class TritonBackend:
         names = flat.input_names()
 
         def plan(strides: Sequence[tuple[int, ...]], aligned: Sequence[bool]) -> Plan:
-            return make_plan(lowering, strides)
+            return make_plan(lowering, strides, Setting(torch.get_float32_matmul_precision()))
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

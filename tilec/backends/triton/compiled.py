@@ -62,10 +62,10 @@ def _module(path: Path, interpret: bool) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if interpret and hasattr(module, "libdevice"):
-        from tilec.backends.triton.interpreted import InterpretedLibrary
+    if interpret:
+        from tilec.backends.triton.interpreted import prepare_interpreter
 
-        module.libdevice = InterpretedLibrary()  # type: ignore[attr-defined]
+        module.libdevice = prepare_interpreter()  # type: ignore[attr-defined]
     return module
 
 
@@ -113,5 +113,7 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
     source = ASTSource(function_of(launch), signature, constants, attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    return guarded(launch, lambda: triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options))
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    return guarded(
+        launch, lambda: triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
+    )

@@ -117,8 +117,10 @@ class _Launched:
             template.append((value.tensor, None) if isinstance(value, Pointer) else (None, value))
         arguments = [value if name is None else tensors[name] for name, value in template]
         assert not any(isinstance(a, Descriptor) for a in arguments)
-        options = {"num_warps": launch.warps, "num_stages": launch.stages}
-        kernel = self._function[launch.grid](*arguments, **dict(launch.constants), **({} if interpreting() else options))
+        options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+        kernel = self._function[launch.grid](
+            *arguments, **dict(launch.constants), **({} if interpreting() else options)
+        )
         if kernel is None:
             return  # interpreted
         self._template = [*template, *((None, value) for _, value in launch.constants)]
@@ -178,8 +180,17 @@ class TritonProgram:
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        for launch in self.plan.launches():
-            compiled = compile_for(launch, self._dtypes, target)
+        dtypes = dict(self._dtypes)
+        for step in self.plan.steps:
+            if isinstance(step, Allocate):
+                dtypes[step.tensor] = step.dtype
+            elif isinstance(step, Table):
+                dtypes[step.tensor] = "int32"
+            elif isinstance(step, TorchLines):
+                dtypes |= dict.fromkeys(step.writes, "int64")
+            if not isinstance(step, Launch):
+                continue
+            compiled = compile_for(step, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)

@@ -23,8 +23,9 @@ from tilec.ir.types import TensorType
 LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
-    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "red_from",
-    "red_end", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result", "reached",
+    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step", "red_from",
+    "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end", "at_step", "window",
+    "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result", "reached",
     *device_functions(),
 )  # fmt: skip
 
@@ -226,6 +227,13 @@ class Frame:
 
     # index arithmetic
 
+    def form(self, e: Expr) -> Affine:
+        """An index expression with variables of a single known value replaced by it."""
+        form = linear(e)
+        values = self.kernel.value_of
+        known = {v: Affine.of((), int(values[v])) for v in free(form) if values[v].lstrip("-").isdigit()}
+        return form.substitute(known) if known else form
+
     def index(self, form: Affine) -> str:
         """The form's value; where it is no integer, some integer."""
         scale = form.denominator
@@ -254,9 +262,9 @@ class Frame:
             case Access():
                 return f"{self.read(e, 0)}.to(tl.int64)"  # an element may be out of 32 bits, and so out of every range
             case Call("mod", (a, n)):
-                text = f"remainder_({self.block(linear(a))}, {self.block(linear(n))})"
+                text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
             case Call("clamp", (a, low, high)):
-                x, least, most = (self.block(linear(b)) for b in (a, low, high))
+                x, least, most = (self.block(self.form(b)) for b in (a, low, high))
                 text = f"minimum_(maximum_({x}, {least}), {most})"
             case Pad():
                 access = e.access if isinstance(e.access, Access) else e.access.access
@@ -264,7 +272,7 @@ class Frame:
                 inside = self.inside(access)
                 if inside is None:
                     return read
-                text = f"tl.where({inside}, {read}, {self.index(linear(e.value))})"
+                text = f"tl.where({inside}, {read}, {self.index(self.form(e.value))})"
             case _:
                 raise AssertionError(f"no index atom: {e!r}")
         return self.assign("at", text, free(Affine.of([(e, 1)])))
@@ -282,7 +290,7 @@ class Frame:
         boxes = [self.kernel.space.box(k) for k in range(len(self.kernel.space.classes))]
         boxes = [b for b in boxes if all(b.extent.values())]
         for c in conditions:
-            form = c.form
+            form = self.form(c.form.to_expr())
             if not form.terms:
                 if form.constant.denominator != 1 or not 0 <= form.constant < c.bound:
                     found.append(("tl.full((), False, tl.int1)", frozenset()))
@@ -298,7 +306,7 @@ class Frame:
             if not above:
                 found.append((f"({code} >= 0)", variables))
             if not below:
-                bound = self.kernel.number(("bound", c), "bound", c.bound * scale)
+                bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale)
                 found.append((f"({code} < {bound})", variables))
             if scale != 1:
                 found.append((f"({code} % {scale} == 0)", variables))
@@ -350,15 +358,18 @@ class Frame:
                 text += f" + {self.spread(name, name)} * 0"
         return text
 
+    def access_tests(self, access: Access) -> list[str]:
+        """Texts of the tests that the access itself lies in its tensor."""
+        return [t for t, _ in self.tests(access_conditions(access, self.types))]
+
     def read(self, access: Access, other: float | int | None) -> str:
         """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
         needed, since what is read there is not used)."""
-        forms = [linear(e) for e in access.index]
+        forms = [self.form(e) for e in access.index]
         if 0 in self.types[access.tensor].shape:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
-        conditions: list[Condition] = list(access_conditions(access, self.types))
         variables = free_of(access)
-        tests = [t for t, _ in self.tests(conditions)]
+        tests = self.access_tests(access)
         tests += [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"

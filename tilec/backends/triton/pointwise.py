@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.reference.code import tuple_text
 from tilec.backends.reference.domain import constraining_accesses
 from tilec.backends.triton.accumulate import Accumulator, identity
-from tilec.backends.triton.coalesce import Viewed, coalesce
+from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
@@ -41,23 +41,12 @@ class Tiling:
     warps: int = 4
 
 
-def pointwise(s: Statement, flat: Statement, types: Mapping[str, TensorType], strides, wide: bool) -> list[Step] | None:
-    """Steps that compute a statement into its allocated output; None where its output index is no change of variables.
-
-    `s` is the defracted statement; `flat`, its text before, heads the kernel as a comment.
-    """
-    seen = coalesce(Viewed(s, types, strides))
-    space = build_space(seen.statement, seen.types)
-    if space is None:
-        return None
-    fill = _fill(space, types)
-    if not space.classes:
-        return fill
-    tiling = choose_tiling(space, seen)
-    return [*fill, *_steps(space, seen, flat, tiling, wide)]
+def pointwise(space: Space, seen: Viewed, flat: Statement, wide: bool) -> list[Step]:
+    """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel."""
+    return _steps(space, seen, flat, choose_tiling(space, seen), wide)
 
 
-def _fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
+def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
     """What makes elements that no class writes the identity or the default's."""
     s = space.statement
     t = types[s.output]
@@ -73,7 +62,7 @@ def _fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
 def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     """A first guess that is good untuned; see the module's docstring for the three forms."""
     outputs = [v for v in space.outputs if space.largest(v) > 1]
-    reductions = [v for v in space.reductions if space.largest(v) != 1]
+    reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
         return _map_tiling(space, outputs)
     points = space.count(tuple(reductions))
@@ -154,7 +143,7 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
     k.residues()
     axes = _output_axes(k, tiling)
     tails = {a.name: f"{a.name}_in" for a in axes}
-    reductions = [v for v in space.reductions if space.largest(v) != 1]
+    reductions = [v for v in space.reductions if not space.single(v)]
     body: list[str] = []
     for v in space.reductions:
         if v not in reductions:
@@ -192,12 +181,22 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
         steps.append(Table(k.table, k.table_rows()))
     if tiling.parts == 1:
         return [*steps, launch]
-    return [*steps, *_combined(space, seen, flat, tiling, accumulator, launch, wide)]
+    parts = f"{s.output}.parts"
+    return [
+        *steps,
+        Allocate(parts, (tiling.parts, math.prod(seen.types[s.output].shape)), accumulator.dtype),
+        launch,
+        *combine_parts(space, seen, flat, tiling.parts, accumulator, wide),
+        Release((parts,)),
+    ]
 
 
 def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
     """Positions of the output block's elements, decoded into variables."""
-    axes = [Axis(name, variables, block) for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)]
+    axes = [
+        Axis(name, variables, block)
+        for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
+    ]
     tile = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
     if len(axes) == 2:
         k.emit(f"tile = {tile}")
@@ -262,6 +261,7 @@ def _reduction(
         frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
     else:
         r = Axis("red", tuple(reductions), None)
+        k.emit(f"red = tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + step")
         frame = Frame(k, [a.name for a in axes], tails, frozenset((*reductions, "red")))
     end = "red_end" if tiling.parts > 1 else count
     if tiled:
@@ -293,7 +293,7 @@ def _reduction(
         part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
         body += [f"red_from = tl.program_id(2) * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
         start = "red_from"
-    header = f"for first in range({start}, {end}, BR):" if tiled else f"for red in range({start}, {end}):"
+    header = f"for first in range({start}, {end}, BR):" if tiled else f"for step in range({start}, {end}):"
     body += [header, *(f"    {line}" for line in inner.lines)]
     if tiled:
         body += accumulator.reduce(len(axes))
@@ -304,7 +304,7 @@ def _reduction(
 
 def _store(k: Kernel, frame: Frame, value: str, held: str, reached, target: str, tiling: Tiling, shape: str) -> None:
     s, types = k.space.statement, k.types
-    rows = list(k.space.rows)
+    rows = [frame.form(e) for e in s.index or ()]
     mask = " & ".join(dict.fromkeys([
         *(frame.spread(t, a) for a, t in frame.tails.items()), *(t for t, _ in frame.tests(k.space.stored)),
     ]))  # fmt: skip
@@ -328,28 +328,21 @@ def _store(k: Kernel, frame: Frame, value: str, held: str, reached, target: str,
     k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
 
 
-def _combined(
-    space: Space, seen: Viewed, flat: Statement, tiling: Tiling, accumulator: Accumulator, launch: Launch, wide: bool
+def combine_parts(
+    space: Space, seen: Viewed, flat: Statement, parts: int, accumulator: Accumulator, wide: bool
 ) -> list[Step]:
-    """The parts' launch and the one that combines them."""
+    """The launch that combines the parts of a split reduction, in order."""
     s = space.statement
     name = f"{s.output}.parts"
-    shape = seen.types[s.output].shape
-    count = math.prod(shape)
-    parts = TensorType((tiling.parts, count), accumulator.dtype)
-    types = {name: parts, s.output: TensorType((count,), seen.types[s.output].dtype)}
+    count = math.prod(seen.types[s.output].shape)
+    types = {
+        name: TensorType((parts, count), accumulator.dtype),
+        s.output: TensorType((count,), seen.types[s.output].dtype),
+    }
     aggregation = {"assign": "sum"}.get(accumulator.aggregation, accumulator.aggregation)
-    total = Statement(
-        s.output, (Index("e"),), (Int(count),), Access(name, (Index("p"), Index("e"))), aggregation
-    )  # fmt: skip
+    total = Statement(s.output, (Index("e"),), (Int(count),), Access(name, (Index("p"), Index("e"))), aggregation)
     second = build_space(total, types)
     assert second is not None
     viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
-    tile = Tiling(((("e",), min(_power(count), 32)),), min(_power(tiling.parts), 32))
-    return [
-        Allocate(name, parts.shape, parts.dtype),
-        launch,
-        *_steps(second, viewed, total, tile, wide),
-        Release((name,)),
-    ]
-
+    tile = Tiling(((("e",), min(_power(count), 256)),), None)
+    return _steps(second, viewed, total, tile, wide)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tilec.backends.base import Lowering
+from tilec.backends.triton.coalesce import Viewed, coalesce
+from tilec.backends.triton.dot import dot_steps, recognise
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.plan import Allocate, Plan, Release, Step
-from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
+from tilec.backends.triton.space import build_space
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision()."""
+
+    precision: str = "highest"
+
 
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
-def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> Plan:
+def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program for inputs of these strides (elements)."""
     flat = lowering.stages["flat"]
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
@@ -29,7 +41,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> Plan:
         known[s.output] = contiguous(t.shape)
         steps.append(Allocate(s.output, t.shape, t.dtype))
         if math.prod(t.shape):
-            steps += statement_steps(defracted[s.output], s, types, known)
+            steps += statement_steps(defracted[s.output], s, types, known, setting)
         unused = tuple(n for n in last.get(s.output, ()))
         if unused:
             steps.append(Release(unused))
@@ -37,11 +49,25 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> Plan:
 
 
 def statement_steps(
-    defracted: Statement, flat: Statement, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]]
+    defracted: Statement,
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
 ) -> list[Step]:
+    """Steps that compute one statement into its allocated output, by the first family that fits."""
     wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
-    steps = pointwise(defracted, flat, types, strides, wide)
-    return scattered(flat, types, strides, wide, statement_steps) if steps is None else steps
+    seen = coalesce(Viewed(defracted, types, strides))
+    space = build_space(seen.statement, seen.types)
+    if space is None:
+        return scattered(flat, types, strides, wide, lambda *a: statement_steps(*a, setting))
+    first = fill(space, types)
+    if not space.classes:
+        return first
+    dot = recognise(space, seen)
+    if dot is not None:
+        return [*first, *dot_steps(dot, space, seen, flat, wide, setting.precision)]
+    return [*first, *pointwise(space, seen, flat, wide)]
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Call, Constraint, Expr, Index, Inside, Int, Statement, walk
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
@@ -54,7 +54,7 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
         at,
         tuple(shifted[v] for v in keyed),
         tuple(Int(domain.extent[v]) for v in keyed),
-        _product([place.to_expr(), *[i for i in inside if _within(i, keyed)]]),
+        _product([_as_value(place.to_value()), *[i for i in inside if _within(i, keyed)]]),
         "assign",
         None if whole_guard else s.guard,
         tuple(c for c in (*s.constraints, *limits) if free(linear(c.expr)) <= set(keyed)),
@@ -125,6 +125,16 @@ def _within(i: Inside, variables: tuple[str, ...]) -> bool:
     return all(free(linear(e)) <= set(variables) for e in i.access.index)
 
 
+def _as_value(e: Expr) -> Expr:
+    """An index as a value, in 64 bits whatever the type of the elements in it; divisions in it come out even."""
+    match e:
+        case Access():
+            return Call("int64", (e,))
+        case Call("mod" | "clamp", args):
+            return replace(e, args=tuple(_as_value(linear(a).to_value()) for a in args))
+    return rebuild(e, _as_value)
+
+
 def _product(factors: list[Expr]) -> Expr:
     result = factors[0]
     for f in factors[1:]:
@@ -176,7 +186,9 @@ def _segments(
         lines.append(f"other = tl.load(default + at * width + col, mask=col_in, other=0).to({own})")
         lines.append("result = tl.where(end > begin, result, other)")
     lines.append("tl.store(out + at * width + col, result, mask=col_in)")
-    text = "\n".join(["@triton.jit", f"def {name}({', '.join(parameters)}, BN: tl.constexpr):", *(f"    {x}" for x in lines)])
+    text = "\n".join(
+        ["@triton.jit", f"def {name}({', '.join(parameters)}, BN: tl.constexpr):", *(f"    {x}" for x in lines)]
+    )
     arguments: list[tuple[str, object]] = [
         ("values", Pointer(f"{s.output}.values")),
         ("order", Pointer(f"{s.output}.order")),
@@ -187,4 +199,13 @@ def _segments(
         arguments.append(("default", Pointer(str(s.default))))
     arguments.append(("width", width))
     grid = (count, -(-width // block), 1)
-    return Launch(name, module_text(text + "\n"), grid, tuple(arguments), (("BN", block),), 1 if block <= 32 else 4, 2, (s.output,))
+    return Launch(
+        name,
+        module_text(text + "\n"),
+        grid,
+        tuple(arguments),
+        (("BN", block),),
+        1 if block <= 32 else 4,
+        2,
+        (s.output,),
+    )

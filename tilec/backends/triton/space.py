@@ -61,6 +61,10 @@ class Space:
     def largest(self, v: str) -> int:
         return max(e.get(v, 1) for e in self.extent)
 
+    def single(self, v: str) -> bool:
+        """Whether the variable has one value in every class."""
+        return all(e[v] == 1 for e in self.extent)
+
     def count(self, variables: tuple[str, ...]) -> int:
         """The greatest number of values over classes that the variables take together."""
         return max((math.prod(e[v] for v in variables) for e in self.extent), default=0)
