@@ -24,7 +24,7 @@ def choose(name: str | None, device: str, target: str | None = None) -> Backend:
             raise Unsupported("Triton is not installed", hint='use backend="torch"')
         from tilec.backends.triton import TritonBackend
 
-        return TritonBackend(target)
+        return TritonBackend(target, library=name is None)
     if target is not None:
         raise Unsupported(f"the torch backend compiles for no target; got {target!r}", hint="leave target out")
     from tilec.backends.reference import ReferenceBackend

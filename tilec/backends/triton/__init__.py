@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from tilec.backends.base import Lowering, Options
 from tilec.backends.reference.code import identifier
 from tilec.backends.triton.executable import TritonProgram
@@ -15,19 +13,21 @@ from tilec.backends.triton.program import Setting, make_plan
 
 
 class TritonBackend:
-    """`target`: an architecture to compile for where no device is used."""
+    """`target`: an architecture to compile for where no device is used. `library`: may torch's own products and
+    convolutions serve where they are exact?"""
 
     name = "triton"
 
-    def __init__(self, target: str | None = None):
-        self.target = target
+    def __init__(self, target: str | None = None, library: bool = False):
+        self.target, self.library = target, library
 
     def build(self, lowering: Lowering, options: Options | None = None) -> TritonProgram:
         flat = lowering.stages["flat"]
+        library = self.library and (options or Options.from_environment()).library
         names = flat.input_names()
 
-        def plan(strides: Sequence[tuple[int, ...]], aligned: Sequence[bool]) -> Plan:
-            return make_plan(lowering, strides, Setting(torch.get_float32_matmul_precision()))
+        def plan(strides: Sequence[tuple[int, ...]], precision: str) -> Plan:
+            return make_plan(lowering, strides, Setting(precision, library))
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

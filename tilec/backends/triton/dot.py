@@ -96,8 +96,6 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     rows = tuple(v for v in outputs if v not in batch and v not in columns)
     if not any(v in left_set and v in right_set for v in summed):
         return None
-    if min(space.count(rows), space.count(columns), space.count(summed)) < LEAST:
-        return None
     zeros = _zeros(space, wide, left_set, right_set, set(outputs))
     if zeros is None:
         return None
@@ -169,6 +167,11 @@ def _zeros(space: Space, wide: set[str], left: frozenset[str], right: frozenset[
             return None
         found[home].append(c)
     return tuple(map(tuple, found))
+
+
+def worthwhile(dot: Dot, space: Space) -> bool:
+    """Whether tensor cores have enough to do."""
+    return min(space.count(v) for v in (dot.rows, dot.columns, dot.summed)) >= LEAST
 
 
 # choice of blocks
@@ -247,6 +250,20 @@ def dot_steps(
     ]
 
 
+def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement) -> list[Step]:
+    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
+    bm, bn = (min(n, max(LEAST, _power(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
+    config = Config(bm, bn, LEAST, 4, 1)
+    writer = _Writer(dot, space, seen, False, "ieee", config, "_repair")
+    k = writer.kernel
+    text = writer.repair_text([f"where it is not finite: {line}" for line in show_statement(flat).splitlines()[:1]])
+    grid = (_tiles(dot, space, config), len(space.classes), 1)
+    parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+    table: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
+    launch = Launch(k.name, module_text(text), grid, parameters, constants, 4, 1, (space.statement.output,))
+    return [*table, launch]
+
+
 def _tiles(dot: Dot, space: Space, config: Config) -> int:
     per_class = [
         -(-math.prod(e[v] for v in dot.rows) // config.bm)
@@ -258,11 +275,11 @@ def _tiles(dot: Dot, space: Space, config: Config) -> int:
 
 
 class _Writer:
-    def __init__(self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config):
+    def __init__(self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot"):
         self.dot, self.space, self.seen, self.config = dot, space, seen, config
         self.precision = precision
         s = space.statement
-        self.kernel = Kernel(python_name(s.output) + "_dot", space, seen.types, seen.strides, wide)
+        self.kernel = Kernel(python_name(s.output) + suffix, space, seen.types, seen.strides, wide)
         self.accumulator = Accumulator.of("sum", "float64" if dot.dtype == "float64" else "float32")
         self.integer = "tl.int64" if wide else "tl.int32"
 
@@ -279,6 +296,35 @@ class _Writer:
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
         return k.text(comments)
+
+    def repair_text(self, comments: list[str]) -> str:
+        k = self.kernel
+        k.residues()
+        for v in (*self.space.outputs, *self.space.reductions):
+            if self.space.single(v):
+                k.value_of[v] = k.low(v)
+        self._place()
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
+        s = self.space.statement
+        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
+        k.emit(f"address = {address}")
+        kind_ = triton_type(self.accumulator.dtype)
+        k.emit(f"acc = tl.load(address, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
+        self._again()
+        inner = self._stored(frame)
+        place = k.scopes[-1].lines
+        place += [f"    {line}" for line in inner]
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
+        return k.text(comments)
+
+    def _stored(self, frame: Frame) -> list[str]:
+        k = self.kernel
+        k.scopes.append(Scope())
+        self._finish(frame)
+        dtype = self.seen.types[self.space.statement.output].dtype
+        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
+        k.emit(f"tl.store(address, acc{cast}, mask=row_in[:, None] & col_in[None, :])")
+        return k.scopes.pop().lines
 
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
@@ -406,7 +452,7 @@ class _Writer:
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
         k, dot = self.kernel, self.dot
-        k.emit("if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:")
+        k.emit("if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:  # some sum is not finite")
         kind_ = triton_type(self.accumulator.dtype)
         count = k.count(dot.summed)
         start, end = "0", count
@@ -428,15 +474,20 @@ class _Writer:
         k.scopes[-1].lines += [f"    {line}" for line in (*head, f"for step in range({start}, {end}):")]
         k.scopes[-1].lines += [f"        {line}" for line in lines]
 
-    def _store(self) -> None:
-        k, dot, s = self.kernel, self.dot, self.space.statement
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
+    def _finish(self, frame: Frame) -> None:
+        """What is done to the sums before they are stored."""
+        k, dot = self.kernel, self.dot
         evaluator = Evaluator(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
             k.emit(f"acc = acc * {float(dot.scale)!r}")
         if tests:
             k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0.0)")
+
+    def _store(self) -> None:
+        k, s = self.kernel, self.space.statement
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
+        self._finish(frame)
         rows = [frame.form(e) for e in s.index or ()]
         address = frame.address(s.output, rows, frozenset(("row", "col")))
         dtype = self.seen.types[s.output].dtype

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import triton
 
+import tilec.backends.reference.runtime as runtime
 from tilec.backends.triton.compiled import compile_for, function_of, guarded, interpreting
 from tilec.backends.triton.plan import (
     Allocate,
@@ -21,6 +21,7 @@ from tilec.backends.triton.plan import (
     python_name,
 )
 
+precision = torch.get_float32_matmul_precision
 Tensors = dict[str, torch.Tensor]
 Operation = Callable[[Tensors, int], None]
 
@@ -87,7 +88,7 @@ def _torch_lines(step: TorchLines) -> Operation:
     code = compile("\n".join(step.lines), f"<tilec {', '.join(step.statements)}>", "exec")
 
     def call(tensors: Tensors, stream: int) -> None:
-        scope: dict[str, Any] = {"torch": torch, **{python_name(n): tensors[n] for n in step.reads}}
+        scope: dict[str, Any] = {"torch": torch, "rt": runtime, **{python_name(n): tensors[n] for n in step.reads}}
         exec(code, scope)
         tensors.update({n: scope[python_name(n)] for n in step.writes})
 
@@ -95,37 +96,36 @@ def _torch_lines(step: TorchLines) -> Operation:
 
 
 class _Launched:
-    """A launch. The first goes through Triton, which compiles; later ones call the compiled kernel's launcher."""
+    """A launch. The first goes through Triton, which compiles; later ones hand addresses to the compiled kernel's
+    launcher."""
 
     def __init__(self, launch: Launch):
         self._launch = launch
         self._function = function_of(launch)
-        self._template: list[tuple[str | None, object]] = []
         self._run: Any = None
+        self._tail: list[object] = [value for _, value in (*launch.arguments, *launch.constants)]
+        self._pointers = [(k, v.tensor) for k, v in enumerate(self._tail) if isinstance(v, Pointer)]
 
     def __call__(self, tensors: Tensors, stream: int) -> None:
         if self._run is None:
             guarded(self._launch, lambda: self._first(tensors))
             return
-        arguments = [value if name is None else tensors[name] for name, value in self._template]
+        arguments = self._tail
+        for place, name in self._pointers:
+            arguments[place] = tensors[name].data_ptr()
         self._run(*self._head, stream, *self._handles, None, None, None, *arguments)
 
     def _first(self, tensors: Tensors) -> None:
         launch = self._launch
-        template: list[tuple[str | None, object]] = []
-        for _, value in launch.arguments:
-            template.append((value.tensor, None) if isinstance(value, Pointer) else (None, value))
-        arguments = [value if name is None else tensors[name] for name, value in template]
+        values = [value for _, value in launch.arguments]
+        arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for v in values]
         assert not any(isinstance(a, Descriptor) for a in arguments)
         options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-        kernel = self._function[launch.grid](
-            *arguments, **dict(launch.constants), **({} if interpreting() else options)
-        )
+        constants = {**dict(launch.constants), **({} if interpreting() else options)}
+        kernel = self._function[launch.grid](*arguments, **constants)
         if kernel is None:
             return  # interpreted
-        self._template = [*template, *((None, value) for _, value in launch.constants)]
-        self._head = launch.grid
-        self._handles = (kernel.function, kernel.packed_metadata)
+        self._head, self._handles = launch.grid, (kernel.function, kernel.packed_metadata)
         self._run = kernel.run
 
 
@@ -134,7 +134,7 @@ class TritonProgram:
 
     def __init__(
         self,
-        make_plan: Callable[[Sequence[tuple[int, ...]], Sequence[bool]], Plan],
+        make_plan: Callable[[Sequence[tuple[int, ...]], str], Plan],
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         dtypes: dict[str, str],
@@ -147,8 +147,8 @@ class TritonProgram:
         self._calls: dict[object, PlannedCall] = {}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        key = tuple([(t.stride(), t.data_ptr() & 15) for t in inputs])
-        call = self._calls.get((key, inputs[0].device if inputs else None))
+        key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
+        call = self._calls.get(key)
         if call is None:
             call = self._prepare(key, inputs)
         return call(inputs)
@@ -157,16 +157,15 @@ class TritonProgram:
         device = inputs[0].device if inputs else torch.device("cpu" if interpreting() else "cuda")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        plan = self._make_plan([strides for strides, _ in key], [not odd for _, odd in key])
-        call = PlannedCall(plan, self._names, device)
-        self._calls[(key, inputs[0].device if inputs else None)] = call
+        plan = self._make_plan([t.stride() for t in inputs], precision())
+        call = self._calls[key] = PlannedCall(plan, self._names, device)
         return call
 
     @property
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
         strides = [contiguous(s) for s in self._shapes]
-        return self._make_plan(strides, [True] * len(strides))
+        return self._make_plan(strides, precision())
 
     @property
     def kernels(self):
@@ -213,4 +212,4 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-__all__ = ["PlannedCall", "TritonProgram", "contiguous", "triton"]
+__all__ = ["PlannedCall", "TritonProgram", "contiguous"]

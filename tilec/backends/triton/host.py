@@ -29,6 +29,8 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
                 pieces[own] = body
             else:
                 imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
+    if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in plan.steps):
+        imports["import tilec.backends.reference.runtime as rt"] = None
     device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
     body = [f"device = {device}"]
     for step in plan.steps:

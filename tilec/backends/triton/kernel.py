@@ -288,7 +288,6 @@ class Frame:
         """Texts of the comparisons that the boxes of all classes leave open, and what they depend on."""
         found = []
         boxes = [self.kernel.space.box(k) for k in range(len(self.kernel.space.classes))]
-        boxes = [b for b in boxes if all(b.extent.values())]
         for c in conditions:
             form = self.form(c.form.to_expr())
             if not form.terms:
@@ -340,7 +339,6 @@ class Frame:
             if form.denominator != 1:
                 step = self.kernel.number(("stride", tensor, axis), f"{python_name(tensor)}_stride", stride)
                 text += f" + ({self.index(form)}) * {step}"
-                spread_over -= self.dimensions(free(form))
                 continue
             for a, c in form.terms:
                 moves[a] = moves.get(a, 0) + int(c) * stride
@@ -350,7 +348,8 @@ class Frame:
                 stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
                 step = self.kernel.number(("move", tensor, tuple(forms), a), stem, move)
                 text += f" + {_atom(self.atom(a))} * {step}"
-                spread_over -= self.dimensions(free(Affine.of([(a, 1)])))
+                if isinstance(a, Index):
+                    spread_over -= self.dimensions(frozenset((a.name,)))
         if start:
             text += f" + {self.kernel.number(('start', tensor, tuple(forms)), python_name(tensor) + '_start', start)}"
         for name in self.axes:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from tilec.backends.base import Lowering
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import dot_steps, recognise
+from tilec.backends.triton.dot import dot_steps, recognise, worthwhile
 from tilec.backends.triton.executable import contiguous
-from tilec.backends.triton.plan import Allocate, Plan, Release, Step
+from tilec.backends.triton.library import library_steps
+from tilec.backends.triton.plan import Allocate, Plan, Release, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import build_space
@@ -20,9 +21,11 @@ from tilec.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision()."""
+    """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`: may torch's
+    own products and convolutions serve where they are exact?"""
 
     precision: str = "highest"
+    library: bool = False
 
 
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
@@ -65,7 +68,11 @@ def statement_steps(
     if not space.classes:
         return first
     dot = recognise(space, seen)
-    if dot is not None:
+    if dot is not None and setting.library:
+        steps = library_steps(defracted, flat, types, dot, space, seen)
+        if steps is not None:
+            return steps
+    if dot is not None and worthwhile(dot, space):
         return [*first, *dot_steps(dot, space, seen, flat, wide, setting.precision)]
     return [*first, *pointwise(space, seen, flat, wide)]
 
@@ -83,9 +90,18 @@ def _without_overwritten(steps: list[Step]) -> list[Step]:
         if not (
             isinstance(s, Allocate)
             and s.fill is None
-            and any(isinstance(o, Allocate) and o.tensor == s.tensor for o in steps[k + 1 : k + 2])
+            and any(s.tensor in _makes(o) for o in steps[k + 1 : k + 2])
         )
     ]
+
+
+def _makes(step: Step) -> tuple[str, ...]:
+    match step:
+        case Allocate(tensor):
+            return (tensor,)
+        case TorchLines(writes=writes):
+            return writes
+    return ()
 
 
 def last_reads(program: Program) -> dict[str, list[str]]:

@@ -72,7 +72,8 @@ class Space:
 
 def _box(s: Statement, residues: Mapping[str, int], low: Mapping[str, int], extent: Mapping[str, int]) -> Domain:
     ones = dict.fromkeys(residues, 1)
-    return Domain(s, {**low, **residues}, {**extent, **ones}, (), None)
+    at_least_one = {v: max(n, 1) for v, n in extent.items()}  # an empty range is read like one of a single value
+    return Domain(s, {**low, **residues}, {**at_least_one, **ones}, (), None)
 
 
 def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
@@ -104,7 +105,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     valid.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     valid.update(dict.fromkeys(whole_arguments([c.expr for c in s.constraints])))
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
-    nonempty = [b for b in boxes if all(b.extent[v] for v in reductions)]
+    nonempty = [b for b, n in zip(boxes, extent, strict=True) if all(n[v] for v in reductions)]
     open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)
     open_stored = tuple(c for c in stored if not all(b.holds(c) for b in boxes))
     written = sum(math.prod(n[v] for v in outputs) for n in extent)
