@@ -100,10 +100,14 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     signature: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
     attributes: dict[tuple[int, ...], list] = {}
+    function = function_of(launch)
+    plain = {p.name for p in function.params if p.do_not_specialize}
     for place, (name, value) in enumerate(launch.arguments):
         if isinstance(value, Pointer):
             signature[name] = POINTERS[dtypes[value.tensor]]
             attributes[(place,)] = [["tt.divisibility", 16]]
+        elif name in plain:
+            signature[name] = "i32"
         elif value == 1:
             signature[name], constants[name] = "constexpr", 1
         else:
@@ -112,7 +116,7 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
             if value % 16 == 0:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
-    source = ASTSource(function_of(launch), signature, constants, attributes)
+    source = ASTSource(function, signature, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     return guarded(
         launch, lambda: triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)

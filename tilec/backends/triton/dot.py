@@ -28,7 +28,7 @@ from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children
 from tilec.ir.types import FLOATS, kind
 from tilec.language.show import show_statement
 
@@ -84,7 +84,7 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in factors:
-        groups.setdefault(_variables(f) & wide, []).append(f)
+        groups.setdefault(variables_of(f) & wide, []).append(f)
     sides = _two_sides(groups, space, wide)
     if sides is None:
         return None
@@ -104,7 +104,9 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
 
 def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:
     """The type that operands are multiplied in. 16-bit elements under a cast to float32 stay what they are: their
-    products are exact in the accumulator."""
+    products are exact in the accumulator. So are those of 8-bit integers that are cast before they are multiplied."""
+    if element in ("int16", "int32", "int64"):
+        return "int8" if all(_stored(f, seen) == "int8" and isinstance(f, Call) for f in factors) else None
     if element not in FLOATS:
         return None
     if element == "float32":
@@ -116,14 +118,14 @@ def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:
 
 def _stored(f: Expr, seen: Viewed) -> str | None:
     match f:
-        case Call("float32", (Access() as a,)):
+        case Call("float32" | "int16" | "int32" | "int64", (Access() as a,)):
             return seen.types[a.tensor].dtype
         case Access():
             return seen.types[f.tensor].dtype
     return None
 
 
-def _variables(e: Expr) -> frozenset[str]:
+def variables_of(e: Expr) -> frozenset[str]:
     match e:
         case Inside():
             return frozenset()
@@ -133,7 +135,7 @@ def _variables(e: Expr) -> frozenset[str]:
             return frozenset((name,))
         case Pad():
             return frozenset(index_variables(e))
-    return frozenset().union(*(_variables(c) for c in children(e)))
+    return frozenset().union(*(variables_of(c) for c in children(e)))
 
 
 def _two_sides(groups, space: Space, wide: set[str]):
@@ -160,13 +162,18 @@ def _zeros(space: Space, wide: set[str], left: frozenset[str], right: frozenset[
     found: tuple[list, list, list] = ([], [], [])
     guard = space.statement.guard
     for c in (*space.valid, *(() if guard is None else (guard,))):
-        variables = (free(c.form) if isinstance(c, Condition) else _variables(c)) & wide
+        variables = (free(c.form) if isinstance(c, Condition) else variables_of(c)) & wide
         places = (left, right, outputs)
         home = next((k for k, p in enumerate(places) if variables <= p), None)
         if home is None:
             return None
         found[home].append(c)
     return tuple(map(tuple, found))
+
+
+def dot_is_whole(dot: Dot) -> bool:
+    """Whether it is a product of integers."""
+    return dot.dtype not in FLOATS
 
 
 def worthwhile(dot: Dot, space: Space) -> bool:
@@ -180,14 +187,25 @@ TILES = {  # the larger first; each with enough work in flight for its size
     2: ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
     4: ((128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (32, 32, 32, 4, 3)),
     8: ((64, 64, 16, 4, 2), (32, 64, 16, 4, 2), (32, 32, 16, 4, 2)),
+    1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
 }
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
+SIZES = {"int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 PROCESSORS = 132
 
 
 def choose_config(dot: Dot, space: Space) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
     split."""
+    config = _untuned(dot, space)
+    if dot.dtype == "int8":
+        config = replace(config, bk=max(config.bk, 32))
+        least = -(-space.count(dot.summed) // MOST_TERMS)
+        return replace(config, parts=max(config.parts, least))
+    return config
+
+
+def _untuned(dot: Dot, space: Space) -> Config:
     m, n, k = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
     batch = space.count(dot.batch) * len(space.classes)
     tiles = TILES[SIZES[dot.dtype]]
@@ -211,6 +229,23 @@ def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
 
 def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[str, ...]:
+    """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
+    summed = list(dot.summed)
+    moves: dict[str, float] = dict.fromkeys(summed, math.inf)
+    for f in (*dot.left, *dot.right):
+        for a in _accesses(f):
+            for e, stride in zip(a.index, seen.strides[a.tensor], strict=True):
+                for v in linear(e).variables():
+                    if v in moves and stride:
+                        moves[v] = min(moves[v], float(abs(linear(e).coefficient(v)) * stride))
+    best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
+    least = min(e[best] for e in space.extent)
+    if moves[best] == 1 and (least >= block or len(summed) == 1):
+        return (best,)
+    return tuple(summed)
 
 
 # text
@@ -241,11 +276,12 @@ def dot_steps(
         return [*steps, launch]
     parts = f"{s.output}.parts"
     shape = (config.parts, math.prod(seen.types[s.output].shape))
+    held = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
     return [
         *steps,
-        Allocate(parts, shape, writer.accumulator.dtype),
+        Allocate(parts, shape, held.dtype),
         launch,
-        *combine_parts(space, seen, flat, config.parts, writer.accumulator, wide),
+        *combine_parts(space, seen, flat, config.parts, held, wide),
         Release((parts,)),
     ]
 
@@ -280,7 +316,7 @@ class _Writer:
         self.precision = precision
         s = space.statement
         self.kernel = Kernel(python_name(s.output) + suffix, space, seen.types, seen.strides, wide)
-        self.accumulator = Accumulator.of("sum", "float64" if dot.dtype == "float64" else "float32")
+        self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if wide else "tl.int32"
 
     def text(self, comments: list[str]) -> str:
@@ -291,7 +327,7 @@ class _Writer:
                 k.value_of[v] = k.low(v)
         self._place()
         self._loop()
-        if dot.zero_left or dot.zero_right:
+        if (dot.zero_left or dot.zero_right) and not dot_is_whole(dot):
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
@@ -353,25 +389,9 @@ class _Writer:
         for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
             k.decode(axis)
 
-    def _inner(self) -> tuple[str, ...]:
-        """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
-        summed = list(self.dot.summed)
-        moves = dict.fromkeys(summed, math.inf)
-        for f in (*self.dot.left, *self.dot.right):
-            for a in _accesses(f):
-                for e, stride in zip(a.index, self.seen.strides[a.tensor], strict=True):
-                    for v in linear(e).variables():
-                        if v in moves and stride:
-                            moves[v] = min(moves[v], abs(linear(e).coefficient(v)) * stride)
-        best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
-        least = min(e[best] for e in self.space.extent)
-        if moves[best] == 1 and (least >= self.config.bk or len(summed) == 1):
-            return (best,)
-        return tuple(summed)
-
     def _loop(self) -> None:
         k, dot, config = self.kernel, self.dot, self.config
-        inner = self._inner()
+        inner = inner_variables(dot, self.space, self.seen, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
         count = k.count(inner)
         even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
@@ -401,7 +421,8 @@ class _Writer:
         left = self._operand(Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop), dot.left, dot.zero_left)
         right = self._operand(Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop), dot.right, dot.zero_right)
         options = f', input_precision="{self.precision}"' if dot.dtype == "float32" else ""
-        options += ", out_dtype=tl.float64" if dot.dtype == "float64" else ""
+        out = {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}
+        options += out.get(dot.dtype, "")
         k.emit(f"acc = tl.dot({left}, {right}, acc{options})")
         lines = k.scopes.pop().lines
         k.emit(f"for step in range({start}, {end}):")
@@ -412,8 +433,9 @@ class _Writer:
         k, dtype = self.kernel, self.dot.dtype
         evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         lone = factors[0] if len(factors) == 1 else None
-        if isinstance(lone, Call) and lone.function == "float32" and dtype in NARROW:
-            lone = lone.args[0]
+        if isinstance(lone, Call) and isinstance(lone.args[0], Access):
+            inner = lone.args[0]
+            lone = inner if self.seen.types[inner.tensor].dtype == dtype and dtype in (*NARROW, "int8") else lone
         own: set[str] = set()
         if isinstance(lone, Access) and self.seen.types[lone.tensor].dtype == dtype:
             code = frame.read(lone, 0)
@@ -421,17 +443,17 @@ class _Writer:
             own = set(frame.access_tests(lone))
         else:
             values = [evaluator.value(f) for f in factors]
-            held = "float64" if dtype == "float64" else "float32"
+            held = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
             code = " * ".join(_parenthesised(evaluator.tensor(v, held)) for v in values)
         tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
         if not own or not isinstance(lone, Access):
             tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
-        axes = frame.dimensions(frozenset().union(*(_variables(f) for f in factors)))
+        axes = frame.dimensions(frozenset().union(*(variables_of(f) for f in factors)))
         if tests:
-            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, 0.0)"
+            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, 0)"
         if isinstance(lone, Access) and frame.tails.keys() - axes:
             missing = [frame.spread(frame.tails[a], a) for a in frame.axes if a in frame.tails and a not in axes]
-            code = f"tl.where({' & '.join(missing)}, {code}, 0.0)"
+            code = f"tl.where({' & '.join(missing)}, {code}, 0)"
         if held != dtype or tests:
             code = f"({code}).to({triton_type(dtype)})"
         shape = tuple_text([{"row": "BM", "red": "BK", "col": "BN"}[a] for a in frame.axes])
@@ -480,9 +502,9 @@ class _Writer:
         evaluator = Evaluator(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
-            k.emit(f"acc = acc * {float(dot.scale)!r}")
+            k.emit(f"acc = acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc = acc.to(tl.int64) * {dot.scale}")
         if tests:
-            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0.0)")
+            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
@@ -496,7 +518,8 @@ class _Writer:
             pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
             del k.parameters[pointer]
             step = k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
-            address, cast = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1), ""
+            address = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1)
+            cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         k.emit(f"tl.store({address}, acc{cast}, mask=row_in[:, None] & col_in[None, :])")
 
 

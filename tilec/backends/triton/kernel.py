@@ -65,11 +65,14 @@ class Kernel:
         self.strides = strides
         self.wide = wide
         self.parameters: dict[str, object] = {}
+        self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}
         self._by_stem: dict[object, str] = {}
+        fastest = (axes for axes in (space.outputs, space.reductions) if axes)
+        self._fastest = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
 
     # parameters
 
@@ -81,11 +84,13 @@ class Kernel:
             self._by_stem[key] = name
         return self._by_stem[key]
 
-    def number(self, key: object, stem: str, value: int) -> str:
-        """A run-time integer."""
+    def number(self, key: object, stem: str, value: int, specialized: bool = True) -> str:
+        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
             self.parameters[name] = value
+            if not specialized:
+                self.unspecialized.append(name)
             self._by_stem[key] = name
         return self._by_stem[key]
 
@@ -101,11 +106,11 @@ class Kernel:
             value = values[0] if values else 0
             if kind == "low" and abs(value) <= LITERAL:
                 return str(value)
-            return self.number((kind, v), f"{kind}_{python_name(v)}", value)
+            return self.number((kind, v), f"{kind}_{python_name(v)}", value, kind == "n" and v in self._fastest)
         key = (kind, v)
         if key not in self._by_stem:
             table = self.pointer(self.table)
-            width, column = self.number("width", "row_width", 0), len(self.columns)
+            width, column = self.number("width", "row_width", 0, False), len(self.columns)
             self.columns.append(tuple(values))
             self.parameters[width] = len(self.columns)
             name = self.names.fresh(f"{kind}_{python_name(v)}")
@@ -178,13 +183,17 @@ class Kernel:
 
     # assembly
 
+    def _decorator(self) -> str:
+        names = ", ".join(f'"{name}"' for name in self.unspecialized)
+        return f"@triton.jit(do_not_specialize=[{names}])" if names else "@triton.jit"
+
     def text(self, comments: Sequence[str]) -> str:
         parameters = [*self.parameters, *(f"{c}: tl.constexpr" for c in self.constants)]
         header = [f"def {self.name}({', '.join(parameters)}):"]
         if len(header[0]) > 118:
             header = [f"def {self.name}(", f"    {', '.join(parameters)},", "):"]
         body = [f"    # {c}" for c in comments] + [f"    {line}" for line in self.scopes[0].lines]
-        return "\n".join(["@triton.jit", *header, *body]) + "\n"
+        return "\n".join([self._decorator(), *header, *body]) + "\n"
 
 
 class Frame:
@@ -245,13 +254,13 @@ class Frame:
         for value, c in terms:
             factor = "" if abs(c) == 1 else f"{abs(c)} * "
             if abs(c) > LITERAL:
-                factor = self.kernel.number(("coefficient", key, value), "c", abs(c)) + " * "
+                factor = self.kernel.number(("coefficient", key, value), "c", abs(c), False) + " * "
             sign = "-" if c < 0 else "+" if text else ""
             text += (f" {sign} " if text else sign) + factor + value
         if constant or not text:
             number = str(abs(constant))
             if abs(constant) > LITERAL:
-                number = self.kernel.number(("constant", key), "c", abs(constant))
+                number = self.kernel.number(("constant", key), "c", abs(constant), False)
             text += f" {'-' if constant < 0 else '+'} {number}" if text else ("-" if constant < 0 else "") + number
         return text
 
@@ -305,7 +314,7 @@ class Frame:
             if not above:
                 found.append((f"({code} >= 0)", variables))
             if not below:
-                bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale)
+                bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale, False)
                 found.append((f"({code} < {bound})", variables))
             if scale != 1:
                 found.append((f"({code} % {scale} == 0)", variables))

@@ -77,15 +77,15 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
         return replace(_map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     if along:
-        br = min(_power(points), 1024 if count < 4096 else 512)
+        br = min(_power(points), 4096 if count < PROGRAMS else 2048)
         bo = max(1, min(_power(count), 1024 // br))
     else:
-        bo = min(_power(count), 64)
-        br = max(1, min(_power(points), 2048 // bo))
+        bo = min(_power(count), 128)
+        br = max(1, min(_power(points), 4096 // bo))
     programs = -(-count // bo) * len(space.classes)
     parts = 1
-    if programs < PROGRAMS and points >= 2 * SHORTEST_PART and space.statement.default is None:
-        parts = max(1, min(PROGRAMS // max(programs, 1), points // SHORTEST_PART))
+    if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
+        parts = max(1, min(4 * PROGRAMS // max(programs, 1), -(-points // (4 * br))))
     return Tiling(((tuple(outputs), bo),), br, parts, 8 if bo * br >= 4096 else 4)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
+from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import dot_steps, recognise, worthwhile
+from tilec.backends.triton.dot import dot_steps, recognise, variables_of, worthwhile
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.library import library_steps
+from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import build_space
-from tilec.ir.program import Program, Statement, reads
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Int, Program, Statement, reads
 from tilec.ir.types import TensorType
 
 
@@ -72,9 +75,30 @@ def statement_steps(
         steps = library_steps(defracted, flat, types, dot, space, seen)
         if steps is not None:
             return steps
+    stages = pairwise(space, seen.types, variables_of) if dot is None else None
+    if stages is not None:
+        return _in_turn(stages, flat, seen, setting)
     if dot is not None and worthwhile(dot, space):
+        copied = packed(dot, space, seen)
+        if copied is not None:
+            before, seen, space, dot, after = copied
+            return [*first, *before, *dot_steps(dot, space, seen, flat, wide, setting.precision), *after]
         return [*first, *dot_steps(dot, space, seen, flat, wide, setting.precision)]
     return [*first, *pointwise(space, seen, flat, wide)]
+
+
+def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+    """Steps of a statement that was cut into several."""
+    types, strides = dict(seen.types), dict(seen.strides)
+    steps: list[Step] = []
+    for s in stages[:-1]:
+        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
+        strides[s.output] = contiguous(shape)
+        steps.append(Allocate(s.output, shape, types[s.output].dtype))
+        steps += statement_steps(s, s, types, strides, setting)
+    steps += statement_steps(stages[-1], flat, types, strides, replace(setting, library=False))
+    return [*steps, Release(tuple(s.output for s in stages[:-1]))]
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
