@@ -28,7 +28,7 @@ from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables
 from tilec.ir.types import FLOATS, kind
 from tilec.language.show import show_statement
 
