@@ -30,7 +30,6 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables
 from tilec.ir.types import FLOATS, kind
-from tilec.language.show import show_statement
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
 NARROW = ("float16", "bfloat16")
@@ -259,7 +258,7 @@ def dot_steps(
     config = config or choose_config(dot, space)
     writer = _Writer(dot, space, seen, wide, PRECISION[precision], config)
     k = writer.kernel
-    text = writer.text(show_statement(flat).splitlines())
+    text = writer.text(flat)
     tiles = _tiles(dot, space, config)
     launch = Launch(
         k.name,
@@ -292,7 +291,7 @@ def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement) -> list[
     config = Config(bm, bn, LEAST, 4, 1)
     writer = _Writer(dot, space, seen, False, "ieee", config, "_repair")
     k = writer.kernel
-    text = writer.repair_text([f"where it is not finite: {line}" for line in show_statement(flat).splitlines()[:1]])
+    text = writer.repair_text(flat)
     grid = (_tiles(dot, space, config), len(space.classes), 1)
     parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
     table: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
@@ -319,7 +318,7 @@ class _Writer:
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if wide else "tl.int32"
 
-    def text(self, comments: list[str]) -> str:
+    def text(self, flat: Statement) -> str:
         k, dot = self.kernel, self.dot
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
@@ -331,9 +330,9 @@ class _Writer:
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
-        return k.text(comments)
+        return k.text(flat)
 
-    def repair_text(self, comments: list[str]) -> str:
+    def repair_text(self, flat: Statement) -> str:
         k = self.kernel
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
@@ -351,7 +350,7 @@ class _Writer:
         place = k.scopes[-1].lines
         place += [f"    {line}" for line in inner]
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
-        return k.text(comments)
+        return k.text(flat)
 
     def _stored(self, frame: Frame) -> list[str]:
         k = self.kernel

@@ -85,12 +85,16 @@ def _allocation(step: Allocate, device: torch.device) -> Operation:
 
 
 def _torch_lines(step: TorchLines) -> Operation:
-    code = compile("\n".join(step.lines), f"<tilec {', '.join(step.statements)}>", "exec")
+    """The lines as a function of the tensors they read."""
+    results = ", ".join(map(python_name, step.writes))
+    header = f"def lines({', '.join(map(python_name, step.reads))}):"
+    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(text, f"<tilec {', '.join(step.statements)}>", "exec"), scope)
+    function, reads, writes = scope["lines"], step.reads, step.writes
 
     def call(tensors: Tensors, stream: int) -> None:
-        scope: dict[str, Any] = {"torch": torch, "rt": runtime, **{python_name(n): tensors[n] for n in step.reads}}
-        exec(code, scope)
-        tensors.update({n: scope[python_name(n)] for n in step.writes})
+        tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
 
     return call
 

@@ -8,7 +8,7 @@ Every number that depends on shapes is a parameter, so that kernels of one form 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec.backends.reference.access import free
 from tilec.backends.reference.code import Names
@@ -17,8 +17,9 @@ from tilec.backends.triton.device_text import device_functions
 from tilec.backends.triton.plan import Pointer, python_name
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Pad
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, Statement, rebuild
 from tilec.ir.types import TensorType
+from tilec.language.show import show_statement
 
 LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
@@ -187,7 +188,9 @@ class Kernel:
         names = ", ".join(f'"{name}"' for name in self.unspecialized)
         return f"@triton.jit(do_not_specialize=[{names}])" if names else "@triton.jit"
 
-    def text(self, comments: Sequence[str]) -> str:
+    def text(self, flat: Statement) -> str:
+        """The kernel, headed by the statement as written, without the sizes that would make each shape another text."""
+        comments = show_statement(without_sizes(flat)).splitlines()
         parameters = [*self.parameters, *(f"{c}: tl.constexpr" for c in self.constants)]
         header = [f"def {self.name}({', '.join(parameters)}):"]
         if len(header[0]) > 118:
@@ -385,6 +388,23 @@ class Frame:
             mask = " & ".join(dict.fromkeys(tests))
             text += f", mask={mask}, other={0 if other is None else other}"
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
+
+
+def without_sizes(s: Statement) -> Statement:
+    def hide(e: Expr) -> Expr:
+        return Name("SIZE") if isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
+
+    def hide_indices(e: Expr) -> Expr:
+        return hide(e) if isinstance(e, Access) else rebuild(e, hide_indices)
+
+    return replace(
+        s,
+        index=tuple(map(hide, s.index or ())),
+        sizes=None,
+        body=hide_indices(s.body),
+        guard=None if s.guard is None else hide_indices(s.guard),
+        constraints=tuple(replace(c, expr=hide(c.expr), bound=hide(c.bound)) for c in s.constraints),
+    )
 
 
 def free_of(access: Access) -> frozenset[str]:

@@ -34,8 +34,9 @@ def library_steps(
         if _slow(c):
             return None
         lines, checked = library_lines(task, c)
-        exact = "with rt.own_precision():"
-        lines = [*lines[:-1], exact, f"    {lines[-1]}", f"{task.out} = {task.out}.contiguous()"]
+        if task.type.dtype == "float32":
+            lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
+        lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
         first: Step = _step(task, lines)
         return [first, *repair_steps(dot, space, seen, flat)] if checked else [first]
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result)

@@ -24,7 +24,6 @@ from tilec.backends.triton.space import Space, build_space
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Index, Int, Statement, walk
 from tilec.ir.types import TensorType
-from tilec.language.show import show_statement
 
 PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
@@ -158,7 +157,6 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
         value, held, reached = _direct(k, outer_frame, accumulator)
     target = s.output if tiling.parts == 1 else f"{s.output}.parts"
     _store(k, outer_frame, value, held, reached, target, tiling, shape)
-    comments = show_statement(flat).splitlines()
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
     constants = tuple((c, n) for c, n in blocks)
@@ -168,7 +166,7 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
         return []
     launch = Launch(
         k.name,
-        module_text(k.text(comments)),
+        module_text(k.text(flat)),
         (tiles, len(space.classes), tiling.parts),
         tuple(k.parameters.items()),
         constants,

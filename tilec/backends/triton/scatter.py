@@ -16,7 +16,7 @@ from tilec.backends.reference.domain import Domain, build_domain, constraining_a
 from tilec.backends.reference.general import accumulation_dtype
 from tilec.backends.triton.accumulate import Accumulator, identity
 from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.kernel import triton_type
+from tilec.backends.triton.kernel import triton_type, without_sizes
 from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
@@ -169,7 +169,7 @@ def _segments(
     truth = a.aggregation in ("any", "all")
     value = f"({value} != 0)" if truth else f"{value}.to({triton_type(a.dtype)})"
     lines = [
-        *(f"# {line}" for line in show_statement(s).splitlines()),
+        *(f"# {line}" for line in show_statement(without_sizes(s)).splitlines()),
         "at = tl.program_id(0).to(tl.int64)",
         "col = tl.program_id(1) * BN + tl.arange(0, BN)",
         "col_in = col < width",

@@ -62,8 +62,8 @@ class Space:
         return max(e.get(v, 1) for e in self.extent)
 
     def single(self, v: str) -> bool:
-        """Whether the variable has one value in every class."""
-        return all(e[v] == 1 for e in self.extent)
+        """Whether the variable has one value in every class, as residues do."""
+        return all(e.get(v, 1) == 1 for e in self.extent)
 
     def count(self, variables: tuple[str, ...]) -> int:
         """The greatest number of values over classes that the variables take together."""
