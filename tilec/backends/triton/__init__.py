@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilec.backends.base import Lowering, Options
 from tilec.backends.reference.code import identifier
 from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
-from tilec.backends.triton.plan import Plan
-from tilec.backends.triton.program import Setting, make_plan
+from tilec.backends.triton.plan import Plan, Setting
+from tilec.backends.triton.program import make_plan
 
 
 class TritonBackend:
@@ -26,8 +27,8 @@ class TritonBackend:
         library = self.library and (options or Options.from_environment()).library
         names = flat.input_names()
 
-        def plan(strides: Sequence[tuple[int, ...]], precision: str) -> Plan:
-            return make_plan(lowering, strides, Setting(precision, library))
+        def plan(strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
+            return make_plan(lowering, strides, replace(setting, library=library))
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

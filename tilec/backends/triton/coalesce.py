@@ -94,7 +94,7 @@ def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
 
 
 def _walked(a: Access, outer: str, inner: str, seen: Viewed) -> int | None:
-    """The axis of `outer`, which `inner`'s follows and continues; None if the access has neither, -1 if it cannot be."""
+    """The axis of `outer`, which `inner`'s follows and continues; None if the access has neither, -1 if they do not."""
     places = [k for k, e in enumerate(a.index) if set(index_variables(e)) & {outer, inner}]
     if not places:
         return None

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tilec import knobs
 from tilec.backends.triton.plan import Launch, Pointer
-from tilec.errors import InternalMistake, Unsupported
+from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
 TARGETS = {"sm_80": 80, "sm_90": 90}
 POINTERS = {
@@ -42,6 +43,22 @@ def kernel_folder() -> Path:
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="tilec-kernels-"))
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputMistake where kernels cannot run on the device, Unsupported where it lacks what they need."""
+    if device.type == "cpu" and interpreting():
+        return
+    if device.type != "cuda":
+        there = "" if torch.cuda.is_available() else "; this machine has no CUDA device"
+        hint = 'move the inputs to "cuda", use backend="torch", or set TRITON_INTERPRET=1 before Python starts'
+        raise InputMistake(f"the Triton backend runs on CUDA tensors; these are on {device.type}{there}", hint=hint)
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise Unsupported(
+            f"kernels need compute capability 8.0; {torch.cuda.get_device_name(device)} has {major}.{minor}",
+            hint='use backend="torch"',
+        )
 
 
 def file_of(launch: Launch) -> Path:
@@ -74,10 +91,11 @@ def function_of(launch: Launch) -> Any:
     return getattr(_module(file_of(launch), interpreting()), launch.kernel)
 
 
-def explained(launch: Launch, error: Exception) -> Exception:
+def explained(launch: Launch, error: Exception) -> TileError:
     """The error of a kernel that cannot be compiled or launched, with its statement and its file."""
+    statement = " ".join(line.strip()[2:] for line in launch.text.splitlines() if line.startswith("    # "))
+    where = f"its statement is {statement.strip()} and its source {file_of(launch)}"
     what = ", ".join(launch.statements)
-    where = f"its source is {file_of(launch)}"
     if type(error).__name__ == "OutOfResources":
         return Unsupported(f"the kernel of {what} needs more of the device than it has: {error}", hint=where)
     message = str(error).strip().splitlines()

@@ -22,7 +22,7 @@ from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
-from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
 from tilec.backends.triton.pointwise import combine_parts
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
@@ -98,7 +98,7 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     zeros = _zeros(space, wide, left_set, right_set, set(outputs))
     if zeros is None:
         return None
-    return Dot(tuple(left), tuple(right), batch, rows, columns, summed, *zeros, scale, dtype)
+    return Dot(tuple(left), tuple(right), batch, rows, columns, summed, zeros[0], zeros[1], zeros[2], scale, dtype)
 
 
 def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:
@@ -193,10 +193,15 @@ SIZES = {"int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 PROCESSORS = 132
 
 
-def choose_config(dot: Dot, space: Space) -> Config:
+def choose_config(dot: Dot, space: Space, shared: int = 227 * 1024) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
-    split."""
+    split; with as many stages as `shared` bytes of on-chip memory hold."""
     config = _untuned(dot, space)
+    size = SIZES[dot.dtype]
+    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * size > shared:
+        config = replace(config, stages=config.stages - 1)
+    while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
+        config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
     if dot.dtype == "int8":
         config = replace(config, bk=max(config.bk, 32))
         least = -(-space.count(dot.summed) // MOST_TERMS)
@@ -251,12 +256,12 @@ def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[s
 
 
 def dot_steps(
-    dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, precision: str, config: Config | None = None
+    dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting, config: Config | None = None
 ) -> list[Step]:
     """Steps that compute the statement into its allocated output."""
     s = space.statement
-    config = config or choose_config(dot, space)
-    writer = _Writer(dot, space, seen, wide, PRECISION[precision], config)
+    config = config or choose_config(dot, space, setting.shared)
+    writer = _Writer(dot, space, seen, wide, PRECISION[setting.precision], config)
     k = writer.kernel
     text = writer.text(flat)
     tiles = _tiles(dot, space, config)
@@ -501,7 +506,9 @@ class _Writer:
         evaluator = Evaluator(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
-            k.emit(f"acc = acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc = acc.to(tl.int64) * {dot.scale}")
+            k.emit(
+                f"acc = acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc = acc.to(tl.int64) * {dot.scale}"
+            )
         if tests:
             k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import tilec.backends.reference.runtime as runtime
-from tilec.backends.triton.compiled import compile_for, function_of, guarded, interpreting
+from tilec.backends.triton.compiled import TARGETS, check_device, compile_for, function_of, guarded, interpreting
 from tilec.backends.triton.plan import (
     Allocate,
     Descriptor,
@@ -16,6 +16,7 @@ from tilec.backends.triton.plan import (
     Plan,
     Pointer,
     Release,
+    Setting,
     Table,
     TorchLines,
     python_name,
@@ -62,10 +63,18 @@ def _operation(step: object, device: torch.device) -> Operation:
             table = torch.tensor(rows, dtype=torch.int32, device=device)
             return lambda tensors, stream: tensors.__setitem__(tensor, table)
         case Release(names):
-            return lambda tensors, stream: [tensors.pop(n) for n in names] and None
+            return _release(names)
         case TorchLines():
             return _torch_lines(step)
     raise AssertionError(f"no step: {step!r}")
+
+
+def _release(names: Sequence[str]) -> Operation:
+    def release(tensors: Tensors, stream: int) -> None:
+        for name in names:
+            del tensors[name]
+
+    return release
 
 
 def _allocation(step: Allocate, device: torch.device) -> Operation:
@@ -138,7 +147,7 @@ class TritonProgram:
 
     def __init__(
         self,
-        make_plan: Callable[[Sequence[tuple[int, ...]], str], Plan],
+        make_plan: Callable[[Sequence[tuple[int, ...]], Setting], Plan],
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         dtypes: dict[str, str],
@@ -158,10 +167,15 @@ class TritonProgram:
         return call(inputs)
 
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
-        device = inputs[0].device if inputs else torch.device("cpu" if interpreting() else "cuda")
+        device = (
+            inputs[0].device
+            if inputs
+            else torch.device("cpu" if interpreting() or not torch.cuda.is_available() else "cuda")
+        )
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        plan = self._make_plan([t.stride() for t in inputs], precision())
+        check_device(device)
+        plan = self._make_plan([t.stride() for t in inputs], _setting(device))
         call = self._calls[key] = PlannedCall(plan, self._names, device)
         return call
 
@@ -169,7 +183,7 @@ class TritonProgram:
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
         strides = [contiguous(s) for s in self._shapes]
-        return self._make_plan(strides, precision())
+        return self._make_plan(strides, _target_setting(self._target))
 
     @property
     def kernels(self):
@@ -197,6 +211,25 @@ class TritonProgram:
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
+
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
+
+
+def _setting(device: torch.device) -> Setting:
+    if device.type != "cuda":
+        return Setting(precision())
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
+    return Setting(precision(), capability=10 * properties.major + properties.minor, shared=shared)
+
+
+def _target_setting(target: str | None) -> Setting:
+    if target is None:
+        here = torch.cuda.is_available() and not interpreting()
+        return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))
+    capability = TARGETS.get(target, 90)
+    return Setting(precision(), capability=capability, shared=SHARED[capability])
 
 
 def _own_target() -> str:

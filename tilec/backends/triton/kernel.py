@@ -24,9 +24,9 @@ from tilec.language.show import show_statement
 LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
-    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step", "red_from",
-    "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end", "at_step", "window",
-    "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result", "reached",
+    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
+    "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end", "at_step",
+    "window", "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result", "reached",
     *device_functions(),
 )  # fmt: skip
 
@@ -298,7 +298,7 @@ class Frame:
 
     def tests(self, conditions: Sequence[Condition]) -> list[tuple[str, frozenset[str]]]:
         """Texts of the comparisons that the boxes of all classes leave open, and what they depend on."""
-        found = []
+        found: list[tuple[str, frozenset[str]]] = []
         boxes = [self.kernel.space.box(k) for k in range(len(self.kernel.space.classes))]
         for c in conditions:
             form = self.form(c.form.to_expr())

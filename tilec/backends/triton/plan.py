@@ -12,6 +12,18 @@ def python_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
+    may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
+    compute capability and the bytes of shared memory that a block may have."""
+
+    precision: str = "highest"
+    library: bool = False
+    capability: int = 90
+    shared: int = 227 * 1024
+
+
+@dataclass(frozen=True)
 class Descriptor:
     """A TMA tensor map over a view of a tensor: `offset` elements from its first one, `shape`, `strides` in elements
     (the last is 1), boxes of `block`; `layout` is the text of the Gluon layout."""

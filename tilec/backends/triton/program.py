@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
@@ -13,23 +14,13 @@ from tilec.backends.triton.dot import dot_steps, recognise, variables_of, worthw
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.pack import packed
-from tilec.backends.triton.plan import Allocate, Plan, Release, Step, TorchLines
+from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import build_space
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
 from tilec.ir.types import TensorType
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`: may torch's
-    own products and convolutions serve where they are exact?"""
-
-    precision: str = "highest"
-    library: bool = False
-
 
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
@@ -66,7 +57,7 @@ def statement_steps(
     seen = coalesce(Viewed(defracted, types, strides))
     space = build_space(seen.statement, seen.types)
     if space is None:
-        return scattered(flat, types, strides, wide, lambda *a: statement_steps(*a, setting))
+        return scattered(flat, types, strides, wide, partial(statement_steps, setting=setting))
     first = fill(space, types)
     if not space.classes:
         return first
@@ -82,8 +73,8 @@ def statement_steps(
         copied = packed(dot, space, seen)
         if copied is not None:
             before, seen, space, dot, after = copied
-            return [*first, *before, *dot_steps(dot, space, seen, flat, wide, setting.precision), *after]
-        return [*first, *dot_steps(dot, space, seen, flat, wide, setting.precision)]
+            return [*first, *before, *dot_steps(dot, space, seen, flat, wide, setting), *after]
+        return [*first, *dot_steps(dot, space, seen, flat, wide, setting)]
     return [*first, *pointwise(space, seen, flat, wide)]
 
 
@@ -111,11 +102,7 @@ def _without_overwritten(steps: list[Step]) -> list[Step]:
     return [
         s
         for k, s in enumerate(steps)
-        if not (
-            isinstance(s, Allocate)
-            and s.fill is None
-            and any(s.tensor in _makes(o) for o in steps[k + 1 : k + 2])
-        )
+        if not (isinstance(s, Allocate) and s.fill is None and any(s.tensor in _makes(o) for o in steps[k + 1 : k + 2]))
     ]
 
 
