@@ -12,6 +12,7 @@ points exist, an accumulator that comes out infinite or NaN is computed again po
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.reference.access import free
@@ -21,6 +22,7 @@ from tilec.backends.reference.factors import split_factors
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
+from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
 from tilec.backends.triton.pointwise import combine_parts
@@ -256,12 +258,22 @@ def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[s
 
 
 def dot_steps(
-    dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting, config: Config | None = None
-) -> list[Step]:
-    """Steps that compute the statement into its allocated output."""
+    dot: Dot,
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    setting: Setting,
+    riding: Sequence[Statement] = (),
+    config: Config | None = None,
+) -> list[Step] | None:
+    """Steps that compute the statement into its allocated output; with statements riding on it, the last one's. None
+    where they cannot ride."""
     s = space.statement
     config = config or choose_config(dot, space, setting.shared)
-    writer = _Writer(dot, space, seen, wide, PRECISION[setting.precision], config)
+    if riding and (config.parts > 1 or not space.covers):
+        return None
+    writer = _Writer(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)
     k = writer.kernel
     text = writer.text(flat)
     tiles = _tiles(dot, space, config)
@@ -273,7 +285,7 @@ def dot_steps(
         tuple(k.constants.items()),
         config.warps,
         config.stages,
-        (s.output,),
+        (s.output, *(r.output for r in riding)),
     )
     steps: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
     if config.parts == 1:
@@ -315,9 +327,11 @@ def _tiles(dot: Dot, space: Space, config: Config) -> int:
 
 
 class _Writer:
-    def __init__(self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot"):
+    def __init__(
+        self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot", riding=()
+    ):
         self.dot, self.space, self.seen, self.config = dot, space, seen, config
-        self.precision = precision
+        self.precision, self.riding = precision, tuple(riding)
         s = space.statement
         self.kernel = Kernel(python_name(s.output) + suffix, space, seen.types, seen.strides, wide)
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
@@ -335,7 +349,7 @@ class _Writer:
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
-        return k.text(flat)
+        return k.text(flat, *self.riding)
 
     def repair_text(self, flat: Statement) -> str:
         k = self.kernel
@@ -516,17 +530,19 @@ class _Writer:
         k, s = self.kernel, self.space.statement
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
         self._finish(frame)
-        rows = [frame.form(e) for e in s.index or ()]
-        address = frame.address(s.output, rows, frozenset(("row", "col")))
-        dtype = self.seen.types[s.output].dtype
-        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
+        value, held = finish(frame, self.space, "acc", self.accumulator.dtype, self.riding)
+        output = self.riding[-1].output if self.riding else s.output
+        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
+        dtype = self.seen.types[output].dtype
+        k.emit(f"result = {value}")
+        cast = "" if dtype == held else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
             pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
             del k.parameters[pointer]
             step = k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
             address = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1)
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
-        k.emit(f"tl.store({address}, acc{cast}, mask=row_in[:, None] & col_in[None, :])")
+        k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")
 
 
 def _parenthesised(text: str) -> str:

@@ -69,7 +69,7 @@ def _copy(source: str, target: str, seen: Viewed) -> list[Step]:
     s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
     space = build_space(s, seen.types)
     assert space is not None
-    return pointwise(space, Viewed(s, seen.types, seen.strides), s, False)
+    return pointwise(space, Viewed(s, seen.types, seen.strides), s, False) or []
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
