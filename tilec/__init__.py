@@ -32,8 +32,7 @@ from tilec.errors import (
     WriteConflict,
 )
 from tilec.function import Function, Lowered
-
-__version__ = "0.1.0"
+from tilec.version import __version__
 
 __all__ = [
     "AffineMistake",
@@ -54,6 +53,7 @@ __all__ = [
     "UnboundIndex",
     "Unsupported",
     "WriteConflict",
+    "__version__",
     "compile",
     "errors",
     "interpret",
