@@ -5,14 +5,15 @@
     da, db = f.grad()(a, b, dc) # the gradient, a Function like any other
     print(f.grad())             # ... which is a Tile program
 
-`load` compiles a file, `interpret` is the slow exact meaning (the oracle), `spec` stands for an argument in
-`Function.lower`. Everything that can be wrong is a subclass of `TileError` and points at its place in the source.
+`load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
+`spec` stands for an argument in `Function.lower` and `tune`. Everything that can be wrong is a subclass of `TileError`
+and points at its place in the source.
 """
 
 from __future__ import annotations
 
 from tilec import errors
-from tilec.api import compile, interpret, load
+from tilec.api import compile, interpret, load, tune
 from tilec.arguments import Spec, spec
 from tilec.errors import (
     AffineMistake,
@@ -59,4 +60,5 @@ __all__ = [
     "interpret",
     "load",
     "spec",
+    "tune",
 ]
