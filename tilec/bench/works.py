@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +18,24 @@ Results = torch.Tensor | tuple[torch.Tensor, ...]
 @dataclass(frozen=True)
 class Work:
     """`formula` takes the tensors that `source` does. `wrt`: not the values but the gradient by these inputs, the
-    cotangent of the one output being the last tensor. `library`: the gradient as one library call, where there is."""
+    cotangent of the one output being the last tensor. `library`: the gradient as one library call, where there is.
+    `piecewise`: the formula where it must fit into memory rather than be fast."""
 
     source: str
     formula: Callable[..., torch.Tensor]
     wrt: tuple[str, ...] = ()
     library: Callable[..., Results] | None = None
+    piecewise: Callable[..., torch.Tensor] | None = None
 
     @property
     def program(self) -> Program:
         program = parse(self.source)
         return grad(program, self.wrt) if self.wrt else program
+
+    def exact(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The answer in float64, by torch's formula and its derivative."""
+        plain = replace(self, formula=self.piecewise or self.formula, library=None)
+        return results(plain.peer([t.double() for t in inputs])())
 
     def peer(self, inputs: Sequence[torch.Tensor], compiled: bool = False) -> Callable[[], Results]:
         """The torch side on these inputs, ready to run; of a gradient the backward pass alone."""
@@ -135,6 +142,7 @@ LOG_CONVOLUTION = Work(
 LOG_PRODUCT = Work(
     "function (A[I, K], B[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A[i, k] + B[k, j]); }",
     lambda a, b: torch.logsumexp(a[:, :, None] + b[None], 1),
+    piecewise=lambda a, b: torch.cat([torch.logsumexp(rows[:, :, None] + b[None], 1) for rows in a.split(128)]),
 )
 BATCHED_LOG_PRODUCT = Work(
     "function (A[N, I, K], B[N, K, J]) -> (O) { O[n, i, j : N, I, J] = logsumexp(A[n, i, k] + B[n, k, j]); }",
