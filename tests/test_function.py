@@ -110,6 +110,14 @@ def test_integer_outputs_carry_no_gradient() -> None:
     torch.testing.assert_close(f.grad()(x.detach(), torch.ones(5, dtype=torch.float64), torch.tensor(0)), x.grad)
 
 
+def test_a_gradient_that_no_longer_needs_a_size() -> None:
+    f = tilec.compile("function (S, A[N]) -> (A, T) { T[i : S] = 3; }")
+    a, d = torch.ones(3), torch.rand(3)
+    assert torch.equal(f.grad("A")(2, a, d, torch.ones(2)), d)
+    with pytest.raises(tilec.InputMistake, match="the output A has shape"):
+        f.grad("A")(2, a, torch.ones(4), torch.ones(2))
+
+
 def test_what_an_integer_output_is_given_is_ignored() -> None:
     f = tilec.compile("function (X, I) -> (Y) { Y = as_type(X, I); }")
     i, x = torch.ones(3, dtype=torch.int64), torch.ones(3)

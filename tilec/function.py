@@ -100,7 +100,9 @@ class Function:
         self.tune = tune
         self.inputs = program.input_names()
         self.outputs = program.outputs
-        self._sizes = size_inputs(program)
+        # a gradient may need no size that its function has, but checks the shapes of cotangents by it
+        needed = {*size_inputs(program), *(gradient.forward._sizes if gradient else ())}
+        self._sizes = tuple(name for name in self.inputs if name in needed)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._prepared: dict[object, Prepared] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
