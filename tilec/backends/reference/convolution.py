@@ -82,7 +82,7 @@ def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | N
     c = recognise(task)
     if c is None:
         return None
-    lines, checked = _lines(task, c)
+    lines, checked = library_lines(task, c)
     if not checked:
         return lines
     test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
@@ -258,7 +258,7 @@ def _size(o: Operand, axis: int | None) -> int:
     return 1 if axis is None else o.shape[axis]
 
 
-def _lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
+def library_lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
     """Lines, and the tensors that must be finite for them to hold."""
     sizes = [
         (
