@@ -35,7 +35,7 @@ def interpreting() -> bool:
 @cache
 def kernel_folder() -> Path:
     """Where kernels' files go: below TILEC_CACHE; a folder of this process alone if that cannot be written."""
-    folder = Path(knobs.CACHE.value).expanduser() / "kernels"
+    folder = knobs.cache_directory() / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
