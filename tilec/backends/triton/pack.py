@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.coalesce import Viewed
-from tilec.backends.triton.dot import Dot, inner_variables
+from tilec.backends.triton.dot import Dot
+from tilec.backends.triton.dot_blocks import inner_variables
 from tilec.backends.triton.plan import Allocate, Release, Step
 from tilec.backends.triton.pointwise import pointwise
 from tilec.backends.triton.space import Space, build_space

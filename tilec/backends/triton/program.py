@@ -10,7 +10,8 @@ from functools import partial
 from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import dot_steps, recognise, variables_of, worthwhile
+from tilec.backends.triton.dot import recognise, variables_of, worthwhile
+from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.library import library_steps
