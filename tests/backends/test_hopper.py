@@ -12,6 +12,7 @@ from pathlib import Path
 
 from support.cubins import compile_launch
 from support.products import Case, Convolution, matmul
+
 from tilec.backends.triton.hopper import Config, configs, default_config, plan_hopper
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
 

@@ -46,7 +46,7 @@ def compile_launch(launch: Launch, dtypes: dict[str, str], directory: Path, capa
             signature[name] = "fp32"
         else:
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0 and name.startswith("out_"):
+            if value % 16 == 0 and (name.startswith("out_") or name[0] == "c"):
                 aligned[(place,)] = [["tt.divisibility", 16]]
     signature |= {name: "constexpr" for name, _ in launch.constants}
     source = GluonASTSource if isinstance(function, GluonJITFunction) else triton.compiler.ASTSource

@@ -9,8 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.triton.hopper_configs import configs, default_config
+from tilec.backends.triton.hopper_design import Design
+from tilec.backends.triton.hopper_finish import total
 from tilec.backends.triton.hopper_form import Config, Dot, Operand, Problem, Variable, bounds, coefficients, normalise
-from tilec.backends.triton.hopper_source import Design, constants, kernel, parameters, total
+from tilec.backends.triton.hopper_source import constants, kernel, parameters
 from tilec.backends.triton.hopper_views import Tensor, View, descriptors, ends, may_leave, view
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
 from tilec.ir.index import Affine

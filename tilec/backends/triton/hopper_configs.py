@@ -13,23 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from tilec.backends.triton.hopper_form import Config, Dot
 
 PROCESSORS = 132
+CLOCK = 1.7e3  # cycles a microsecond under load
+MULTIPLY = 2048  # 16-bit multiply-adds a cycle and multiprocessor, half as many in tf32
+DELIVER = 40  # bytes a cycle that the level-two cache brings to each of many multiprocessors
+ONCE = 3.0  # microseconds that a tile costs beside its sum: filling the buffers, storing
+OVERLAPPED = 1.5  # the same where copies have a warp of their own and run ahead into the next tile
+SECOND = 4.0  # microseconds for the kernel that adds shares
+MOVE = 3.0e6  # bytes a microsecond to and from memory
 SHARED_MEMORY = 226 * 1024
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
 BOX_CHOICES = 3
-# (rows, columns) -> share of the rate of the best tile
-RATES = {
-    (128, 256): 1.0,
-    (256, 128): 0.98,
-    (128, 128): 0.85,
-    (256, 64): 0.75,
-    (128, 64): 0.62,
-    (64, 256): 0.8,
-    (64, 128): 0.62,
-    (64, 64): 0.42,
-}
-SLOW = 0.3
-ONCE = 4.0e5  # what a tile costs beside its multiplications, in multiply-adds at the best rate
+# rows and columns of a tile, by warps
+TILES = {8: ((128, 256), (256, 128), (128, 128), (256, 64)), 4: ((128, 128), (128, 64), (64, 256), (64, 128), (64, 64))}
 
 
 def configs(
@@ -84,31 +80,41 @@ def _candidates(
     summed = [v for v in summed if v not in varying]
     if out in columns:
         columns = [out]
-    others = math.prod(extent[v] for v in dot.batch) * len(dot.classes)
-    steps_outside = {True: math.prod(extent[v] for v in dot.summed if v not in summed)}
-    for (m, n), k in itertools.product(RATES, (line, 2 * line)):
-        for row_boxes, column_boxes, sum_boxes in itertools.product(
-            _boxes(rows, extent, m), _boxes(columns, extent, n), _boxes(summed, extent, k)
-        ):
-            counts = [
-                math.prod(-(-extent[v] // dict(b).get(v, 1)) for v in group)
-                for b, group in ((row_boxes, dot.rows), (column_boxes, dot.columns), (sum_boxes, summed))
-            ]
-            tiles = counts[0] * counts[1] * others
-            steps = counts[2] * steps_outside[True]
-            work = m * n * math.prod(b for _, b in sum_boxes)
-            for warps in (4, 8):
-                if m < 16 * warps or m * n > 16 * warps * 256 or (m * n <= 64 * 128 and warps == 8):
-                    continue
-                for split in _splits(tiles, steps) if len(dot.classes) == 1 else (1,):
-                    waves = -(-tiles * split // PROCESSORS)
+    outer = math.prod(extent[v] for v in dot.batch) * len(dot.classes)
+    walked = math.prod(extent[v] for v in dot.summed if v not in summed)
+    out_size = 4 if dtypes[dot.output] == "float32" else 2
+    elements = math.prod(extent[v] for v in (*dot.batch, *dot.rows, *dot.columns))
+
+    def tiles(group: Sequence[str], boxes: Sequence[tuple[str, int]]) -> int:
+        return math.prod(-(-extent[v] // dict(boxes).get(v, 1)) for v in group)
+
+    for warps, k in itertools.product(TILES, (line, 2 * line)):
+        for m, n in TILES[warps]:
+            for own in itertools.product(
+                _boxes(rows, extent, m), _boxes(columns, extent, n), _boxes(summed, extent, k)
+            ):
+                count = tiles(dot.rows, own[0]) * tiles(dot.columns, own[1]) * outer
+                steps = tiles(summed, own[2]) * walked
+                step = max(m * n * k * size / (2 * MULTIPLY), (m + n) * k * size / DELIVER) / CLOCK
+                boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
+                for stages, specialise, split in itertools.product(
+                    (4, 3, 5, 2), (False, True), _splits(count, steps, len(dot.classes))
+                ):
                     share = -(-steps // split)
-                    cost = waves * (share * work / RATES[m, n] + ONCE * (1 + (split > 1)))
-                    for stages in (4, 3, 5):
-                        if stages * (m + n) * k * size <= SHARED_MEMORY and (stages <= share + 1 or stages == 3):
-                            boxes = tuple((v, b) for v, b in (*row_boxes, *column_boxes, *sum_boxes) if b > 1)
-                            preference = 1 + 0.01 * abs(stages - 4) + 0.01 * (warps == 4 and m > 64) + 0.03 * (k > line)
-                            yield cost * preference, Config(boxes, warps, stages, split, tf32=tf32)
+                    held = stages * (m + n) * k * size + (m * n * out_size if specialise else 0)
+                    if held > SHARED_MEMORY or stages > max(share + 1, 3) or (stages == 2 and share > 2):
+                        continue
+                    beside = (
+                        1
+                        if specialise
+                        else max(1, min(SHARED_MEMORY // held, 8 // warps if m * n >= 128 * 128 else 16 // warps))
+                    )
+                    waves = -(-count * split // (PROCESSORS * beside))
+                    time = waves * (share * step * beside + (OVERLAPPED if specialise and waves > 1 else ONCE))
+                    if split > 1:
+                        time += SECOND + 8 * split * elements / MOVE
+                    time *= 1 + 0.01 * abs(stages - 4) + 0.02 * (k > line)
+                    yield time, Config(boxes, warps, stages, split, specialise=specialise, tf32=tf32)
 
 
 def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[tuple[tuple[str, int], ...]]:
@@ -141,8 +147,8 @@ def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[
     )
 
 
-def _splits(tiles: int, steps: int) -> list[int]:
+def _splits(tiles: int, steps: int, classes: int) -> list[int]:
     """Into how many shares a sum may go: one, or what fills the multiprocessors once or twice."""
-    if tiles >= PROCESSORS // 2:
+    if tiles >= PROCESSORS // 2 or classes > 1:
         return [1]
     return sorted({1, *(max(1, min(steps // 8, wave * PROCESSORS // tiles)) for wave in (1, 2))})

@@ -150,9 +150,9 @@ def normalise(dot: Dot) -> Problem | None:
                     row |= {f"{name}_low": low, f"{name}_n": extent}
                     span[f"{name}_low"] = (low, low)
     empty = [any(span[v.name][1] < 0 for v in groups["s"]) for span in ranges]
-    return Problem(
-        *(tuple(groups[role]) for role in "brcs"),
-        *(tuple(f.substitute(renamed) for f in forms) for forms in (dot.index, dot.left.index, dot.right.index)),
-        tuple(table),
-        tuple(None if e else span for e, span in zip(empty, ranges, strict=True)),
+    out, left, right = (
+        tuple(f.substitute(renamed) for f in forms) for forms in (dot.index, dot.left.index, dot.right.index)
     )
+    batch, rows, columns, summed = (tuple(groups[role]) for role in "brcs")
+    kept = tuple(None if e else span for e, span in zip(empty, ranges, strict=True))
+    return Problem(batch, rows, columns, summed, out, left, right, tuple(table), kept)
