@@ -19,7 +19,7 @@ HOPPER = 90
 def hopper_steps(
     dot: Dot, space: Space, seen: Viewed, setting: Setting, config: hopper.Config | None = None
 ) -> list[Step] | None:
-    """Steps by TMA and wgmma, in the given or the likeliest tiles; None where the chip or the statement does not fit."""
+    """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
     product = hopper_product(dot, space, seen, setting)
     if product is None:
         return None
