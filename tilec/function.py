@@ -105,6 +105,7 @@ class Function:
         self._sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._prepared: dict[object, Prepared] = {}
+        self._settled: dict[object, Executable] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
     @property
@@ -123,11 +124,26 @@ class Function:
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
+        signature = _signature(inputs)
+        settled = self._settled.get(signature)
+        if settled is not None:
+            outputs = settled(inputs)
+            return outputs[0] if len(outputs) == 1 else outputs
         arguments = to_tensors(self.inputs, inputs)
         results: tuple = self.call(arguments.tensors, arguments.weak)
+        if signature:
+            self._settle(signature, arguments.tensors)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
+
+    def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """Let later calls with such tensors, none of which asks for a gradient, go straight to the executable."""
+        prepared = self._prepared.get((tensors[0].device.type, (False,) * len(tensors), (), *signature_types(tensors)))
+        if prepared is None or prepared.ignored or len(self._settled) >= CACHED_CALLS:
+            return
+        if prepared.results == tuple(range(len(prepared.results))):
+            self._settled[signature] = prepared.executable
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
@@ -139,7 +155,7 @@ class Function:
         """Outputs as a tuple, not recorded for autograd."""
         device = tensors[0].device.type if tensors else "cpu"
         values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
-        key = (device, weak, values, *[(t.shape, t.dtype) for t in tensors])
+        key = (device, weak, values, *signature_types(tensors))
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepare(key, device, values, tensors, weak)
@@ -241,6 +257,20 @@ class Function:
         device = next(iter(devices - {"cpu"}), "cpu")
         lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target, False)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+
+def _signature(inputs: Sequence[object]) -> tuple | None:
+    """What a call depends on where all inputs are plain tensors on which nothing is recorded."""
+    found = []
+    for t in inputs:
+        if type(t) is not torch.Tensor or t.requires_grad:
+            return None
+        found.append((t.shape, t.dtype, t.device))
+    return tuple(found)
+
+
+def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:
+    return [(t.shape, t.dtype) for t in tensors]
 
 
 def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:

@@ -113,7 +113,7 @@ def recognise(task: Task) -> Convolution | None:
         c = _with_roles(roles, order.index(0), split[1])
         if c is not None:
             found.append(c)
-    return min(found, key=_kernel_size, default=None)
+    return min(found, key=_likeliness, default=None)
 
 
 def _needless(c: Constraint, task: Task) -> bool:
@@ -134,9 +134,11 @@ def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _kernel_size(c: Convolution) -> int:
+def _likeliness(c: Convolution) -> tuple[int, int, bool]:
+    """Where several roles fit: the smallest kernel, then one that need not be flipped, then the convolution itself."""
     o = c.operands[KERNEL]
-    return math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    size = math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    return size, sum(s.step < 0 for s in c.spatial), c.written != OUTPUT
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:
