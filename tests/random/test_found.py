@@ -79,6 +79,30 @@ FOUND = {
         "function (A[3, 3, 1], D[2, 2]) -> (T) { T[i : 2] = +(pad(in(A[0, i, j]), 0) == 0 ? D[i, j]); }",
         [np.zeros((3, 3, 1)), F[:4].reshape(2, 2)],
     ),
+    "what in() says to a convolution": (
+        "function (D[4, 4], A[4], B[2]) -> (T) { T[i : 2] = +(D[i, j] * A[j] * in(B[j])); }",
+        [np.arange(16.0).reshape(4, 4), F[:4], F[:2]],
+    ),
+    "what in() says to a convolution with a window": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * -(K[k] * in(B[k]) * 2)); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in what in() says to a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[clamp(i/2, 0, 1)])) no_defract; }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in a constraint on a convolution": (
+        "function (D[9], K[3]) -> (T) { T[i : 7] = +(D[i + k] * K[k]), clamp(i/2, 0, 1) < 2 no_defract; }",
+        [np.arange(9.0), F[:3]],
+    ),
+    "a variable of a convolution that stands in in() alone": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[q])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "the scale of reverse_grad in a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * reverse_grad(K[k], B[k])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
     "a negative power of integers": ("function (A[N]) -> (T) { T = pow(A, -1); }", [np.array([2, 1, -1])]),
 }
 
