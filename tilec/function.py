@@ -37,11 +37,24 @@ class Gradient:
 @dataclass(frozen=True)
 class Prepared:
     """An executable and, for each output that the caller sees, which of its results that is (None: no result).
-    `ignored` holds the shape of each input that stands for the cotangent of an integer: zeros take its place."""
+    `replaced` says, by position, what takes the place of d_outputs that are not floating."""
 
     executable: Executable
     results: tuple[int | None, ...]
-    ignored: dict[int, tuple[int, ...]]
+    replaced: dict[int, Replaced]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a d_output that is not floating becomes: zeros where its output carries no gradient (an integer's), the same
+    numbers in the output's type where it does."""
+
+    type: TensorType
+    ignored: bool
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, self.type.dtype)
+        return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
 
 
 class Lowered:
@@ -139,11 +152,8 @@ class Function:
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepare(key, device, values, tensors, weak)
-        if prepared.ignored:
-            tensors = [
-                torch.zeros(prepared.ignored[i], device=t.device) if i in prepared.ignored else t
-                for i, t in enumerate(tensors)
-            ]
+        if prepared.replaced:
+            tensors = [prepared.replaced[i](t) if i in prepared.replaced else t for i, t in enumerate(tensors)]
         results = prepared.executable(tensors)
         return tuple([None if r is None else results[r] for r in prepared.results])
 
@@ -164,38 +174,41 @@ class Function:
             chosen = choose(backend, device, target)
             program = self.program
             results: tuple[int | None, ...] = tuple(range(len(self.outputs)))
-            ignored: dict[int, tuple[int, ...]] = {}
+            replaced: dict[int, Replaced] = {}
             if self.gradient is not None:
-                ignored = self._integer_cotangents(types, values)
-                types = {**types, **{self.inputs[i]: TensorType(shape, "float32") for i, shape in ignored.items()}}
+                replaced = self._replaced_cotangents(types, values)
+                types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
                 floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
                 kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
                 program = simplify(program, kept)
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
-            return lowering, chosen, Prepared(chosen.build(lowering), results, ignored)
+            return lowering, chosen, Prepared(chosen.build(lowering), results, replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _integer_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, tuple[int, ...]]:
-        """Position and shape of the d_outputs of integer outputs, which carry nothing. The others must have their
-        output's shape: the gradient's text alone would read a wrong one as a legal one."""
+    def _replaced_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, Replaced]:
+        """By position, what takes the place of the d_outputs that are not floating and of those that carry nothing. The
+        others must have their output's shape: the gradient's text alone would read a wrong one as a legal one."""
         assert self.gradient is not None
         forward = self.gradient.forward
         inputs = {name: types[name] for name in forward.inputs}
         needed = {name: values[name] for name in forward._sizes if name in values}
         outputs = infer(bind(forward.program, inputs, needed), inputs)
-        ignored = {}
+        replaced = {}
         for position, output in enumerate(forward.outputs, len(forward.inputs)):
             name, wanted = self.inputs[position], outputs[output]
             if kind(wanted.dtype) != 2:
-                ignored[position] = wanted.shape
-            elif types[name].shape != wanted.shape:
+                replaced[position] = Replaced(TensorType(wanted.shape, "float32"), True)
+                continue
+            if types[name].shape != wanted.shape:
                 raise InputMistake(
                     f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
                 )
-        return ignored
+            if kind(types[name].dtype) != 2:
+                replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
+        return replaced
 
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.

@@ -9,11 +9,12 @@ from tilec import knobs
 from tilec.backends.base import Lowering
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind import bind
 from tilec.transforms.defract import defract
 from tilec.transforms.flatten import flatten
+from tilec.transforms.kinds import Kinds
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
 
@@ -24,6 +25,9 @@ class Setting:
 
     types: Mapping[str, TensorType]
     values: Mapping[str, int]
+
+    def kinds(self) -> dict[str, Kinds]:
+        return {name: frozenset((kind(t.dtype),)) for name, t in self.types.items()}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
-    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types))),
+    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types), inputs=setting.kinds())),
     Pass("reduced", lambda program, setting: reduce(program)),
     Pass("defracted", lambda program, setting: defract(program)),
 )

@@ -277,7 +277,7 @@ class Evaluator(Memory):
     def compute(self, e: Expr, at: Points) -> Value:
         match e:
             case Int(value):
-                return Value(np.asarray(value, np.int64), WEAK_INT)
+                return Value(np.asarray(value if value < 2**63 else value - 2**64, np.int64), WEAK_INT)
             case Float(value):
                 return Value(np.asarray(value, np.float64), WEAK_FLOAT)
             case Index(name):
