@@ -22,6 +22,7 @@ from tilec.torch_op import TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.grad import grad
 from tilec.transforms.simplify import simplify
+from tilec.transforms.sizes import seed_inputs
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
@@ -113,6 +114,7 @@ class Function:
         self.outputs = program.outputs
         self._sizes = size_inputs(program)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
+        self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
@@ -132,7 +134,7 @@ class Function:
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
-        arguments = to_tensors(self.inputs, inputs)
+        arguments = to_tensors(self.inputs, inputs, self._seeds)
         results: tuple = self.call(arguments.tensors, arguments.weak)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
@@ -236,7 +238,7 @@ class Function:
 
         `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
         """
-        types = types_of(self.inputs, args)
+        types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}
         device = next(iter(devices - {"cpu"}), "cpu")

@@ -58,7 +58,7 @@ def aggregated(aggregation: str, body: Kinds) -> Kinds:
 
 def _call(e: Call, known: Mapping[str, Kinds]) -> Kinds:
     rule = FUNCTIONS[e.function].result
-    if rule == "float":
+    if rule in ("float", "random"):
         return FLOATING
     if e.function in ("scatter", "simple_reduce"):
         return _promoted(kinds(e.args[0], known), INTEGER)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tilec.backends.reference import philox as philox
+
 Tensor = torch.Tensor
 Ints = Sequence[int]
 
