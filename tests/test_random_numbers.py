@@ -114,6 +114,7 @@ def test_seeds_of_every_kind_are_the_number_they_hold():
         literal = f.source.replace(", S)", ")").replace("rand(S)", f"rand({seed})")
         assert torch.equal(tilec.compile(literal)(x), wanted)
     assert torch.equal(f(x, torch.tensor(200, dtype=torch.uint8)), f(x, 200))
+    assert torch.equal(f(x, np.uint64(2**64 - 3)), f(x, -3)) and torch.equal(f(x, np.uint32(7)), f(x, 7))
     assert not torch.equal(f(x, torch.tensor(200, dtype=torch.uint8)), f(x, 200 - 256))
 
 
@@ -230,6 +231,15 @@ def test_large_statements_draw_block_by_block():
     f = tilec.compile("function (S[]) -> (Y) { Y[i : 300000] = rand(S, i - 5); }")
     assert "for i_from" in f.lower(1).source()
     np.testing.assert_array_equal(f(1).numpy(), uniform(1, np.arange(300000) - 5))
+
+
+def test_a_function_with_its_own_counter_stands_beside_indices():
+    f = tilec.compile("""
+        function drop(A, S, E) -> (B) { B = rand(S, E) < 0.5 ? 0 : A; }
+        function (X[N, M], S[]) -> (Y) { Y[i : N] = +(drop(X[i, j], S, i*M + j)); }
+    """)
+    kept = uniform(9, np.arange(20).reshape(4, 5)) >= 0.5
+    np.testing.assert_allclose(f(torch.ones(4, 5), 9).numpy(), kept.sum(1))
 
 
 def test_functions_of_the_source_draw_over_their_own_statements():

@@ -13,7 +13,7 @@ from tilec.errors import InputMistake, TypeMistake
 from tilec.ir.types import DTYPES, TensorType
 
 DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
-_SEEDS = (int, torch.Generator)
+_SEEDS = (int, np.uint16, np.uint32, np.uint64, torch.Generator)
 _NUMBERS = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
 
 
@@ -138,13 +138,13 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
     )
 
 
-def _seed(name: str, value: int | torch.Generator) -> torch.Tensor:
+def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch.Tensor:
     """The seed as an int64 tensor: the 64 bits that a generator draws next, a number modulo 2^64."""
     if isinstance(value, torch.Generator):
         empty = torch.empty((), dtype=torch.int64, device=value.device)
         return empty.random_(-(2**63), None, generator=value)
-    wrapped = value - 2**64 if 2**63 <= value < 2**64 else value
-    return _to_tensor(name, wrapped)
+    number = value if isinstance(value, int) else int(value)
+    return _to_tensor(name, number - 2**64 if 2**63 <= number < 2**64 else number)
 
 
 def _unsupported(name: str, dtype: str) -> TypeMistake:
