@@ -14,6 +14,7 @@ from tilec.ir.verify import verify
 from tilec.transforms.bind import bind
 from tilec.transforms.defract import defract
 from tilec.transforms.flatten import flatten
+from tilec.transforms.identities import apply_identities
 from tilec.transforms.kinds import Kinds
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
@@ -38,9 +39,14 @@ class Pass:
     run: Callable[[Program, Setting], Program]
 
 
+def _flat(program: Program, setting: Setting) -> Program:
+    simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
+    return apply_identities(simple, setting.kinds())
+
+
 PASSES: tuple[Pass, ...] = (
     Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
-    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types), inputs=setting.kinds())),
+    Pass("flat", _flat),
     Pass("reduced", lambda program, setting: reduce(program)),
     Pass("defracted", lambda program, setting: defract(program)),
 )
