@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 import sympy
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.stages import check, gradient
 
 import tilec
+from tilec.ir.evaluate import evaluate
+from tilec.ir.infer import infer
 from tilec.ir.program import Call, expressions, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.language import parse, show
 from tilec.pipeline import lower
-from tilec.transforms.identities import RULES, _one_minus_cosine, _sine_and_cosine
+from tilec.transforms.bind import bind
+from tilec.transforms.identities import RULES, _one_minus_cosine, _sine_and_cosine, apply_identities
+from tilec.transforms.simplify import simplify
 
 # what is written -> what is computed of it
 TABLE = {
@@ -120,6 +126,10 @@ def test_integers_stay():
     assert "Y = Z * 2 / 3 * (0.5 * sin(2 * X));" in kept
     random = np.random.default_rng(0)
     arrays = [random.integers(-9, 9, 6).astype(np.int8), random.integers(-9, 9, 6)]
+    assert "cos" not in flat(PROGRAM.format("1 - cos(2 * Z * X)"), "float32", Z="int8")
+    wrapping = [np.array([0.1, 0.2, 0.3]), np.array([100, -128, 5], np.int8)]
+    for text in ("1 - cos(2 * Z * X)", "1 - cos(X * (2 * Z))", "1 - cos(4 / Z * X)", "1 - cos(2 * (Z * X))"):
+        check(parse(PROGRAM.format(text)), wrapping)
     for text in ("Z * 2 / 3 * sin(0.5 * X) * cos(0.5 * X)", "Z * cos(0.1 * X) / 4 * sin(0.1 * X)", "sin(X) * cos(X)"):
         check(parse(PROGRAM.format(text)), arrays)
 
@@ -135,3 +145,32 @@ def test_the_gradient_of_a_snake_has_one_sine(wave):
     spec = tilec.spec((7,), "float64")
     text = show(f.lower(spec, spec, spec).stages["flat"])
     assert text.count("sin(") + text.count("cos(") == 1
+
+
+FACTORS = ("sin(X)", "cos(X)", "2", "3", "Z", "I", "0.5", "sin(Z)", "cos(Z)", "(2 * X)", "(I * cos(X))", "X")
+
+
+@st.composite
+def chains(draw) -> str:
+    """A product of factors and divisors in which a sine and a cosine of one argument stand, or nearly."""
+    text = draw(st.sampled_from(FACTORS))
+    for _ in range(draw(st.integers(1, 5))):
+        operation = draw(st.sampled_from(("*", "*", "*", "/")))
+        divisors = ("2", "3", "I", "Z")
+        text += f" {operation} {draw(st.sampled_from(FACTORS if operation == '*' else divisors))}"
+        text = draw(st.sampled_from((text, text, f"-({text})", f"1 - cos({text})", f"1 - cos(2 * I * ({text}))")))
+    return text
+
+
+@settings(max_examples=300)
+@given(chains(), st.sampled_from(DTYPES[:4]), st.sampled_from(DTYPES[:4]), st.sampled_from(("int8", "int64")))
+def test_chains_keep_their_value_and_type(text, x, z, integer):
+    program = parse(f"function (X, Z, I) -> (Y) {{ Y = {text}; }}")
+    types = {n: TensorType((5,), d) for n, d in zip(program.input_names(), (x, z, integer), strict=True)}
+    known = {name: frozenset((kind(t.dtype),)) for name, t in types.items()}
+    before = simplify(bind(program, types, {}), inputs=known)
+    after = apply_identities(before, known)
+    assert infer(after, types) == infer(before, types)
+    arrays = [np.linspace(-2, 2, 5) + 0.1, np.linspace(0.5, 1.5, 5), np.array([1, 100, -3, -128, 5], integer)]
+    (expected,), (got,) = evaluate(before, arrays), evaluate(after, arrays)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=show(after))

@@ -117,7 +117,7 @@ def _one_minus_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | 
             return None
     if uses[cosine] != 1:
         return None
-    sine = call("sin", _half(u) or Float(0.5) * u)
+    sine = call("sin", _half(u, known) or Float(0.5) * u)
     square = TWO * (sine * sine)
     return square if sign > 0 else -square, u
 
@@ -125,18 +125,18 @@ def _one_minus_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | 
 RULES: tuple[Rule, ...] = (_sine_and_cosine, _one_minus_cosine)
 
 
-def _half(u: Expr) -> Expr | None:
-    """u/2 where a factor of u is an even literal."""
+def _half(u: Expr, known: Known) -> Expr | None:
+    """u/2 where a factor of u is an even literal; not of a product of integers, which may have wrapped."""
     match u:
         case Int(n) if n % 2 == 0 and n:
             return Int(n // 2)
-        case Call("mul", (a, b)):
-            left = _half(a)
+        case Call("mul", (a, b)) if kinds(u, known) == FLOATING:
+            left = _half(a, known)
             if left is not None:
                 return b if left == ONE else left * b
-            right = _half(b)
+            right = _half(b, known)
             return None if right is None else a if right == ONE else a * right
-        case Call("div", (a, b)):
-            left = _half(a)
+        case Call("div", (a, b)) if kinds(u, known) == FLOATING:
+            left = _half(a, known)
             return None if left is None else left / b
     return None
