@@ -38,7 +38,7 @@ REDUCE = {
     "all": "torch.all({0}, {1})",
 }
 
-OF_A_DRAW = 4  # 8-byte temporaries that a random number takes
+OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
 
 
 def general(task: Task) -> list[str] | None:
