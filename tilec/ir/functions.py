@@ -241,8 +241,8 @@ _row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi), triton="minimum_
 _row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
 # random numbers (ir/philox): of a seed and a counter; the counter left out is the position in an elementwise statement
-_row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})")
-_row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})")
+_row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})", triton="rand_({0}, {1})")
+_row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", triton="randn_({0}, {1})")
 
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
