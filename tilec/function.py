@@ -102,7 +102,7 @@ class Function:
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
         needed = {*size_inputs(program), *(gradient.forward._sizes if gradient else ())}
-        self._sizes = tuple(name for name in self.inputs if name in needed)
+        self._sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._prepared: dict[object, Prepared] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
