@@ -35,7 +35,10 @@ def agree(program, arrays):
         expected = evaluate(program, arrays)
     except REFUSALS:
         return None
-    rough = any(t.dtype == "float32" for t in infer(lower(program, *setting_parts(setting)).stages["flat"], setting.types).values())
+    rough = any(
+        t.dtype == "float32"
+        for t in infer(lower(program, *setting_parts(setting)).stages["flat"], setting.types).values()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run_backend(program, arrays, setting, expected, "triton", rough)

@@ -25,9 +25,9 @@ LITERAL = 16  # constants of index forms up to this stand in the text; larger on
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
-    "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end", "at_step",
-    "window", "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result", "reached",
-    *device_functions(),
+    "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
+    "at_step", "window", "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result",
+    "reached", *device_functions(),
 )  # fmt: skip
 
 
@@ -188,9 +188,9 @@ class Kernel:
         names = ", ".join(f'"{name}"' for name in self.unspecialized)
         return f"@triton.jit(do_not_specialize=[{names}])" if names else "@triton.jit"
 
-    def text(self, flat: Statement) -> str:
-        """The kernel, headed by the statement as written, without the sizes that would make each shape another text."""
-        comments = show_statement(without_sizes(flat)).splitlines()
+    def text(self, *flat: Statement) -> str:
+        """The kernel, headed by its statements as written, without sizes, which would make each shape another text."""
+        comments = [line for s in flat for line in show_statement(without_sizes(s)).splitlines()]
         parameters = [*self.parameters, *(f"{c}: tl.constexpr" for c in self.constants)]
         header = [f"def {self.name}({', '.join(parameters)}):"]
         if len(header[0]) > 118:

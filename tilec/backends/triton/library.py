@@ -15,7 +15,8 @@ from tilec.backends.reference.convolution import recognise as recognise_convolut
 from tilec.backends.reference.product import product
 from tilec.backends.reference.task import Task
 from tilec.backends.triton.coalesce import Viewed
-from tilec.backends.triton.dot import Dot, repair_steps
+from tilec.backends.triton.dot import Dot
+from tilec.backends.triton.dot_text import repair_steps
 from tilec.backends.triton.plan import Step, TorchLines, python_name
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Statement, reads

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.coalesce import Viewed
-from tilec.backends.triton.dot import Dot, inner_variables
+from tilec.backends.triton.dot import Dot
+from tilec.backends.triton.dot_blocks import inner_variables
 from tilec.backends.triton.plan import Allocate, Release, Step
 from tilec.backends.triton.pointwise import pointwise
 from tilec.backends.triton.space import Space, build_space
@@ -69,7 +70,7 @@ def _copy(source: str, target: str, seen: Viewed) -> list[Step]:
     s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
     space = build_space(s, seen.types)
     assert space is not None
-    return pointwise(space, Viewed(s, seen.types, seen.strides), s, False)
+    return pointwise(space, Viewed(s, seen.types, seen.strides), s, False) or []
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

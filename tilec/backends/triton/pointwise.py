@@ -17,6 +17,7 @@ from tilec.backends.reference.domain import constraining_accesses
 from tilec.backends.triton.accumulate import Accumulator, identity
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
+from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
 from tilec.backends.triton.scalar import Evaluator
@@ -40,9 +41,15 @@ class Tiling:
     warps: int = 4
 
 
-def pointwise(space: Space, seen: Viewed, flat: Statement, wide: bool) -> list[Step]:
-    """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel."""
-    return _steps(space, seen, flat, choose_tiling(space, seen), wide)
+def pointwise(
+    space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step] | None:
+    """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
+    With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
+    tiling = choose_tiling(space, seen)
+    if riding and (tiling.parts > 1 or not space.covers):
+        return None
+    return _steps(space, seen, flat, tiling, wide, riding)
 
 
 def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
@@ -135,7 +142,9 @@ def _runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
 # text
 
 
-def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool) -> list[Step]:
+def _steps(
+    space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step]:
     s = space.statement
     k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide)
     accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
@@ -156,7 +165,7 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
     else:
         value, held, reached = _direct(k, outer_frame, accumulator)
     target = s.output if tiling.parts == 1 else f"{s.output}.parts"
-    _store(k, outer_frame, value, held, reached, target, tiling, shape)
+    _store(k, outer_frame, value, held, reached, target, shape, riding)
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
     constants = tuple((c, n) for c, n in blocks)
@@ -166,13 +175,13 @@ def _steps(space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bo
         return []
     launch = Launch(
         k.name,
-        module_text(k.text(flat)),
+        module_text(k.text(flat, *riding)),
         (tiles, len(space.classes), tiling.parts),
         tuple(k.parameters.items()),
         constants,
         tiling.warps,
         2,
-        (s.output,),
+        (s.output, *(r.output for r in riding)),
     )
     steps: list[Step] = []
     if k.columns:
@@ -300,7 +309,16 @@ def _reduction(
     return "reached" if wants_reached else None
 
 
-def _store(k: Kernel, frame: Frame, value: str, held: str, reached, target: str, tiling: Tiling, shape: str) -> None:
+def _store(
+    k: Kernel,
+    frame: Frame,
+    value: str,
+    held: str,
+    reached: str | None,
+    target: str,
+    shape: str,
+    riding: Sequence[Statement],
+) -> None:
     s, types = k.space.statement, k.types
     rows = [frame.form(e) for e in s.index or ()]
     mask = " & ".join(dict.fromkeys([
@@ -313,10 +331,12 @@ def _store(k: Kernel, frame: Frame, value: str, held: str, reached, target: str,
         if stored != held:
             other = f"{other}.to({triton_type(held)})"
         value = f"tl.where({reached}, {value}, {other})"
+    value, held = finish(frame, k.space, value, held, riding)
     k.emit(f"result = {value}")
-    dtype = types[s.output].dtype
+    output = riding[-1].output if riding else s.output
+    dtype = types[output].dtype
     cast = "" if held == dtype or target != s.output else f".to({triton_type(dtype)})"
-    address = frame.address(s.output, rows, frozenset(frame.axes))
+    address = frame.address(output, rows, frozenset(frame.axes))
     if target != s.output:
         pointer = k.pointer(s.output)
         parts = k.pointer(target)

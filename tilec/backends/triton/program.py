@@ -10,7 +10,9 @@ from functools import partial
 from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import dot_steps, recognise, variables_of, worthwhile
+from tilec.backends.triton.dot import recognise, variables_of, worthwhile
+from tilec.backends.triton.dot_text import dot_steps
+from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.pack import packed
@@ -33,16 +35,50 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     steps: list[Step] = []
     last = last_reads(flat)
-    for s in flat.statements:
-        t = types[s.output]
-        known[s.output] = contiguous(t.shape)
-        steps.append(Allocate(s.output, t.shape, t.dtype))
-        if math.prod(t.shape):
-            steps += statement_steps(defracted[s.output], s, types, known, setting)
-        unused = tuple(n for n in last.get(s.output, ()))
+    done: set[str] = set()
+    for place, s in enumerate(flat.statements):
+        if s.output in done:
+            continue
+        riding = riders(flat, place, types)
+        for output in (s.output, *(r.output for r in riding)):
+            known[output] = contiguous(types[output].shape)
+        made: list[Step] | None = None
+        if riding and _elements(types[s.output]):
+            made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
+        group = (s, *riding) if made is not None else (s,)
+        t = types[group[-1].output]
+        steps.append(Allocate(group[-1].output, t.shape, t.dtype))
+        if made is None and _elements(t):
+            made = statement_steps(defracted[s.output], s, types, known, setting)
+        steps += made or []
+        done |= {g.output for g in group}
+        unused = [n for g in group for n in last.get(g.output, ()) if n not in {x.output for x in group[:-1]}]
         if unused:
-            steps.append(Release(unused))
+            steps.append(Release(tuple(unused)))
     return Plan(tuple(_without_overwritten(steps)), flat.outputs)
+
+
+def ridden_steps(
+    defracted: Statement,
+    flat: Statement,
+    riding: Sequence[Statement],
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+) -> list[Step] | None:
+    """Steps that compute a statement and those riding on it in one launch; None where it has no such form."""
+    touched = {n for s in (flat, *riding) for n in (s.output, *reads(s)) if n in types}
+    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched)
+    seen = Viewed(defracted, types, strides)
+    space = build_space(defracted, types)
+    if space is None or not space.classes:
+        return None
+    dot = recognise(space, seen)
+    if dot is not None and setting.library and library_steps(defracted, flat, types, dot, space, seen) is not None:
+        return None
+    if dot is not None and worthwhile(dot, space):
+        return dot_steps(dot, space, seen, flat, wide, setting, riding)
+    return pointwise(space, seen, flat, wide, riding)
 
 
 def statement_steps(
@@ -73,9 +109,9 @@ def statement_steps(
         copied = packed(dot, space, seen)
         if copied is not None:
             before, seen, space, dot, after = copied
-            return [*first, *before, *dot_steps(dot, space, seen, flat, wide, setting), *after]
-        return [*first, *dot_steps(dot, space, seen, flat, wide, setting)]
-    return [*first, *pointwise(space, seen, flat, wide)]
+            return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
+        return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
+    return [*first, *(pointwise(space, seen, flat, wide) or ())]
 
 
 def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
@@ -126,3 +162,7 @@ def last_reads(program: Program) -> dict[str, list[str]]:
         if s.output not in program.outputs:
             result.setdefault(last[s.output], []).append(s.output)
     return result
+
+
+def _elements(t: TensorType) -> int:
+    return math.prod(t.shape)
