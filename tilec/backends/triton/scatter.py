@@ -77,7 +77,11 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
     }
     strides = {**strides, at: _contiguous(types[at].shape), values: _contiguous(types[values].shape)}
     count = math.prod(out.shape[:split])
+    # a default lies in memory as the caller has it, and may be broadcast: the kernel reads a copy
+    kept = f"{s.output}.default"
+    copied = [Allocate(kept, out.shape, out.dtype, str(s.default))] if s.default is not None else []
     steps: list[Step] = [
+        *copied,
         Allocate(at, types[at].shape, "int64"),
         *carry(position, position, types, strides),
         Allocate(values, types[values].shape, dtype),
@@ -93,7 +97,7 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
             (s.output,),
         ),
         _segments(s, types, domain, count, columns, split, aggregation, dtype),
-        Release((at, values, sources, starts)),
+        Release((at, values, sources, starts, *(c.tensor for c in copied))),
     ]
     return steps
 
@@ -196,7 +200,7 @@ def _segments(
         ("out", Pointer(s.output)),
     ]
     if default:
-        arguments.append(("default", Pointer(str(s.default))))
+        arguments.append(("default", Pointer(f"{s.output}.default")))
     arguments.append(("width", width))
     grid = (count, -(-width // block), 1)
     return Launch(
