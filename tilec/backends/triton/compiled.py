@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tilec import knobs
-from tilec.backends.triton.plan import Launch, Pointer
+from tilec.backends.triton.plan import Descriptor, Launch, Pointer
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
 TARGETS = {"sm_80": 80, "sm_90": 90}
@@ -86,6 +86,31 @@ def _module(path: Path, interpret: bool) -> ModuleType:
     return module
 
 
+class Address:
+    """Stands for the tensor of a tensor map whose address is known only at the call."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+        self.value = 0
+
+    def data_ptr(self) -> int:
+        return self.value
+
+
+def tensor_map(d: Descriptor, tensor: torch.Tensor) -> Any:
+    """The descriptor over a tensor, as Gluon takes it."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + d.offset)
+    return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d))
+
+
+def _layout(d: Descriptor) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return eval(d.layout, {"gl": gl})
+
+
 def function_of(launch: Launch) -> Any:
     """The kernel as Triton's function."""
     return getattr(_module(file_of(launch), interpreting()), launch.kernel)
@@ -109,6 +134,14 @@ def guarded(launch: Launch, action: Callable[[], Any]) -> Any:
         raise explained(launch, error) from error
 
 
+def _source_of(function: Any) -> Any:
+    if type(function).__name__ != "GluonJITFunction":
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
+
+
 def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     """The kernel compiled for a target such as "sm_90", without a device. `dtypes`: element type of each tensor."""
     if target not in TARGETS:
@@ -121,7 +154,12 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     function = function_of(launch)
     plain = {p.name for p in function.params if p.do_not_specialize}
     for place, (name, value) in enumerate(launch.arguments):
-        if isinstance(value, Pointer):
+        if isinstance(value, Descriptor):
+            block = ",".join(map(str, value.block))
+            signature[name] = f"tensordesc<{POINTERS[dtypes[value.tensor]][1:]}[{block}],{_layout(value)!r}>"
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, Pointer):
             signature[name] = POINTERS[dtypes[value.tensor]]
             attributes[(place,)] = [["tt.divisibility", 16]]
         elif name in plain:
@@ -134,7 +172,7 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
             if value % 16 == 0:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
-    source = ASTSource(function, signature, constants, attributes)
+    source = _source_of(function)(function, signature, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     return guarded(
         launch, lambda: triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import tilec.backends.reference.runtime as runtime
-from tilec.backends.triton.compiled import TARGETS, check_device, compile_for, function_of, guarded, interpreting
+from tilec.backends.triton.compiled import (
+    TARGETS,
+    Address,
+    check_device,
+    compile_for,
+    function_of,
+    guarded,
+    interpreting,
+    tensor_map,
+)
 from tilec.backends.triton.plan import (
     Allocate,
     Descriptor,
@@ -116,8 +126,9 @@ class _Launched:
         self._launch = launch
         self._function = function_of(launch)
         self._run: Any = None
-        self._tail: list[object] = [value for _, value in (*launch.arguments, *launch.constants)]
+        self._tail: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         self._pointers = [(k, v.tensor) for k, v in enumerate(self._tail) if isinstance(v, Pointer)]
+        self._maps: list[tuple[Address, str, int]] = []
 
     def __call__(self, tensors: Tensors, stream: int) -> None:
         if self._run is None:
@@ -126,18 +137,29 @@ class _Launched:
         arguments = self._tail
         for place, name in self._pointers:
             arguments[place] = tensors[name].data_ptr()
+        for address, name, offset in self._maps:
+            address.value = tensors[name].data_ptr() + offset
         self._run(*self._head, stream, *self._handles, None, None, None, *arguments)
 
     def _first(self, tensors: Tensors) -> None:
         launch = self._launch
-        values = [value for _, value in launch.arguments]
-        arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for v in values]
-        assert not any(isinstance(a, Descriptor) for a in arguments)
+        arguments: list[Any] = [value for _, value in launch.arguments]
+        for place, v in enumerate(arguments):
+            if isinstance(v, Pointer):
+                arguments[place] = tensors[v.tensor]
+            elif isinstance(v, Descriptor):
+                arguments[place] = tensor_map(v, tensors[v.tensor])
         options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
         constants = {**dict(launch.constants), **({} if interpreting() else options)}
         kernel = self._function[launch.grid](*arguments, **constants)
         if kernel is None:
             return  # interpreted
+        for place, (_, v) in enumerate(launch.arguments):
+            if isinstance(v, Descriptor):
+                made = arguments[place]
+                made.base = Address(made.base.dtype)
+                self._tail[place] = made
+                self._maps.append((made.base, v.tensor, v.offset * tensors[v.tensor].element_size()))
         self._head, self._handles = launch.grid, (kernel.function, kernel.packed_metadata)
         self._run = kernel.run
 
@@ -175,7 +197,9 @@ class TritonProgram:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         check_device(device)
-        plan = self._make_plan([t.stride() for t in inputs], _setting(device))
+        plan = self._make_plan(
+            [t.stride() for t in inputs], replace(_setting(device), misaligned=_misaligned(self._names, inputs))
+        )
         call = self._calls[key] = PlannedCall(plan, self._names, device)
         return call
 
@@ -218,7 +242,7 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block
 
 def _setting(device: torch.device) -> Setting:
     if device.type != "cuda":
-        return Setting(precision())
+        return Setting(precision(), capability=0)
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
     return Setting(precision(), capability=10 * properties.major + properties.minor, shared=shared)
@@ -230,6 +254,10 @@ def _target_setting(target: str | None) -> Setting:
         return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))
     capability = TARGETS.get(target, 90)
     return Setting(precision(), capability=capability, shared=SHARED[capability])
+
+
+def _misaligned(names: Sequence[str], inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(n for n, t in zip(names, inputs, strict=True) if t.data_ptr() % 16)
 
 
 def _own_target() -> str:

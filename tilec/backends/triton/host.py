@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 
 from tilec.backends.reference.code import tuple_text
-from tilec.backends.triton.plan import Allocate, Launch, Plan, Pointer, Release, Step, Table, TorchLines, python_name
+from tilec.backends.triton.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Step,
+    Table,
+    TorchLines,
+    python_name,
+)
 
 
 def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
@@ -31,6 +42,9 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
                 imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
     if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in plan.steps):
         imports["import tilec.backends.reference.runtime as rt"] = None
+    if any(isinstance(v, Descriptor) for launch in launches for _, v in launch.arguments):
+        imports["from triton.experimental.gluon import language as gl"] = None
+        imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
     device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
     body = [f"device = {device}"]
     for step in plan.steps:
@@ -59,8 +73,18 @@ def _lines(step: Step, renamed: dict[str, str]) -> list[str]:
         case TorchLines():
             return list(step.lines)
         case Launch():
-            values = [python_name(v.tensor) if isinstance(v, Pointer) else repr(v) for _, v in step.arguments]
+            values = [_argument(v) for _, v in step.arguments]
             values += [f"{c}={v}" for c, v in step.constants]
             values += [f"num_warps={step.warps}", f"num_stages={step.stages}"]
             return [f"{renamed[step.text]}[{step.grid}]({', '.join(values)})"]
     raise AssertionError(f"no step: {step!r}")
+
+
+def _argument(v: object) -> str:
+    match v:
+        case Pointer(tensor):
+            return python_name(tensor)
+        case Descriptor(tensor, offset, shape, strides, block, layout):
+            base = f"torch.as_strided({python_name(tensor)}, (1,), (1,), {python_name(tensor)}.storage_offset() + {offset})"
+            return f"TensorDescriptor({base}, {list(shape)}, {list(strides)}, {list(block)}, {layout})"
+    return repr(v)

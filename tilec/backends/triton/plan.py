@@ -15,12 +15,14 @@ def python_name(name: str) -> str:
 class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
     may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
-    compute capability and the bytes of shared memory that a block may have."""
+    compute capability (0: interpreted) and the bytes of shared memory that a block may have. `misaligned`: inputs whose
+    first element is not at a multiple of 16 bytes."""
 
     precision: str = "highest"
     library: bool = False
     capability: int = 90
     shared: int = 227 * 1024
+    misaligned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tilec.backends.triton.dot import recognise, variables_of, worthwhile
 from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
+from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
@@ -77,6 +78,8 @@ def ridden_steps(
     if dot is not None and setting.library and library_steps(defracted, flat, types, dot, space, seen) is not None:
         return None
     if dot is not None and worthwhile(dot, space):
+        if hopper_steps(dot, space, seen, setting) is not None:
+            return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
     return pointwise(space, seen, flat, wide, riding)
 
@@ -106,9 +109,15 @@ def statement_steps(
     if stages is not None:
         return _in_turn(stages, flat, seen, setting)
     if dot is not None and worthwhile(dot, space):
+        fast = hopper_steps(dot, space, seen, setting)
+        if fast is not None:
+            return fast
         copied = packed(dot, space, seen)
         if copied is not None:
             before, seen, space, dot, after = copied
+            fast = hopper_steps(dot, space, seen, setting)
+            if fast is not None:
+                return [*before, *fast, *after]
             return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
         return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
