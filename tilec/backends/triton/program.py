@@ -35,7 +35,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     types = dict(lowering.types)
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     steps: list[Step] = []
-    last = last_reads(flat)
+    readers = readers_of(flat)
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
@@ -53,7 +53,8 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
             made = statement_steps(defracted[s.output], s, types, known, setting)
         steps += made or []
         done |= {g.output for g in group}
-        unused = [n for g in group for n in last.get(g.output, ()) if n not in {x.output for x in group[:-1]}]
+        touched = dict.fromkeys(n for g in group for n in (g.output, *reads(g)))
+        unused = [n for n in touched if n not in {g.output for g in group[:-1]} and readers.get(n, {""}) <= done]
         if unused:
             steps.append(Release(tuple(unused)))
     return Plan(tuple(_without_overwritten(steps)), flat.outputs)
@@ -160,17 +161,15 @@ def _makes(step: Step) -> tuple[str, ...]:
     return ()
 
 
-def last_reads(program: Program) -> dict[str, list[str]]:
-    """For each statement, by output, the intermediates that nothing reads after it."""
-    last: dict[str, str] = {}
+def readers_of(program: Program) -> dict[str, set[str]]:
+    """For each intermediate, the outputs of the statements that read it. Statements that ride on an earlier one are
+    carried out before others that stand between, so which reads last is only known as it comes."""
+    readers: dict[str, set[str]] = {s.output: set() for s in program.statements if s.output not in program.outputs}
     for s in program.statements:
-        last[s.output] = s.output
-        last.update(dict.fromkeys(reads(s), s.output))
-    result: dict[str, list[str]] = {}
-    for s in program.statements:
-        if s.output not in program.outputs:
-            result.setdefault(last[s.output], []).append(s.output)
-    return result
+        for name in reads(s):
+            if name in readers:
+                readers[name].add(s.output)
+    return readers
 
 
 def _elements(t: TensorType) -> int:
