@@ -26,6 +26,7 @@ PROGRAMS = {
     "product": ("function (A[I, J]) -> (O) { O[i : I] = *(A[i, j]); }", ((5, 7),)),
     "scatter": ("function (X[N]) -> (Y) { Y[(3*i) % N : N] = +(X[i] * X[(i + 1) % N]); }", ((17,),)),
     "elementwise": ("Y = silu(X) * gelu(X) + tanh(X) / (2 + sin(X))", ((1023,),)),
+    "dropout": ("Y = rand(7) < 0.5 ? X : randn(8) < 1 ? 2 * X : 0", ((1023,),)),
     "mean and pad": ("function (A[N]) -> (O) { O[i : N] = mean(pad(A[i + k - 1], 0.5)), k < 3; }", ((19,),)),
     "empty": ("function (A[I, J]) -> (O) { O[i : I] = +(A[i, j]); }", ((5, 0),)),
 }

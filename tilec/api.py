@@ -15,6 +15,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.transforms.sizes import seed_inputs
 
 
 def compile(source: str, *, entry: str | None = None, backend: str | None = None, tune: bool = False) -> Function:
@@ -98,7 +99,7 @@ def interpret(source: str, *arrays: object) -> np.ndarray | tuple[np.ndarray, ..
     """
     try:
         program = parse(source)
-        tensors = to_tensors(program.input_names(), arrays).tensors
+        tensors = to_tensors(program.input_names(), arrays, seed_inputs(program)).tensors
         if any(t.dtype is torch.bfloat16 for t in tensors):
             raise Unsupported("NumPy has no bfloat16", hint="pass float64: the oracle computes in it")
         results = evaluate(program, [t.detach().cpu().numpy() for t in tensors])

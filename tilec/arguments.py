@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Number
 
@@ -13,6 +13,7 @@ from tilec.errors import InputMistake, TypeMistake
 from tilec.ir.types import DTYPES, TensorType
 
 DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
+_SEEDS = (int, np.uint16, np.uint32, np.uint64, torch.Generator)
 _NUMBERS = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
 
 
@@ -57,8 +58,9 @@ class Arguments:
     numpy: bool
 
 
-def to_tensors(names: Sequence[str], values: Sequence[object]) -> Arguments:
+def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> Arguments:
     """Tensors as they are, arrays shared where torch can, numbers as rank-0 tensors, all on the device of the largest.
+    In the place of one of `seeds` a torch.Generator gives its next 64 bits, and a number may have 64 without a sign.
 
     Raises InputMistake for a wrong count, kind or device, TypeMistake for an element type that Tile does not have.
     """
@@ -66,7 +68,8 @@ def to_tensors(names: Sequence[str], values: Sequence[object]) -> Arguments:
     if all(type(v) is torch.Tensor for v in values):
         tensors, weak, numpy = [v for v in values if isinstance(v, torch.Tensor)], (False,) * len(values), False
     else:
-        tensors = [_to_tensor(name, value) for name, value in zip(names, values, strict=True)]
+        given = zip(names, values, strict=True)
+        tensors = [_seed(n, v) if n in seeds and isinstance(v, _SEEDS) else _to_tensor(n, v) for n, v in given]
         weak = tuple(isinstance(v, Number) and not isinstance(v, np.generic) for v in values)
         arrays = any(isinstance(v, (np.ndarray, np.generic)) for v in values)
         numpy = arrays and not any(isinstance(v, torch.Tensor) for v in values)
@@ -76,15 +79,17 @@ def to_tensors(names: Sequence[str], values: Sequence[object]) -> Arguments:
     return Arguments(_on_one_device(names, tensors), weak, numpy)
 
 
-def types_of(names: Sequence[str], values: Sequence[object]) -> dict[str, TensorType]:
+def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> dict[str, TensorType]:
     """Type of each argument; specs stand for themselves. Raises as `to_tensors` does."""
     _check_count(names, values)
     types = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Spec):
             types[name] = TensorType(value.shape, value.dtype)
+        elif name in seeds and isinstance(value, torch.Generator):  # which draws nothing: no value is asked for
+            types[name] = TensorType((), "int64")
         else:
-            (tensor,), (weak,) = (a := to_tensors((name,), (value,))).tensors, a.weak
+            (tensor,), (weak,) = (a := to_tensors((name,), (value,), seeds)).tensors, a.weak
             types[name] = TensorType(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], weak)
     return types
 
@@ -126,9 +131,20 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
     if isinstance(value, complex):
         raise _unsupported(name, "complex")
+    if isinstance(value, torch.Generator):
+        raise InputMistake(f"{name} is no seed, so no generator can take its place", hint="rand and randn take a seed")
     raise InputMistake(
         f"{name}: got {type(value).__name__}", hint="pass a torch tensor, a NumPy array or a Python number"
     )
+
+
+def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch.Tensor:
+    """The seed as an int64 tensor: the 64 bits that a generator draws next, a number modulo 2^64."""
+    if isinstance(value, torch.Generator):
+        empty = torch.empty((), dtype=torch.int64, device=value.device)
+        return empty.random_(-(2**63), None, generator=value)
+    number = value if isinstance(value, int) else int(value)
+    return _to_tensor(name, number - 2**64 if 2**63 <= number < 2**64 else number)
 
 
 def _unsupported(name: str, dtype: str) -> TypeMistake:

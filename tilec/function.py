@@ -22,6 +22,7 @@ from tilec.torch_op import TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.grad import grad
 from tilec.transforms.simplify import simplify
+from tilec.transforms.sizes import seed_inputs
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
@@ -37,11 +38,24 @@ class Gradient:
 @dataclass(frozen=True)
 class Prepared:
     """An executable and, for each output that the caller sees, which of its results that is (None: no result).
-    `ignored` holds the shape of each input that stands for the cotangent of an integer: zeros take its place."""
+    `replaced` says, by position, what takes the place of d_outputs that are not floating."""
 
     executable: Executable
     results: tuple[int | None, ...]
-    ignored: dict[int, tuple[int, ...]]
+    replaced: dict[int, Replaced]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a d_output that is not floating becomes: zeros where its output carries no gradient (an integer's), the same
+    numbers in the output's type where it does."""
+
+    type: TensorType
+    ignored: bool
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, self.type.dtype)
+        return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
 
 
 class Lowered:
@@ -104,7 +118,9 @@ class Function:
         needed = {*size_inputs(program), *(gradient.forward._sizes if gradient else ())}
         self._sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
+        self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
+        self._settled: dict[object, Executable] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
     @property
@@ -123,11 +139,26 @@ class Function:
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
-        arguments = to_tensors(self.inputs, inputs)
+        signature = _signature(inputs)
+        settled = self._settled.get(signature)
+        if settled is not None:
+            outputs = settled(inputs)
+            return outputs[0] if len(outputs) == 1 else outputs
+        arguments = to_tensors(self.inputs, inputs, self._seeds)
         results: tuple = self.call(arguments.tensors, arguments.weak)
+        if signature:
+            self._settle(signature, arguments.tensors)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
+
+    def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """Let later calls with such tensors, none of which asks for a gradient, go straight to the executable."""
+        prepared = self._prepared.get((tensors[0].device.type, (False,) * len(tensors), (), *signature_types(tensors)))
+        if prepared is None or prepared.replaced or len(self._settled) >= CACHED_CALLS:
+            return
+        if prepared.results == tuple(range(len(prepared.results))):
+            self._settled[signature] = prepared.executable
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
@@ -139,15 +170,12 @@ class Function:
         """Outputs as a tuple, not recorded for autograd."""
         device = tensors[0].device.type if tensors else "cpu"
         values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
-        key = (device, weak, values, *[(t.shape, t.dtype) for t in tensors])
+        key = (device, weak, values, *signature_types(tensors))
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepare(key, device, values, tensors, weak)
-        if prepared.ignored:
-            tensors = [
-                torch.zeros(prepared.ignored[i], device=t.device) if i in prepared.ignored else t
-                for i, t in enumerate(tensors)
-            ]
+        if prepared.replaced:
+            tensors = [prepared.replaced[i](t) if i in prepared.replaced else t for i, t in enumerate(tensors)]
         results = prepared.executable(tensors)
         return tuple([None if r is None else results[r] for r in prepared.results])
 
@@ -169,10 +197,10 @@ class Function:
             chosen = choose(backend, device, target)
             program = self.program
             results: tuple[int | None, ...] = tuple(range(len(self.outputs)))
-            ignored: dict[int, tuple[int, ...]] = {}
+            replaced: dict[int, Replaced] = {}
             if self.gradient is not None:
-                ignored = self._integer_cotangents(types, values)
-                types = {**types, **{self.inputs[i]: TensorType(shape, "float32") for i, shape in ignored.items()}}
+                replaced = self._replaced_cotangents(types, values)
+                types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
                 floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
                 kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
                 program = simplify(program, kept)
@@ -180,28 +208,31 @@ class Function:
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
             executable = chosen.build(lowering, Options.from_environment(tune))
-            return lowering, chosen, Prepared(executable, results, ignored)
+            return lowering, chosen, Prepared(executable, results, replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _integer_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, tuple[int, ...]]:
-        """Position and shape of the d_outputs of integer outputs, which carry nothing. The others must have their
-        output's shape: the gradient's text alone would read a wrong one as a legal one."""
+    def _replaced_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, Replaced]:
+        """By position, what takes the place of the d_outputs that are not floating and of those that carry nothing. The
+        others must have their output's shape: the gradient's text alone would read a wrong one as a legal one."""
         assert self.gradient is not None
         forward = self.gradient.forward
         inputs = {name: types[name] for name in forward.inputs}
         needed = {name: values[name] for name in forward._sizes if name in values}
         outputs = infer(bind(forward.program, inputs, needed), inputs)
-        ignored = {}
+        replaced = {}
         for position, output in enumerate(forward.outputs, len(forward.inputs)):
             name, wanted = self.inputs[position], outputs[output]
             if kind(wanted.dtype) != 2:
-                ignored[position] = wanted.shape
-            elif types[name].shape != wanted.shape:
+                replaced[position] = Replaced(TensorType(wanted.shape, "float32"), True)
+                continue
+            if types[name].shape != wanted.shape:
                 raise InputMistake(
                     f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
                 )
-        return ignored
+            if kind(types[name].dtype) != 2:
+                replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
+        return replaced
 
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
@@ -235,12 +266,26 @@ class Function:
         `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
         Nothing is measured; choices that tuning found before are used.
         """
-        types = types_of(self.inputs, args)
+        types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}
         device = next(iter(devices - {"cpu"}), "cpu")
         lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target, False)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+
+def _signature(inputs: Sequence[object]) -> tuple | None:
+    """What a call depends on where all inputs are plain tensors on which nothing is recorded."""
+    found = []
+    for t in inputs:
+        if type(t) is not torch.Tensor or t.requires_grad:
+            return None
+        found.append((t.shape, t.dtype, t.device))
+    return tuple(found)
+
+
+def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:
+    return [(t.shape, t.dtype) for t in tensors]
 
 
 def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:

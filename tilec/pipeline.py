@@ -9,11 +9,13 @@ from tilec import knobs
 from tilec.backends.base import Lowering
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind import bind
 from tilec.transforms.defract import defract
 from tilec.transforms.flatten import flatten
+from tilec.transforms.identities import apply_identities
+from tilec.transforms.kinds import Kinds
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
 
@@ -25,6 +27,9 @@ class Setting:
     types: Mapping[str, TensorType]
     values: Mapping[str, int]
 
+    def kinds(self) -> dict[str, Kinds]:
+        return {name: frozenset((kind(t.dtype),)) for name, t in self.types.items()}
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -34,9 +39,14 @@ class Pass:
     run: Callable[[Program, Setting], Program]
 
 
+def _flat(program: Program, setting: Setting) -> Program:
+    simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
+    return apply_identities(simple, setting.kinds())
+
+
 PASSES: tuple[Pass, ...] = (
     Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
-    Pass("flat", lambda program, setting: simplify(flatten(program, setting.types))),
+    Pass("flat", _flat),
     Pass("reduced", lambda program, setting: reduce(program)),
     Pass("defracted", lambda program, setting: defract(program)),
 )

@@ -332,11 +332,9 @@ def test_input_mistakes():
         run(function("A", "O[i : 2] = +(A[i]);"), M)
 
 
-def test_recurrence_and_random_are_refused():
+def test_recurrences_are_refused():
     with pytest.raises(Unsupported):
         run(function("B[T]", "H[t : T] = H[t - 1] + B[t];", "H"), A4)
-    with pytest.raises(Unsupported):
-        run(function("S[]", "O[i : 4] = rand(S, i);"), 1)
 
 
 def test_unknown_names_end_in_tile_errors():

@@ -49,6 +49,8 @@ BODIES = [
     ("ArityMistake", "O = «reshape(A)»;", "2 or more arguments"),
     ("ArityMistake", "O[i : N] = B[«clamp(i, 0)»];", "takes 3 arguments"),
     ("ArityMistake", "O[i : N] = «rand(K)» + B[i];", "a seed and a counter"),
+    ("ArityMistake", "O = A + «rand(K, 1, 2)»;", "takes 1 to 2 arguments, not 3"),
+    ("RankMistake", "O = B + rand(«A» + 1);", "the seed of `rand` is one integer, and `A` has rank 2"),
     # affine
     ("AffineMistake", "O[i, j : N, N] = +(A[«i*j», i]);", "a product of two index expressions"),
     ("AffineMistake", "O[i : N] = +(B[«(i + 1) * (i + 2)»]);", "a product of two"),

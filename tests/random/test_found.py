@@ -79,6 +79,43 @@ FOUND = {
         "function (A[3, 3, 1], D[2, 2]) -> (T) { T[i : 2] = +(pad(in(A[0, i, j]), 0) == 0 ? D[i, j]); }",
         [np.zeros((3, 3, 1)), F[:4].reshape(2, 2)],
     ),
+    "what in() says to a convolution": (
+        "function (D[4, 4], A[4], B[2]) -> (T) { T[i : 2] = +(D[i, j] * A[j] * in(B[j])); }",
+        [np.arange(16.0).reshape(4, 4), F[:4], F[:2]],
+    ),
+    "what in() says to a convolution with a window": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * -(K[k] * in(B[k]) * 2)); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in what in() says to a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[clamp(i/2, 0, 1)])) no_defract; }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in a constraint on a convolution": (
+        "function (D[9], K[3]) -> (T) { T[i : 7] = +(D[i + k] * K[k]), clamp(i/2, 0, 1) < 2 no_defract; }",
+        [np.arange(9.0), F[:3]],
+    ),
+    "a variable of a convolution that stands in in() alone": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[q])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "the scale of reverse_grad in a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * reverse_grad(K[k], B[k])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "minus the negative of uint8": (
+        "function (A[N], B[N], C[N]) -> (S, T, U, V) { S = A - -B; T = C - -B; U = C + -B; V = A - -C; }",
+        [np.array([-3, 200, 7], np.int16), np.array([200, 0, 255], np.uint8), F[:3]],
+    ),
+    "minus the negative of the least int8": (
+        "function (A[N], B[N]) -> (T, U) { T[i : N] = A[i] - -B[i]; U[i : N] = float64(A[i]) + -B[i]; }",
+        [np.array([1, -2, 3], np.int32), np.array([-128, 127, 1], np.int8)],
+    ),
+    "zero added to minus zero": (
+        "function (A[N]) -> (T, U) { T = 1 / (A + 0); U[i : N] = 1 / (0 + A[i]); }",
+        [np.array([-0.0, 0.0, 2.0])],
+    ),
+    "a literal of 2^63": ("function (A[N]) -> (T) { T = A + --9223372036854775808; }", [np.array([2, -1])]),
     "a negative power of integers": ("function (A[N]) -> (T) { T = pow(A, -1); }", [np.array([2, 1, -1])]),
 }
 

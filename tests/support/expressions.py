@@ -256,7 +256,16 @@ class Expressions(Inputs):
             other = "i"
         return a, self.expression(scope, other, 0 if self.chance(60) else depth - 1, exact)
 
+    def draw(self, scope: Scope | None, function: str) -> str:
+        """A random number: over whole tensors by position or by a counter, elsewhere by a counter."""
+        self.features.add("draw")
+        if scope is None and self.chance(50):
+            return f"{function}({self.integer(-2, 2)})"
+        return f"{function}({self.integer(-2, 2)}, {self.expression(scope, 'i', 1, True)})"
+
     def _floating(self, scope: Scope | None, depth: int, exact: bool) -> Text:
+        if not exact and self.chance(4):
+            return Text(self.draw(scope, self.pick(("rand", "randn"))), "f", False, 7)
         form = self.integer(0, 99)
         simple = self.options.special or exact
         if form < 60 or self.options.special:
@@ -318,6 +327,8 @@ class Expressions(Inputs):
             a, b = (self.expression(scope, category, min(depth - 1, 1), True) for _ in "ab")
             op = self.pick(("<", ">", "<=", ">=", "==", "!="))
             return Text(f"(({a}) {op} ({b}))", "b", True, 1)
+        if self.chance(10):
+            return Text(f"({self.draw(scope, 'rand')} < 0.5)", "b", True, 1)
         a = self.expression(scope, "b", depth - 1, True)
         if form >= 90:
             return Text(f"(~{a})", "b", True, 1)

@@ -225,12 +225,33 @@ CASES = {
         "H is a recurrence",
         "H[t - 1]",
     ),
-    "random numbers": (
+    "a floating seed": (
         "function (S[]) -> (R) { R[k : 4] = rand(S, k); }",
-        {"S": i()},
-        Unsupported,
-        "rand cannot be run yet",
+        {"S": f()},
+        TypeMistake,
+        "the seed of rand is an integer, not float32",
         "rand(S, k)",
+    ),
+    "a seed of bool": (
+        "function (X, S) -> (R) { R = X * randn(S > 1); }",
+        {"X": f(2), "S": i()},
+        TypeMistake,
+        "the seed of randn is an integer, not bool",
+        "randn(S > 1)",
+    ),
+    "a floating counter": (
+        "function (S[]) -> (R) { R[k : 4] = rand(S, k * 0.5); }",
+        {"S": i()},
+        TypeMistake,
+        "the counter of rand is an integer, not float64",
+        "rand(S, k * 0.5)",
+    ),
+    "a seed with dimensions": (
+        "function (X, S) -> (R) { R = X * rand(S + 1); }",
+        {"X": f(2), "S": i(2)},
+        RankMistake,
+        "the seed of rand is one integer, but S has shape (2,)",
+        "S",
     ),
 }
 

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilec.errors import TypeMistake
 from tilec.ir.evaluate import evaluate
 from tilec.ir.infer import infer
 from tilec.ir.program import Call, Float, Int, Name, Program, Statement
-from tilec.ir.types import TensorType
+from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.ir.verify import verify
 from tilec.language import parse, show, show_expr
+from tilec.pipeline import lower
 from tilec.transforms.bind import bind
 from tilec.transforms.simplify import fold, simplify, truth
 
@@ -29,13 +31,14 @@ def expression(text: str):
         ("0.5 * 4", "2.0"),
         ("sin(X) * 1", "sin(X)"),
         ("1 * sin(X)", "sin(X)"),
-        ("sin(X) + 0", "sin(X)"),
-        ("0 + sin(X)", "sin(X)"),
+        ("int8(X) + 0", "int8(X)"),
+        ("0 + int8(X)", "int8(X)"),
         ("sin(X) - 0", "sin(X)"),
         ("sin(X) / 1", "sin(X)"),
-        ("--X", "X"),
-        ("sin(X) + -Y", "sin(X) - Y"),
-        ("X - -Y", "X + Y"),
+        ("--sin(X)", "sin(X)"),
+        ("--uint8(X)", "uint8(X)"),
+        ("sin(X) + -sin(Y)", "sin(X) - sin(Y)"),
+        ("int8(X) - -(Y * 0.5)", "int8(X) + Y * 0.5"),
         ("ident(ident(X))", "X"),
         ("1 < 2 ? sin(X) : 0", "sin(X)"),
         ("2 == 3 ? 0 : sin(X)", "sin(X)"),
@@ -55,6 +58,14 @@ def test_identities(before, after):
         "X / 1",
         "(X > Y) * 1",
         "(X == Y) + -Y",
+        "(X == Y) + -sin(Y)",  # refused: `-` takes no bool
+        "--X",
+        "sin(X) + 0",  # -0.0 + 0 is 0.0
+        "0 + sin(X)",
+        "X - -Y",  # -Y may wrap in a narrower type than the difference has
+        "sin(X) - -uint8(Y)",
+        "sin(X) + -int64(Y)",
+        "9007199254740993 == 9007199254740992.0 ? X : 0",  # equal, in float64
         "X * 0",  # infinite or NaN
         "X - X",
         "sin(X) * 1.0",  # an integer argument would become floating
@@ -90,6 +101,50 @@ def test_conditions_that_literals_decide():
         "2 & 1": None,
     }.items():
         assert truth(expression(text)) is known, text
+
+
+def test_numbers_meet_in_float64_where_they_are_compared():
+    assert truth(expression("9007199254740993 == 9007199254740992.0")) is True
+    assert truth(expression("9007199254740993 == 9007199254740992")) is False
+
+
+@pytest.mark.parametrize("x", DTYPES)
+@pytest.mark.parametrize("y", DTYPES)
+def test_negation_wraps_in_its_own_type(x, y):
+    """Every pair of types, at the ends of their ranges: the oracle on the source against the simplified statement."""
+    arrays = [_extremes(x), _extremes(y)]
+    types = {"X": TensorType((6,), x), "Y": TensorType((6,), y)}
+    for text in ("X - -Y", "X + -Y", "X + 0", "0 + X", "X - 0", "--X", "-(-X - -Y)", "X*1 - -(Y*1)", "1 / (X + 0)"):
+        program = parse(f"function (X, Y) -> (Z) {{ Z = {text}; }}")
+        try:
+            bound = bind(program, types, {})
+        except TypeMistake:
+            assert "bool" in (x, y)
+            continue
+        known = {name: frozenset((kind(t.dtype),)) for name, t in types.items()}
+        changed = simplify(bound, inputs=known)
+        assert infer(changed, types)["Z"] == infer(bound, types)["Z"], text
+        expected, got = (evaluate(p, arrays)[0] for p in (bound, changed))
+        np.testing.assert_array_equal(got, expected, err_msg=text)
+        if expected.dtype.kind == "f":
+            signs = np.signbit(got) == np.signbit(expected)
+            assert (signs | np.isnan(expected)).all(), text
+
+
+def _extremes(dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return np.array([0, 1, 1, 0, 1, 0], bool)
+    if kind(dtype) == 2:
+        return np.array([-0.0, 0.0, 1.5, -2.0, np.inf, np.nan])
+    ends = np.iinfo(dtype)
+    return np.array([0, 1, ends.max, ends.min, ends.max - 1, 3], dtype)
+
+
+def test_where_types_are_known_signs_are_merged():
+    program = parse("function (X[N], Y[N]) -> (Z) { T = -Y; Z = X - -Y; }")
+    for dtype, kept in (("float32", False), ("float64", False), ("uint8", True), ("int64", True)):
+        types = {"X": TensorType((3,), "float64"), "Y": TensorType((3,), dtype)}
+        assert ("- -" in show(lower(program, types, {}).stages["flat"])) is kept
 
 
 def test_a_guard_with_reads_stays_even_if_it_is_true():

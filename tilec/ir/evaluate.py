@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilec.errors import AssignmentMistake, InputMistake, SizeMistake, UnboundIndex, Unsupported, WriteConflict
+from tilec.ir.functions import RANDOM
 from tilec.ir.infer import aggregate_type
 from tilec.ir.oracle.accumulate import Accumulator, wrap
 from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
-from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads, walk
+from tilec.ir.program import Access, Call, Expr, Index, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import kind, promote
 
 
@@ -24,8 +25,7 @@ def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray
     """Outputs of a program for its inputs, one array or Python number each, in order.
 
     Floating results are float64 whatever their type, integer and bool results have their inferred type. Raises
-    TileError subclasses for inputs that do not fit the program, and Unsupported for random numbers and for statements
-    with too many points.
+    TileError subclasses for inputs that do not fit the program, and Unsupported for statements with too many points.
     """
     if len(arrays) != len(program.inputs):
         raise InputMistake(f"the program takes {len(program.inputs)} inputs; got {len(arrays)}")
@@ -90,8 +90,10 @@ class _Run(Evaluator):
         site = self.site(s.body, None, s.constraints, ())
         if site.variables:
             raise UnboundIndex(f"nothing bounds the index variables {', '.join(site.variables)}", s.span)
-        at = Points({}, site, whole=True)
-        value = self.value(s.body, at)
+        value = self.value(s.body, Points({}, site, whole=True))
+        at = Points({}, site, whole=True, shape=np.shape(value.data))
+        if any(isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1 for e in walk(s.body)):
+            value = self.value(s.body, at)  # now that the shape over which the draws are counted is known
         data = np.asarray(wrap(value.data, value.type.dtype))
         if not all(self.form_value(f, at)[1] for f in site.forms):
             data = np.zeros_like(data)

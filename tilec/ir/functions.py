@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilec.ir import philox
 from tilec.ir.program import Call, Expr, Float, Int
 from tilec.ir.types import CASTS, FLOATS
 
@@ -25,7 +26,8 @@ Pullback = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
 
 @dataclass(frozen=True)
 class ScalarFunction:
-    """`result`: how the type follows: promote, division, float, bool, bits, select, like, int, or a type's name.
+    """`result`: how the type follows: promote, division, float, bool, bits, select, like, random,
+    or a type's name.
     `arity`: least and most arguments. `precedence`: 0 for functions; a greater number binds tighter."""
 
     name: str
@@ -238,9 +240,9 @@ _row("simple_reduce", 2, "structural")
 _row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi), triton="minimum_(maximum_({0}, {1}), {2})")
 _row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
-# random bits (Philox 4x32-10): parsed and printed; drawn once their backend lands
-_row("rand", (1, 2), "float32")
-_row("randn", (1, 2), "float32")
+# random numbers (ir/philox): of a seed and a counter; the counter left out is the position in an elementwise statement
+_row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})", triton="rand_({0}, {1})")
+_row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", triton="randn_({0}, {1})")
 
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")

@@ -50,6 +50,8 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
         return _cast_like(types[0], types[1])
     if rule in CASTS or rule == "bool" and function == "bool" or function in ("uint16", "uint32"):
         return _cast(types[0], rule)
+    if rule == "random":
+        return _random_type(function, types, span)
     both = promote(*(types[1:] if rule == "select" else types))
     if rule == "bool":
         return ElementType("bool", both.weak, both.scalar)
@@ -173,6 +175,16 @@ class _Typing:
             return
         for child in children(e):
             self.check_index(child)
+
+
+def _random_type(function: str, types: Sequence[ElementType], span: Span | None) -> ElementType:
+    """A float32, as strong as a tensor with dimensions: its seed says nothing about the precision wanted."""
+    for what, t in zip(("seed", "counter"), types, strict=False):
+        if kind(t.dtype) != 1:
+            raise TypeMistake(
+                f"the {what} of {function} is an integer, not {t.dtype}", span, hint="cast with int64(...)"
+            )
+    return ElementType("float32")
 
 
 def _cast(element: ElementType, dtype: str) -> ElementType:

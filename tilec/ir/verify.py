@@ -26,7 +26,7 @@ from tilec.ir.program import (
     index_variables,
 )
 
-BOUND_HAS_NO = frozenset((*STRUCTURAL, *RANDOM, "shape", "index", "as_type", "same"))
+BOUND_HAS_NO = frozenset((*STRUCTURAL, "shape", "index", "as_type", "same"))
 
 
 def verify(program: Program, bound: bool = False) -> None:
@@ -148,6 +148,8 @@ class _Verifier:
         low, high = row.arity
         _require(low <= len(e.args) <= high, f"{e.function} takes {low} to {high} arguments", e.span)
         _require(not self.bound or e.function not in BOUND_HAS_NO, f"a call of {e.function} is left", e.span)
+        counted = not self.bound or e.function not in RANDOM or len(e.args) == 2
+        _require(counted, f"{e.function} is left without a counter", e.span)
 
     def aggregate(self, e: Aggregate, outside: frozenset[str]) -> None:
         _require(e.aggregation in AGGREGATIONS, f"no aggregation is called {e.aggregation}", e.span)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, TypeMistake
 from tilec.ir.functions import FUNCTIONS, STRUCTURAL, call
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad, walk
 from tilec.language import indices
 from tilec.language.syntax import Apply, check_arity
 from tilec.language.values import Expansion, Region, Values
@@ -132,8 +132,24 @@ def _random(values: Values, e: Apply, region: Region) -> Expr:
     if region.indexed and len(e.args) == 1:
         hint = f"{e.function}(S, e) with an integer expression of the index variables for each element's own number"
         raise ArityMistake(f"`{e.function}` beside indices takes a seed and a counter", e.span, hint=hint)
-    seed = values.value(e.args[0], region)
-    return Call(e.function, (seed, *[indices.index(c, values.scope) for c in e.args[1:]]), span=e.span)
+    node = Call(e.function, tuple([values.value(a, region) for a in e.args]), span=e.span)
+    if not region.indexed:
+        _one_seed(values, node)
+    return node
+
+
+def _one_seed(values: Values, e: Call) -> None:
+    """Over whole tensors the seed is a single integer, which gives no shape."""
+    for name in (x for x in walk(e.args[0]) if isinstance(x, Name)):
+        symbol = values.scope.symbols[name.name]
+        if symbol.rank:
+            raise RankMistake(
+                f"the seed of `{e.function}` is one integer, and `{name.name}` has rank {symbol.rank}",
+                name.span,
+                hint=values.scope.rank_reason(symbol),
+            )
+        if symbol.rank is None and symbol.kind == "input":
+            symbol.rank, symbol.rank_span = 0, name.span
 
 
 def _tuple(values: Values, e: Apply, region: Region) -> Expr:

@@ -100,7 +100,8 @@ def _substituted(program: Program, values: Values, e: Apply, region: Region) -> 
 
 def _is_scalar(e: Expr) -> bool:
     if isinstance(e, Call):
-        return e.function not in (*STRUCTURAL, *RANDOM, "shape", "index", "as_type")
+        placed = e.function in RANDOM and len(e.args) == 1  # its number is its position in a statement of its own
+        return not placed and e.function not in (*STRUCTURAL, "shape", "index", "as_type")
     return isinstance(e, (Int, Float, Name))
 
 

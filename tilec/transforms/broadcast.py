@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilec.errors import SizeMistake, Span
+from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int
 
 Shape = tuple[int, ...]
@@ -72,6 +73,13 @@ class Axes:
             Int(0) if size == 1 and self.shape[offset + d] != 1 else self.variables[offset + d]
             for d, size in enumerate(shape)
         )
+
+    def position(self) -> Affine:
+        """The row-major number of an element."""
+        result, stride = Affine(), 1
+        for v, n in zip(reversed(self.variables), reversed(self.shape), strict=True):
+            result, stride = Affine.variable(v.name, stride) + result, stride * n
+        return result
 
     def read(self, tensor: str, shape: Shape, span: Span | None = None) -> Access:
         return Access(tensor, self.at(shape), span=span)

@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilec.ir.functions import STRUCTURAL
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Name, Program, Statement, index_variables
+from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Name,
+    Program,
+    Statement,
+    index_variables,
+    walk,
+)
 from tilec.transforms.adjoint import constraining
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import product
 
 LEVELS = 8  # of an elementwise expression that is cut
+WHOLE = 10**6  # of one that counts its elements' positions, which a part of another shape would not have
 TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a conditional's branch, which it guards
 
 
@@ -44,7 +57,13 @@ def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> Non
         result.append(made)
         return Name(made.output)
 
-    result.append(replace(s, body=_shallow(s.body, assign, lambda e: isinstance(e, (Access, Aggregate)), LEVELS)))
+    levels = WHOLE if any(map(counts_positions, walk(s.body))) else LEVELS
+    result.append(replace(s, body=_shallow(s.body, assign, lambda e: isinstance(e, (Access, Aggregate)), levels)))
+
+
+def counts_positions(e: Expr) -> bool:
+    """Is this a draw whose counter is its place in the statement?"""
+    return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1
 
 
 def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilec.ir.functions import STRUCTURAL
-from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, children, expressions, walk
+from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, expressions, walk
 
 # The size of each dimension, or the name of a tensor of the same shape where not even the rank is known.
 Extent = tuple[Expr, ...] | str
@@ -72,8 +72,8 @@ def _operands(e: Expr, known: Mapping[str, Extent]) -> list[Extent]:
         e = stack.pop()
         if isinstance(e, Name) and e.name in known:
             found.setdefault(known[e.name])
-        if isinstance(e, Call) and e.function != "shape":
-            stack.extend(children(e) if e.function != "index" else e.args[:1])
+        if isinstance(e, Call) and e.function != "shape":  # a seed is of rank 0
+            stack.extend(e.args[:1] if e.function == "index" else e.args[e.function in RANDOM :])
     return list(found)
 
 

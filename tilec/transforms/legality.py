@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tilec.errors import UnboundIndex, Unsupported, WriteConflict
-from tilec.ir.functions import RANDOM
 from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain_of, writes_conflict
 
@@ -17,8 +16,6 @@ def features(s: Statement) -> frozenset[str]:
         for e in walk(root):
             match e:
                 case Call(function):
-                    if function in RANDOM:
-                        raise Unsupported(f"{function} cannot be run yet", e.span or s.span)
                     found.add(function)
                 case Access(name) | Name(name) if name == s.output:
                     raise Unsupported(

@@ -2,16 +2,17 @@
 
 Nothing here reorders floating arithmetic, drops a read that constrains a statement's points or gives an elementwise
 statement its shape, or changes a type: `x * 1` is x only where x is known not to be bool, which the product is not.
+What holds for some kinds of values only asks `kinds`: `a - -b` is `a + b` where b is floating, since the negation of an
+integer wraps in its own type, and `x + 0` is x where x is an integer, since -0.0 + 0 is 0.0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.functions import ONE, ZERO
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -30,8 +31,11 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
+from tilec.transforms.kinds import BOOL, FLOATING, INTEGER, Kinds, kinds, statement_kinds
 
+Known = Mapping[str, Kinds]
 Literal = int | float
+NOTHING: Known = {}
 _ARITHMETIC: dict[str, Callable[[Literal, Literal], Literal]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -47,16 +51,19 @@ _COMPARISONS: dict[str, Callable[[Literal, Literal], bool]] = {
 }
 
 
-def simplify(program: Program, outputs: Sequence[str] | None = None) -> Program:
-    """A program with the same values for `outputs` (default: the program's own), which become its outputs."""
+def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: Known = NOTHING) -> Program:
+    """A program with the same values for `outputs` (default: the program's own), which become its outputs. `inputs`:
+    the kinds that inputs are known to have."""
     wanted = program.outputs if outputs is None else tuple(outputs)
     tensors = set(program.input_names())
+    known = dict(inputs)
     same: dict[str, str] = {}  # a name that is no longer assigned -> the name that holds its value
     first: dict[Statement, str] = {}
     kept: list[Statement] = []
     for s in program.statements:
-        s = _fold_statement(_rename_reads(s, same))
+        s = _fold_statement(_rename_reads(s, same), known)
         tensors.add(s.output)
+        known[s.output] = statement_kinds(s, known)
         source = _copied(s)
         if source is None or source not in tensors:
             source = first.setdefault(_right_side(s), s.output)
@@ -133,33 +140,33 @@ def _rename_reads(s: Statement, same: dict[str, str]) -> Statement:
     return replace(map_expressions(s, visit), default=default)
 
 
-def _fold_statement(s: Statement) -> Statement:
+def _fold_statement(s: Statement, known: Known) -> Statement:
     """Values only: an index, a size or a constraint has arithmetic of its own."""
-    guard = None if s.guard is None else fold(s.guard)
-    if guard is not None and truth(guard) is True and _reads_nothing(guard):
-        guard = None
-    body = fold(s.body)
+    guard = _fold_guard(s.guard, known)
+    body = fold(s.body, known)
     return s if body is s.body and guard is s.guard else replace(s, guard=guard, body=body)
 
 
-def fold(e: Expr) -> Expr:
+def _fold_guard(guard: Expr | None, known: Known) -> Expr | None:
+    guard = None if guard is None else fold(guard, known)
+    return None if guard is not None and truth(guard) is True and _reads_nothing(guard) else guard
+
+
+def fold(e: Expr, known: Known = NOTHING) -> Expr:
     """The expression with literals computed and identities removed; the very same object where there are none."""
     match e:
         case Call():
             if e.function in ("index", "shape", "reshape"):
                 return e
-            args = tuple(map(fold, e.args))
+            args = tuple([fold(a, known) for a in e.args])
             if any(a is not b for a, b in zip(args, e.args, strict=True)):
                 e = replace(e, args=args)
-            return _fold_call(e)
+            return _fold_call(e, known)
         case Pad():
-            value = fold(e.value)
+            value = fold(e.value, known)
             return e if value is e.value else replace(e, value=value)
         case Aggregate():
-            guard = None if e.guard is None else fold(e.guard)
-            if guard is not None and truth(guard) is True and _reads_nothing(guard):
-                guard = None
-            body = fold(e.body)
+            guard, body = _fold_guard(e.guard, known), fold(e.body, known)
             return e if body is e.body and guard is e.guard else replace(e, body=body, guard=guard)
     return e
 
@@ -177,16 +184,17 @@ def truth(e: Expr) -> bool | None:
         return deciding if deciding in known else None if None in known else not deciding
     if e.function in _COMPARISONS:
         a, b = ((int(t) if (t := truth(x)) is not None and is_bool(x) else _literal(x)) for x in e.args)
-        return None if a is None or b is None else _COMPARISONS[e.function](a, b)
+        if a is None or b is None:
+            return None
+        if isinstance(a, float) or isinstance(b, float):
+            a, b = float(a), float(b)  # they meet in float64, as everywhere: Python alone would compare exactly
+        return _COMPARISONS[e.function](a, b)
     return None
 
 
 def is_bool(e: Expr) -> bool:
     """Is the value bool, as far as its form says?"""
-    if isinstance(e, Call):
-        result = FUNCTIONS[e.function].result
-        return result == "bool" or (result == "bits" and all(map(is_bool, e.args)))
-    return isinstance(e, Aggregate) and AGGREGATIONS[e.aggregation].result == "bool"
+    return kinds(e, NOTHING) == BOOL
 
 
 def _literal(e: Expr) -> Literal | None:
@@ -208,53 +216,66 @@ def _from_literal(value: Literal) -> Expr | None:
     return Float(value) if math.copysign(1.0, value) > 0 else -Float(-value)
 
 
-def _fold_call(e: Call) -> Expr:
+def _fold_call(e: Call, known: Known) -> Expr:
     literals = [_literal(a) for a in e.args]
     if e.function in _ARITHMETIC and None not in literals:
         a, b = literals
         result = _from_literal(_ARITHMETIC[e.function](a, b))  # type: ignore[arg-type]
         return e if result is None else result
     rule = _RULES.get(e.function)
-    return e if rule is None else rule(e, *e.args)
+    return e if rule is None else rule(e, known, *e.args)
 
 
-def _add(e: Expr, a: Expr, b: Expr) -> Expr:
-    if isinstance(b, Call) and b.function == "neg" and _literal(b) is None and never_bool(a):
-        return a - b.args[0]
-    if b == ZERO and never_bool(a):
+def _negated(e: Expr, known: Known) -> Expr | None:
+    """What a floating expression is the negative of. That of an integer wraps in its own type, the result's may be
+    wider: 1 - -X is 1 + X for no uint8 X but 0."""
+    if not isinstance(e, Call) or e.function != "neg" or _literal(e) is not None or kinds(e, known) != FLOATING:
+        return None
+    return e.args[0]
+
+
+def _add(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+    negated = _negated(b, known)
+    if negated is not None and _never_bool(a, known):
+        return a - negated
+    if b == ZERO and kinds(a, known) == INTEGER:
         return a
-    return b if a == ZERO and never_bool(b) else e
+    return b if a == ZERO and kinds(b, known) == INTEGER else e
 
 
-def _sub(e: Expr, a: Expr, b: Expr) -> Expr:
-    if isinstance(b, Call) and b.function == "neg" and _literal(b) is None:
-        return a + b.args[0]
-    return a if b == ZERO and never_bool(a) else e
+def _sub(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+    negated = _negated(b, known)
+    if negated is not None and _never_bool(a, known):
+        return a + negated
+    return a if b == ZERO and _never_bool(a, known) else e
 
 
-def _mul(e: Expr, a: Expr, b: Expr) -> Expr:
-    if b == ONE and never_bool(a):
+def _mul(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+    if b == ONE and _never_bool(a, known):
         return a
-    return b if a == ONE and never_bool(b) else e
+    return b if a == ONE and _never_bool(b, known) else e
 
 
-def _div(e: Expr, a: Expr, b: Expr) -> Expr:
-    return a if b == ONE and never_bool(a) else e
+def _div(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+    return a if b == ONE and _never_bool(a, known) else e
 
 
-def _neg(e: Expr, a: Expr) -> Expr:
-    return a.args[0] if isinstance(a, Call) and a.function == "neg" else e
+def _neg(e: Expr, known: Known, a: Expr) -> Expr:
+    match a:
+        case Call("neg", (x,)) if _never_bool(x, known):
+            return x
+    return e
 
 
-def _select(e: Expr, condition: Expr, a: Expr, b: Expr) -> Expr:
+def _select(e: Expr, known: Known, condition: Expr, a: Expr, b: Expr) -> Expr:
     """Dropping a condition or a branch must drop no read."""
-    known = truth(condition)
+    decided = truth(condition)
     if a == b and _reads_nothing(condition):
         return a
-    if known is None or not _reads_nothing(condition):
+    if decided is None or not _reads_nothing(condition):
         return e
-    taken, dropped = (a, b) if known else (b, a)
-    return taken if isinstance(dropped, Int) and never_bool(taken) else e
+    taken, dropped = (a, b) if decided else (b, a)
+    return taken if isinstance(dropped, Int) and _never_bool(taken, known) else e
 
 
 _RULES: dict[str, Callable[..., Expr]] = {
@@ -264,27 +285,14 @@ _RULES: dict[str, Callable[..., Expr]] = {
     "div": _div,
     "neg": _neg,
     "select": _select,
-    "ident": lambda e, a: a,
+    "ident": lambda e, known, a: a,
 }
+
+
+def _never_bool(e: Expr, known: Known) -> bool:
+    """Is the value surely a number? A read of a tensor of unknown type is not surely one."""
+    return 0 not in kinds(e, known)
 
 
 def _reads_nothing(e: Expr) -> bool:
     return not any(isinstance(x, (Access, Inside, Name, Index)) for x in walk(e))
-
-
-def never_bool(e: Expr) -> bool:
-    """Is the value surely a number? A read of a tensor of unknown type is not surely one."""
-    match e:
-        case Int() | Float() | Index() | Inside():
-            return True
-        case Call():
-            rule = FUNCTIONS[e.function].result
-            if rule in ("promote", "select"):
-                return e.function in ("neg", "sub") or any(never_bool(a) for a in e.args[rule == "select" :])
-            return rule not in ("bool", "bits", "like0", "like1", "structural")
-        case Aggregate():
-            rule = AGGREGATIONS[e.aggregation].result
-            return never_bool(e.body) if rule == "keep" else rule != "bool"
-        case Pad():
-            return never_bool(e.access) or never_bool(e.value)
-    return False

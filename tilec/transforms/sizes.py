@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
+from tilec.ir.functions import RANDOM
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
@@ -23,6 +24,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     children,
+    expressions,
     walk,
 )
 from tilec.ir.types import DTYPES, TensorType, kind
@@ -293,6 +295,16 @@ def size_inputs(program: Program) -> tuple[str, ...]:
             needed.update(_names(s.body))
         needed.update(_names_in_sizes(s))
     return tuple(i.name for i in program.inputs if i.name in needed)
+
+
+def seed_inputs(program: Program) -> tuple[str, ...]:
+    """Inputs that stand in the seed of a random number."""
+    found: set[str] = set()
+    for root in (e for s in program.statements for e in expressions(s)):
+        for call in (x for x in walk(root) if isinstance(x, Call) and x.function in RANDOM):
+            seed = list(walk(call.args[0]))
+            found.update(e.tensor if isinstance(e, Access) else e.name for e in seed if isinstance(e, (Access, Name)))
+    return tuple(i.name for i in program.inputs if i.name in found)
 
 
 def _names_in_sizes(s: Statement) -> Iterable[str]:

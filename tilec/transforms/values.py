@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tilec.errors import NameMistake, RankMistake, SizeMistake, Span, TypeMistake, Unsupported
-from tilec.ir.functions import STRUCTURAL
+from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.index import integer
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -194,6 +194,23 @@ class Values:
             return value
         return Call(result.dtype if result.dtype in CASTS else "bool", (value,), span=e.span)
 
+    def _random(self, e: Call) -> Expr:
+        """A draw with its counter: in an elementwise statement the element's row-major position, if none is given."""
+        if self.axes is not None:
+            for name in (x for x in walk(e.args[0]) if isinstance(x, Name)):
+                t = self.scope.types.get(name.name)
+                if t is not None and t.shape:
+                    raise RankMistake(
+                        f"the seed of {e.function} is one integer, but {name.name} has shape {t.shape}",
+                        name.span or e.span,
+                        hint="each element of the statement gets a number; the seed, one integer, says of which series",
+                    )
+        args = tuple(map(self.bind, e.args))
+        if len(args) == 1:
+            assert self.axes is not None, "a draw beside indices has a counter"
+            args = (*args, self.axes.position().to_expr())
+        return replace(e, args=args)
+
     def _structural(self, e: Call) -> Expr:
         raise Unsupported(f"{e.function} stands in elementwise statements only", e.span)
 
@@ -202,6 +219,7 @@ _SPECIAL = {
     "shape": Values._shape_call,
     "index": Values._index_call,
     "as_type": Values._as_type,
+    **dict.fromkeys(RANDOM, Values._random),
     **dict.fromkeys(STRUCTURAL, Values._structural),
 }
 

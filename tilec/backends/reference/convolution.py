@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tilec.backends.reference.access import free
 from tilec.backends.reference.code import indented, literal, tuple_text
-from tilec.backends.reference.domain import build_domain, size_of
+from tilec.backends.reference.domain import build_domain, conditions_of
 from tilec.backends.reference.factors import split_factors
 from tilec.backends.reference.task import Task
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Constraint
+from tilec.ir.program import Access, Statement, expressions, index_variables
 from tilec.ir.types import kind
 
 INPUT, OUTPUT, KERNEL = range(3)
@@ -101,7 +100,7 @@ def recognise(task: Task) -> Convolution | None:
         return None
     if {task.types[a.tensor].dtype, task.types[b.tensor].dtype} != {task.type.dtype}:
         return None
-    if not all(_needless(c, task) for c in s.constraints):
+    if not _says_nothing_more(s, replace(s, body=a * b, constraints=()), task):
         return None
     operands = [Operand(s.output, tuple(map(linear, s.index)), task.type.shape)]
     operands += [Operand(x.tensor, tuple(map(linear, x.index)), task.types[x.tensor].shape) for x in (a, b)]
@@ -113,19 +112,23 @@ def recognise(task: Task) -> Convolution | None:
         c = _with_roles(roles, order.index(0), split[1])
         if c is not None:
             found.append(c)
-    return min(found, key=_kernel_size, default=None)
+    return min(found, key=_likeliness, default=None)
 
 
-def _needless(c: Constraint, task: Task) -> bool:
-    """Whether a constraint says nothing that the accesses do not."""
+def _says_nothing_more(s: Statement, bare: Statement, task: Task) -> bool:
+    """Whether the points of a statement are those of its two accesses, `bare`: what constraints, `in` and values that
+    are dropped ask is implied."""
+    own = set(conditions_of(bare, task.types))
+    further = [c for c in conditions_of(s, task.types) if c not in own]
+    if not further:
+        return True
     try:
-        domain = build_domain(replace(task.flat, constraints=()), task.types)
+        domain = build_domain(bare, task.types)
     except TileError:
         return False
-    if domain is None or not domain.low.keys() >= free(linear(c.expr)):
+    if domain is None or not domain.low.keys() >= set(index_variables(*expressions(s))):
         return False
-    low, high = domain.interval(linear(c.expr))
-    return linear(c.expr).is_integral and low >= 0 and high < size_of(c.bound)
+    return all(map(domain.holds, further))
 
 
 def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
@@ -134,9 +137,11 @@ def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _kernel_size(c: Convolution) -> int:
+def _likeliness(c: Convolution) -> tuple[int, int, bool]:
+    """Where several roles fit: the smallest kernel, then one that need not be flipped, then the convolution itself."""
     o = c.operands[KERNEL]
-    return math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    size = math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    return size, sum(s.step < 0 for s in c.spatial), c.written != OUTPUT
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:

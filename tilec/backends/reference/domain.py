@@ -163,6 +163,13 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     low = {v: a for v, (a, _) in ranges.items()}
     extent = {v: b - a + 1 for v, (a, b) in ranges.items()}
     box = Domain(s, low, extent, (), None)
+    conditions = tuple(c for c in conditions_of(s, types) if not box.holds(c))
+    return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
+
+
+def conditions_of(s: Statement, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+    """Everything that a bound statement asks of a point, its guard's value and tensors' elements in indices aside: the
+    accesses, those in `in` and of values that are dropped included, its constraints and its output index."""
     wanted: dict[Condition, None] = {}
     assert s.index is not None and s.sizes is not None
     for root in (s.body, *(() if s.guard is None else (s.guard,)), *s.index):
@@ -171,8 +178,7 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
     wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
-    conditions = tuple(c for c in wanted if not box.holds(c))
-    return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
+    return tuple(wanted)
 
 
 def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> Statement:

@@ -193,7 +193,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
 def _passes_finite(e: Expr) -> bool:
     """Whether finite tensors give finite values: a bare element does, and a select or product of such."""
     match e:
-        case Access() | Int() | Float():
+        case Access() | Int() | Float() | Call("rand" | "randn"):
             return True
         case Call("select", (_, a, b)):
             return _passes_finite(a) and _passes_finite(b)

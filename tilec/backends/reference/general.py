@@ -13,6 +13,7 @@ from tilec.backends.reference.code import indented, tuple_text
 from tilec.backends.reference.domain import Domain, row_major
 from tilec.backends.reference.scalar import NARROW, Evaluator, Value, identity_text
 from tilec.backends.reference.task import Task
+from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
 
@@ -36,6 +37,8 @@ REDUCE = {
     "any": "torch.any({0}, {1})",
     "all": "torch.all({0}, {1})",
 }
+
+OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
 
 
 def general(task: Task) -> list[str] | None:
@@ -80,8 +83,14 @@ def blocks(extents: Sequence[tuple[str, int]], limit: int) -> dict[str, int]:
 
 def block_limit(task: Task, domain: Domain) -> int:
     """Elements a block: what stays in cache, and within the budget whatever the body holds at once."""
-    calls = sum(isinstance(e, (Call, Access)) for e in walk(domain.statement.body))
+    calls = operations(domain) + sum(isinstance(e, Access) for e in walk(domain.statement.body))
     return max(1, min(task.options.block, task.options.memory_budget // (8 * (calls + 2))))
+
+
+def operations(domain: Domain) -> int:
+    """Of one point of the body, in temporaries that they leave: a draw has many."""
+    calls = [e.function for e in walk(domain.statement.body) if isinstance(e, Call)]
+    return len(calls) + sum(OF_A_DRAW for function in calls if function in RANDOM)
 
 
 class Loops:
@@ -142,8 +151,7 @@ def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
     outputs, reductions = domain.output_variables(), domain.reductions()
     limit = block_limit(task, domain)
     if not reductions:
-        calls = sum(isinstance(e, Call) for e in walk(domain.statement.body))
-        if calls <= 1 and not domain.masked:
+        if operations(domain) <= 1 and not domain.masked:
             return outputs, {}
         return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
     score = _scores(task, domain)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from tilec.backends.reference import philox as philox
+
 Tensor = torch.Tensor
 Ints = Sequence[int]
 

@@ -17,7 +17,7 @@ import numpy as np
 from tilec.backends.reference.access import Frame
 from tilec.backends.reference.code import literal, tuple_text
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
@@ -230,6 +230,8 @@ class Evaluator:
             condition = self.condition(args[0])
             branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
             return f"torch.where({condition}, {branches[0]}, {branches[1]})", held
+        if function in RANDOM:
+            return template.format(*(self.tensor(a, "int64") for a in args)), held
         if function == "as_type" or len(args) == 1 and function == result.dtype:
             return self._converted(args[0], result.dtype)
         if function in ("uint16", "uint32"):

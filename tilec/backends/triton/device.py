@@ -149,3 +149,33 @@ def join_logs_(top_a, sum_a, top_b, sum_b):
 def log_of_sum_(top, total):
     """The logarithm that a maximum and a sum relative to it stand for; an infinite maximum is itself."""
     return tl.where(tl.abs(top) == float("inf"), top, top + libdevice.log(total))
+
+
+@triton.jit
+def words_(seed, counter, stream: tl.constexpr):
+    """The four words of the counter's block, as `ir/philox` defines them."""
+    block = counter >> 2
+    low = (block & 0xFFFFFFFF).to(tl.uint32)
+    high = ((block >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low ^ low
+    return tl.philox(seed, low, high, zero + stream, zero, 10)
+
+
+@triton.jit
+def rand_(seed, counter):
+    a, b, c, d = words_(seed, counter, 0)
+    lane = counter & 3
+    word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def randn_(seed, counter):
+    """In float64, rounded once."""
+    a, b, c, d = words_(seed, counter, 1)
+    lane = counter & 3
+    first = tl.where(lane < 2, a, c).to(tl.int64).to(tl.float64)
+    second = tl.where(lane < 2, b, d).to(tl.int64).to(tl.float64)
+    r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
+    angle = second * 2.3283064365386963e-10 * 6.283185307179586
+    return (r * tl.where((lane & 1) != 0, libdevice.sin(angle), libdevice.cos(angle))).to(tl.float32)

@@ -11,20 +11,15 @@ import torch
 import tilec.backends.reference.runtime as runtime
 from tilec.backends.triton.compiled import (
     TARGETS,
-    Address,
     check_device,
     compile_for,
-    function_of,
-    guarded,
     interpreting,
-    tensor_map,
 )
+from tilec.backends.triton.launched import Launched
 from tilec.backends.triton.plan import (
     Allocate,
-    Descriptor,
     Launch,
     Plan,
-    Pointer,
     Release,
     Setting,
     Table,
@@ -44,15 +39,15 @@ class PlannedCall:
         self.plan = plan
         self._names = tuple(names)
         self._device = device
-        self._cuda = device.type == "cuda"
+        self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         tensors = dict(zip(self._names, inputs, strict=True))
         if not self._cuda:
             return self._run(tensors, 0)
-        index = self._device.index or 0
-        if torch.cuda.current_device() != index:
+        index = self._index
+        if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
                 return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
         return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
@@ -68,7 +63,7 @@ def _operation(step: object, device: torch.device) -> Operation:
         case Allocate():
             return _allocation(step, device)
         case Launch():
-            return _Launched(step)
+            return Launched(step)
         case Table(tensor, rows):
             table = torch.tensor(rows, dtype=torch.int32, device=device)
             return lambda tensors, stream: tensors.__setitem__(tensor, table)
@@ -116,52 +111,6 @@ def _torch_lines(step: TorchLines) -> Operation:
         tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
 
     return call
-
-
-class _Launched:
-    """A launch. The first goes through Triton, which compiles; later ones hand addresses to the compiled kernel's
-    launcher."""
-
-    def __init__(self, launch: Launch):
-        self._launch = launch
-        self._function = function_of(launch)
-        self._run: Any = None
-        self._tail: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
-        self._pointers = [(k, v.tensor) for k, v in enumerate(self._tail) if isinstance(v, Pointer)]
-        self._maps: list[tuple[Address, str, int]] = []
-
-    def __call__(self, tensors: Tensors, stream: int) -> None:
-        if self._run is None:
-            guarded(self._launch, lambda: self._first(tensors))
-            return
-        arguments = self._tail
-        for place, name in self._pointers:
-            arguments[place] = tensors[name].data_ptr()
-        for address, name, offset in self._maps:
-            address.value = tensors[name].data_ptr() + offset
-        self._run(*self._head, stream, *self._handles, None, None, None, *arguments)
-
-    def _first(self, tensors: Tensors) -> None:
-        launch = self._launch
-        arguments: list[Any] = [value for _, value in launch.arguments]
-        for place, v in enumerate(arguments):
-            if isinstance(v, Pointer):
-                arguments[place] = tensors[v.tensor]
-            elif isinstance(v, Descriptor):
-                arguments[place] = tensor_map(v, tensors[v.tensor])
-        options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-        constants = {**dict(launch.constants), **({} if interpreting() else options)}
-        kernel = self._function[launch.grid](*arguments, **constants)
-        if kernel is None:
-            return  # interpreted
-        for place, (_, v) in enumerate(launch.arguments):
-            if isinstance(v, Descriptor):
-                made = arguments[place]
-                made.base = Address(made.base.dtype)
-                self._tail[place] = made
-                self._maps.append((made.base, v.tensor, v.offset * tensors[v.tensor].element_size()))
-        self._head, self._handles = launch.grid, (kernel.function, kernel.packed_metadata)
-        self._run = kernel.run
 
 
 class TritonProgram:

@@ -34,8 +34,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     types = dict(lowering.types)
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
-    steps: list[Step] = []
-    readers = readers_of(flat)
+    groups: list[tuple[tuple[Statement, ...], list[Step]]] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
@@ -48,16 +47,27 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
             made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
         group = (s, *riding) if made is not None else (s,)
         t = types[group[-1].output]
-        steps.append(Allocate(group[-1].output, t.shape, t.dtype))
+        steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
         if made is None and _elements(t):
             made = statement_steps(defracted[s.output], s, types, known, setting)
-        steps += made or []
+        groups.append((group, [*steps, *(made or ())]))
         done |= {g.output for g in group}
-        touched = dict.fromkeys(n for g in group for n in (g.output, *reads(g)))
-        unused = [n for n in touched if n not in {g.output for g in group[:-1]} and readers.get(n, {""}) <= done]
+    return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
+
+
+def _with_releases(groups: Sequence[tuple[tuple[Statement, ...], list[Step]]], flat: Program) -> list[Step]:
+    """The steps of all groups, with each intermediate let go after the last group that reads it."""
+    kept = {g[-1].output for g, _ in groups} - set(flat.outputs)
+    last: dict[str, int] = {}
+    for place, (group, _) in enumerate(groups):
+        last.update(dict.fromkeys([n for s in group for n in (s.output, *reads(s)) if n in kept], place))
+    steps: list[Step] = []
+    for place, (_, made) in enumerate(groups):
+        steps += made
+        unused = tuple(n for n, p in last.items() if p == place)
         if unused:
-            steps.append(Release(tuple(unused)))
-    return Plan(tuple(_without_overwritten(steps)), flat.outputs)
+            steps.append(Release(unused))
+    return steps
 
 
 def ridden_steps(
@@ -159,17 +169,6 @@ def _makes(step: Step) -> tuple[str, ...]:
         case TorchLines(writes=writes):
             return writes
     return ()
-
-
-def readers_of(program: Program) -> dict[str, set[str]]:
-    """For each intermediate, the outputs of the statements that read it. Statements that ride on an earlier one are
-    carried out before others that stand between, so which reads last is only known as it comes."""
-    readers: dict[str, set[str]] = {s.output: set() for s in program.statements if s.output not in program.outputs}
-    for s in program.statements:
-        for name in reads(s):
-            if name in readers:
-                readers[name].add(s.output)
-    return readers
 
 
 def _elements(t: TensorType) -> int:

@@ -180,6 +180,9 @@ class Evaluator:
         if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
             x = self.frame.assign("t", self.cast(args[0], held), args[0].variables)
             return f"({' * '.join([x] * int(args[1].number))})", held
+        if row.result == "random":
+            seed, counter = (self.tensor(a, "int64") for a in args)
+            return (row.triton or "").format(seed, counter), held
         if held == "bool" and function in ("add", "mul", "max", "min"):
             a, b = (self.condition(x) for x in args)
             return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", held

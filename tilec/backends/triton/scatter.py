@@ -77,11 +77,8 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
     }
     strides = {**strides, at: _contiguous(types[at].shape), values: _contiguous(types[values].shape)}
     count = math.prod(out.shape[:split])
-    # a default lies in memory as the caller has it, and may be broadcast: the kernel reads a copy
-    kept = f"{s.output}.default"
-    copied = [Allocate(kept, out.shape, out.dtype, str(s.default))] if s.default is not None else []
+    content = f"{s.output}.default"
     steps: list[Step] = [
-        *copied,
         Allocate(at, types[at].shape, "int64"),
         *carry(position, position, types, strides),
         Allocate(values, types[values].shape, dtype),
@@ -96,10 +93,17 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
             (sources, starts),
             (s.output,),
         ),
+        *([_contiguous_default(s, content)] if s.default is not None else []),
         _segments(s, types, domain, count, columns, split, aggregation, dtype),
-        Release((at, values, sources, starts, *(c.tensor for c in copied))),
+        Release((at, values, sources, starts, *([content] if s.default is not None else []))),
     ]
     return steps
+
+
+def _contiguous_default(s: Statement, content: str) -> Step:
+    assert s.default is not None
+    line = f"{python_name(content)} = {python_name(s.default)}.contiguous()"
+    return TorchLines((line,), (s.default,), (content,), (s.output,))
 
 
 def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain) -> tuple[int, ...]:

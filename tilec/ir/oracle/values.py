@@ -6,12 +6,13 @@ tensors, by NumPy's broadcasting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilec.errors import RankMistake, SizeMistake, TypeMistake, Unsupported, WriteConflict
+from tilec.errors import RankMistake, SizeMistake, TypeMistake, WriteConflict
 from tilec.ir.functions import FUNCTIONS, RANDOM, STRUCTURAL
 from tilec.ir.infer import aggregate_type, call_type
 from tilec.ir.oracle import whole
@@ -74,11 +75,13 @@ class Site:
 
 @dataclass
 class Points:
-    """Points at which expressions are evaluated, all at once. `whole`: an elementwise statement, over whole tensors."""
+    """Points at which expressions are evaluated, all at once. `whole`: an elementwise statement, over whole tensors;
+    `shape`: that of its result, once it is known."""
 
     columns: Columns
     site: Site
     whole: bool = False
+    shape: tuple[int, ...] | None = None
     known: dict[int, Value] = field(default_factory=dict)
 
 
@@ -277,7 +280,7 @@ class Evaluator(Memory):
     def compute(self, e: Expr, at: Points) -> Value:
         match e:
             case Int(value):
-                return Value(np.asarray(value, np.int64), WEAK_INT)
+                return Value(np.asarray(value if value < 2**63 else value - 2**64, np.int64), WEAK_INT)
             case Float(value):
                 return Value(np.asarray(value, np.float64), WEAK_FLOAT)
             case Index(name):
@@ -316,10 +319,10 @@ class Evaluator(Memory):
         return Value(np.where(good, wrap(inside, element.dtype), wrap(other.data, element.dtype)), element)
 
     def call(self, e: Call, at: Points) -> Value:
-        if e.function in RANDOM:
-            raise Unsupported("the oracle draws no random numbers", e.span)
         function = FUNCTIONS[e.function]
         args = [self.value(a, at) for a in e.args]
+        if e.function in RANDOM:
+            args = self.counted(e, args, at)
         element = call_type(e.function, [a.type for a in args], e.span)
         data = [a.data for a in args]
         if function.result in ONE_TYPE:
@@ -331,6 +334,15 @@ class Evaluator(Memory):
             shapes = " and ".join(str(np.shape(d)) for d in data)
             raise SizeMistake(f"shapes {shapes} do not broadcast", e.span) from None
         return Value(wrap(result, element.dtype), element)
+
+    def counted(self, e: Call, args: list[Value], at: Points) -> list[Value]:
+        """The seed and the counter of a draw: its row-major position in an elementwise statement, if none is given."""
+        if at.whole and np.ndim(args[0].data):
+            raise RankMistake(f"the seed of {e.function} is one integer", e.span)
+        if len(args) == 1:
+            shape = at.shape or ()
+            args = [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INT)]
+        return args
 
     def nested(self, e: Aggregate, at: Points) -> Value:
         """A nested aggregation at each point: evaluated once for each combination of its free variables."""

@@ -1,0 +1,95 @@
+"""`rand` and `randn` in torch, on any device; `tilec.ir.philox` says what they are, bit by bit.
+
+32-bit words are held in int64, whose products wrap modulo 2^64: their halves are the same as without a sign. Where a
+statement draws a run of consecutive numbers, as nearly all do, each block of four is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tilec.ir.philox import MASK, MULTIPLIERS, ROUNDS, STREAMS, WEYL
+
+Tensor = torch.Tensor
+
+
+def philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The words of blocks: `even` holds words 0 and 2 of the counter along its first axis, and of the result, `odd`
+    words 1 and 3; `key` holds both words of the key. All are int64; `even` and `odd` are overwritten.
+
+    Words 0 and 2 change places in each round, instead of being moved: after an even number of rounds they are back.
+    """
+    multiplier = _column(MULTIPLIERS, even)
+    rounds = torch.arange(ROUNDS, device=key.device).view(-1, *[1] * key.dim())
+    keys = (key + rounds * _column(WEYL, key)) & MASK
+    other = torch.empty_like(odd)
+    for step in range(ROUNDS):
+        forward = step % 2 == 0
+        even.mul_(multiplier if forward else multiplier.flip(0))
+        torch.bitwise_and(even, MASK, out=other)
+        even.bitwise_right_shift_(32).bitwise_and_(MASK)
+        even[0].bitwise_xor_(odd[1])
+        even[1].bitwise_xor_(odd[0])
+        even.bitwise_xor_(keys[step].flip(0) if forward else keys[step])
+        odd, other = other, odd
+    return even, odd
+
+
+def uniform(seed: Tensor, counter: Tensor) -> Tensor:
+    """`rand(seed, counter)`: float32, of the broadcast shape. Both are int64."""
+    return _drawn("rand", seed, counter)
+
+
+def normal(seed: Tensor, counter: Tensor) -> Tensor:
+    """`randn(seed, counter)`: float32, of the broadcast shape. Both are int64."""
+    return _drawn("randn", seed, counter)
+
+
+def _drawn(function: str, seed: Tensor, counter: Tensor) -> Tensor:
+    if seed.numel() == 1 and seed.dim() <= counter.dim() and _consecutive(counter):
+        first = int(counter.reshape(-1)[0])
+        count = counter.numel()
+        blocks = torch.arange((first % 4 + count + 3) // 4, device=counter.device) + (first >> 2)
+        lanes = _four(function, seed.reshape(1), blocks)
+        return lanes.view(-1)[first % 4 : first % 4 + count].view(counter.shape)
+    seed, counter = torch.broadcast_tensors(seed, counter)
+    lanes = _four(function, seed, counter >> 2)
+    return lanes.gather(-1, (counter & 3).unsqueeze(-1)).squeeze(-1)
+
+
+def _consecutive(counter: Tensor) -> bool:
+    count = counter.numel()
+    if count < 2:
+        return False
+    flat = counter.reshape(-1)
+    first, last = int(flat[0]), int(flat[-1])
+    return last - first == count - 1 and torch.equal(flat - first, torch.arange(count, device=flat.device))
+
+
+def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
+    """The draws of all four lanes of each block, along a last axis."""
+    even = torch.stack((block & MASK, torch.full_like(block, STREAMS[function])))
+    odd = torch.stack((_high(block), torch.zeros_like(block)))
+    even, odd = philox(even, odd, torch.stack((seed & MASK, _high(seed))))
+    result = torch.empty((*block.shape, 2, 2), device=block.device)  # float32: of each pair, the even and the odd lane
+    first, second = result[..., 0].movedim(-1, 0), result[..., 1].movedim(-1, 0)
+    if function == "rand":
+        first.copy_(even.bitwise_right_shift_(8))
+        second.copy_(odd.bitwise_right_shift_(8))
+        result.mul_(2.0**-24)
+    else:
+        r = even.add_(1).to(torch.float64).mul_(2.0**-32).log_().mul_(-2).sqrt_()
+        t = odd.to(torch.float64).mul_(2.0**-32).mul_(2 * math.pi)
+        first.copy_(torch.cos(t).mul_(r))
+        second.copy_(t.sin_().mul_(r))
+    return result.view(*block.shape, 4)
+
+
+def _high(word: Tensor) -> Tensor:
+    return (word >> 32) & MASK
+
+
+def _column(words: tuple[int, int], like: Tensor) -> Tensor:
+    return torch.tensor(words, device=like.device).view(-1, *[1] * (like.dim() - 1))
