@@ -1,7 +1,8 @@
 """Hopper kernels carried out on the CPU: the few Gluon names that they use, over NumPy, one program after the other.
 
-TMA reads zeros and writes nothing outside a tensor; a copy ends where it begins and a product is a matrix product, so this shows what a kernel computes, not whether it
-waits where it must. Kernels with a warp of copies run as two generators would need; they are not interpreted.
+TMA reads zeros and writes nothing outside a tensor; a copy ends where it begins and a product is a matrix product, so
+this shows what a kernel computes, not whether it waits where it must. Kernels whose copies have a warp of their own
+are not carried out.
 """
 
 from __future__ import annotations
@@ -138,9 +139,6 @@ def _argument(a: object, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str,
 
 
 def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
-    def truncated(x: Value, y: Value) -> Value:
-        return x // y
-
     nothing = lambda *a, **k: None  # noqa: E731
     language = SimpleNamespace(
         constexpr=object,

@@ -74,7 +74,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
     """Do a tile's extents suit wgmma, its registers and shared memory?"""
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
-    staged = m * n * out_size if config.specialise else 0
+    staged = m * n * out_size * config.consumers
     shared = config.stages * (m + n) * k * size + staged
     varying = any(v.varies and boxes[v.name] > 1 for v in problem.summed)
     rows = 16 * config.warps
@@ -82,6 +82,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
         powers
         and not varying
         and config.warps in (4, 8)
+        and config.consumers * config.warps <= 8
         and m % rows == 0
         and 16 <= n <= 256
         and m * n <= rows * 256
@@ -129,7 +130,7 @@ def _launches(
     if guards is None:
         return None
     out = None
-    if len(problem.table) == 1 and config.split == 1:
+    if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
     steps = {side: _strides(forms, tensors[name]) for side, name, forms in (("left", dot.left.tensor, problem.left), ("right", dot.right.tensor, problem.right), ("out", dot.output, problem.out))}  # fmt: skip
     design = Design(
@@ -146,7 +147,7 @@ def _launches(
         ),
         split=config.split > 1,
         scaled=dot.scale != 1.0,
-        specialise=config.specialise,
+        consumers=config.consumers,
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
     )
     return _assemble(dot, design, boxes, config, tensors, steps)
@@ -178,7 +179,7 @@ def _operand_view(
 
 
 def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
-    """The one map through which a tile is stored, if there is one that does not reach past the last row or column."""
+    """The maps through which a tile is stored, if there are some that do not reach past the last row or column."""
     clip: dict[int, int] = {}
     for v in problem.rows + problem.columns:
         for axis, form in enumerate(problem.out):
@@ -188,7 +189,7 @@ def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], ord
                     return None
                 clip[axis] = tensor.shape[axis] if size is None else min(size, tensor.shape[axis])
     found = view(tensor, problem.out, problem, boxes, order, clip)
-    if found is None or len(found.choices) > 1 or any(d.step > 1 for d in found.dims):
+    if found is None:
         return None
     boxed = [d.boxed for d in found.dims if d.boxed is not None]
     return found if boxed == [n for n in order if boxes[n] > 1] else None
@@ -243,7 +244,7 @@ def _assemble(
         ("out", dot.output, design.out),
     ):
         maps: tuple[Descriptor, ...] = () if found is None else descriptors(tensors[name], found, boxes)
-        values |= {"out_map" if side == "out" else f"{side}_map_{k}": each for k, each in enumerate(maps)}
+        values |= {f"{side}_map_{k}": each for k, each in enumerate(maps)}
         values |= {f"{side}_{symbol}": step for symbol, step in steps[side].items()}
         values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
@@ -259,7 +260,7 @@ def _assemble(
     first = Launch(
         kernel=design.name,
         text=kernel(design),
-        grid=(min(tiles, PROCESSORS * (8 // config.warps)) if config.specialise else tiles, 1, 1),
+        grid=(min(tiles, PROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles, 1, 1),
         arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,

@@ -27,13 +27,18 @@ class Design:
     ones: frozenset[str]
     split: bool
     scaled: bool
-    specialise: bool
+    consumers: int
     boxed: frozenset[str]
 
     @property
     def exact(self) -> bool:
         """Must sums that are not finite be taken again?"""
         return bool(self.tails or any(self.loose.values()))
+
+    @property
+    def specialise(self) -> bool:
+        """Do copies have a warp of their own?"""
+        return self.consumers > 0
 
     @property
     def forms(self) -> Mapping[str, tuple[Affine, ...]]:

@@ -47,16 +47,22 @@ class Dot:
 
 @dataclass(frozen=True)
 class Config:
-    """Choices that change speed, not meaning: `boxes` is a tile's extent (a power of two) in each variable, 1 where a variable is not named; `stages` counts buffers;
-    `split` shares the sum among programs; `group` rows of tiles are walked column by column; `specialise` gives the copies a warp of their own
-    and keeps as many programs as fit on the chip. `tf32` allows float32 operands to be multiplied as tf32."""
+    """Choices that change speed, not meaning.
+
+    `boxes` is a tile's extent in each variable, a power of two, 1 where a variable is not named; `warps` multiply a tile;
+    `stages` counts buffers; `split` shares the sum among programs; `group` rows of tiles are walked column by column.
+    With `consumers` 1 or 2, copies have a warp of their own and programs stay for many tiles; two consumers take turns.
+    `mapped` stores the elements of residue classes through tensor maps too, one a class, which the host has to make.
+    `tf32` allows float32 operands to be multiplied as tf32.
+    """
 
     boxes: tuple[tuple[str, int], ...]
     warps: int = 8
     stages: int = 4
     split: int = 1
     group: int = 8
-    specialise: bool = False
+    consumers: int = 0
+    mapped: bool = False
     tf32: bool = False
 
 
