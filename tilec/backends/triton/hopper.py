@@ -36,8 +36,10 @@ def plan_hopper(
 ) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
-    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output any of these).
-    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and `Pointer(output + ".parts")` names a float32
+    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32"
+    for both operands; the output any of these).
+    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and
+    `Pointer(output + ".parts")` names a float32
     workspace of `split` times the output's elements: the second launch's `total` times the first's constant SPLIT.
     """
     if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in BYTES for t in _names(dot)):
@@ -132,7 +134,8 @@ def _launches(
     out = None
     if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
-    steps = {side: _strides(forms, tensors[name]) for side, name, forms in (("left", dot.left.tensor, problem.left), ("right", dot.right.tensor, problem.right), ("out", dot.output, problem.out))}  # fmt: skip
+    written = {**sides, "out": (dot.output, problem.out, ())}
+    steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     design = Design(
         name="product",
         problem=problem,
@@ -169,7 +172,8 @@ def _operand_view(
     summed: Sequence[str],
     clip: Mapping[int, int],
 ) -> View | None:
-    """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the other way round."""
+    """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the
+    other way round."""
     for order, other in ((own, summed), (summed, own)):
         found = view(tensor, forms, problem, boxes, order, clip)
         if found is not None and found.inner in other:

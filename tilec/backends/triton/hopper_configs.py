@@ -1,6 +1,7 @@
 """Which tiles to take: candidates for tuning, and a first guess.
 
-The guess minimises a model of the time: full waves of tiles over the multiprocessors, each tile paying for its multiplications at the rate that its extents reach and for
+The guess minimises a model of the time: full waves of tiles over the multiprocessors, each tile paying for its
+multiplications at the rate that its extents reach and for
 what it does once. The rates are measured ones, relative to 128 by 256.
 """
 
@@ -16,7 +17,8 @@ PROCESSORS = 132
 CLOCK = 1.7e3  # cycles a microsecond under load
 MULTIPLY = 2048  # 16-bit multiply-adds a cycle and multiprocessor, half as many in tf32
 DELIVER = 40  # bytes a cycle that the level-two cache brings to each of many multiprocessors
-# microseconds that a tile costs beside its sum, filling buffers and storing, by the number of consumers: copies that run
+# microseconds that a tile costs beside its sum, filling buffers and storing, by the number of consumers: copies that
+# run
 # ahead hide the first, consumers that take turns the second
 OVERLAPPED = {0: 3.0, 1: 1.5, 2: 0.7}
 SECOND = 4.0  # microseconds for the kernel that adds shares

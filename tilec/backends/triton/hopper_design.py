@@ -13,8 +13,10 @@ from tilec.ir.index import Affine
 
 @dataclass(frozen=True)
 class Design:
-    """What a kernel's text depends on. `loose`: axes of each operand that can be left by points whose variables are in range; `tails`: summed variables
-    past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or columns; `ones`: stride parameters that are 1."""
+    """What a kernel's text depends on. `loose`: axes of each operand that can be left by points whose variables are in
+    range; `tails`: summed variables
+    past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
+    columns; `ones`: stride parameters that are 1."""
 
     name: str
     problem: Problem

@@ -114,7 +114,8 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
 
 
 def _again(w: Lines, d: Design) -> None:
-    """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers from the usual way."""
+    """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
+    from the usual way."""
     w("FEW: gl.constexpr = 32 if BN > 32 else BN")
     w("few: gl.constexpr = gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])")
     with w.block("for few_at in range(0, BN, FEW):"):

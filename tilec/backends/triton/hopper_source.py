@@ -1,7 +1,9 @@
 """The text of a Hopper kernel for a product of two tensors, summed.
 
-A tile's boxes are copied by TMA into a ring of shared-memory buffers and read from there by wgmma, seen as matrices of rows (columns) by summed points.
-What TMA reads outside a tensor is zero, so a point at which an operand is outside adds nothing, unless the other operand is infinite or NaN there: tiles for which that
+A tile's boxes are copied by TMA into a ring of shared-memory buffers and read from there by wgmma, seen as matrices of
+rows (columns) by summed points.
+What TMA reads outside a tensor is zero, so a point at which an operand is outside adds nothing, unless the other
+operand is infinite or NaN there: tiles for which that
 may be look at their sums, and where one is not finite take them again from the valid points alone.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.backends.triton.hopper_design import Design, Lines, joined, spell
+from tilec.backends.triton.hopper_design import Design, Lines
 from tilec.backends.triton.hopper_finish import finish, staging
 from tilec.backends.triton.hopper_tiles import advance, box_text, choose, coordinate, counts, extents, place, start
 
@@ -98,7 +100,8 @@ def kernel(d: Design) -> str:
 
 
 def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str], sizes: Sequence[str]) -> None:
-    """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps multiply. Two take turns, so that one stores while the
+    """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
+    multiply. Two take turns, so that one stores while the
     other multiplies."""
     shared = ["left_ring", "right_ring", "full", "free"]
     everything = [*shared, *given, *fixed]

@@ -17,11 +17,8 @@ def counts(w: Lines, d: Design) -> None:
     """Tile extents, the accumulator's layout, how many tiles there are."""
     p = d.problem
     extents(w, d)
-    w("mma: gl.constexpr = gl.NVMMADistributedLayout(")
-    w(
-        "    version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BN, 256 // left_map_0.dtype.primitive_bitwidth]",
-        ")",
-    )
+    w("DEPTH: gl.constexpr = 256 // left_map_0.dtype.primitive_bitwidth")
+    w("mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, DEPTH])")
     for v in p.rows + p.columns:
         w(f"{v.name}_tiles = gl.cdiv({v.name}_n, B_{v.name})")
     w(f"row_tiles = {joined([f'{v.name}_tiles' for v in p.rows], '*', '1')}")
