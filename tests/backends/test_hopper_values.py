@@ -9,6 +9,7 @@ import pytest
 from support.gluon import run
 from support.products import Case, Convolution, matmul, reference
 
+from tilec.backends.triton import hopper
 from tilec.backends.triton.hopper import Config, plan_hopper
 
 SAME = Convolution(3, (9, 10), 24, 40, (3, 3), pad=1)
@@ -74,6 +75,24 @@ def values(case: Case, config: Config, dtype: str, special: bool) -> None:
 def test_values(name: str, special: bool) -> None:
     case, config, dtype = CASES[name]
     values(case, config, dtype, special)
+
+
+STAYING = {
+    "matmul": (matmul(200, 136, 168), boxes(m=64, n=64, k=32), "bfloat16"),
+    "batches, in shares": (matmul(72, 136, 104, batch=3, scale=0.5), boxes(split=3, m=64, n=64, k=32), "float16"),
+    "forward": (SAME.forward(), boxes(n=2, y0=4, y1=8, o=16, i=16), "bfloat16"),
+    "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=16), "float16"),
+    "kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=16, n=2, y0=2, y1=8), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("name", STAYING)
+def test_programs_that_stay(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few programs for many tiles, some of which sum over more than others: buffers and barriers are used again."""
+    monkeypatch.setattr(hopper, "PROCESSORS", 1)
+    case, config, dtype = STAYING[name]
+    values(case, replace(config, consumers=consumers), dtype, special=True)
 
 
 def test_parts_of_a_tensor_are_left_alone() -> None:

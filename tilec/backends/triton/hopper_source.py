@@ -103,7 +103,7 @@ def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str]
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
     multiply. Two take turns, so that one stores while the
     other multiplies."""
-    shared = ["left_ring", "right_ring", "full", "free"]
+    shared = ["left_ring", "right_ring", "full", "free"] + ["done"] * (d.consumers == 2)
     everything = [*shared, *given, *fixed]
     header = ", ".join([*shared, *given, *(f"{c}: gl.constexpr" for c in fixed)])
     every = "for number in range(gl.program_id(0), tiles, gl.num_programs(0)):"
@@ -145,6 +145,9 @@ def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str]
         w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
         with w.block("for k in gl.static_range(STAGES):"):
             w("mbarrier.init(full.index(k), count=1)", "mbarrier.init(free.index(k), count=1)")
+        if d.consumers == 2:
+            w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
+            w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
         given_all = ", ".join(everything)
         parts = [f"(consume, ({given_all}, {k}))" for k in range(d.consumers)] + [f"(produce, ({given_all}))"]
         warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
@@ -155,11 +158,16 @@ def _consume(w: Lines, d: Design) -> None:
     """One tile of a program that stays."""
     start(w, d)
     w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    if d.consumers == 2:
+        # a barrier tells two phases apart: who waits for a buffer must not be further ahead of it than that
+        w("mbarrier.wait(done.index(1 - WHICH), ((count - 1) // 2) & 1, pred=count > 0)")
     with w.block("for t in range(steps):"):
         w("at = turn + t", "slot = at % STAGES", "mbarrier.wait(full.index(slot), (at // STAGES) & 1)")
         _multiply(w, d)
         w("acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))")
         w("mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=t > 0)")
+    if d.consumers == 2:
+        w("mbarrier.arrive(done.index(WHICH), count=1)")
     w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
     w("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
     finish(w, d)
