@@ -76,7 +76,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
     """Do a tile's extents suit wgmma, its registers and shared memory?"""
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
-    staged = m * n * out_size * config.consumers
+    staged = m * n * (4 if config.split > 1 else out_size) * config.consumers
     shared = config.stages * (m + n) * k * size + staged
     varying = any(v.varies and boxes[v.name] > 1 for v in problem.summed)
     rows = 16 * config.warps
