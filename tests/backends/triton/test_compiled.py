@@ -18,7 +18,7 @@ FAMILIES = {
     "reduce": ("function (X[M, N]) -> (O) { O[i : M] = >(X[i, j]); }", ((33, 400),), EVERY),
     "split reduce": ("function (X[M, N]) -> (O) { O[] = +(X[i, j]); }", ((300, 4000),), EVERY),
     "logsumexp": ("function (X[M, N]) -> (O) { O[i : M] = logsumexp(X[i, j]); }", ((33, 400),), FLOATS),
-    "outer": ("function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = >(A[i, k] + B[k, j]); }", ((33, 4), (4, 5)), EVERY),
+    "outer": ("function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = >(A[i, k] + B[k, j]); }", ((9, 4), (4, 5)), EVERY),
     "dot": (f"function ({IMAGES}) -> (O) {{ {CONVOLUTION} }}", ((2, 9, 9, 33), (3, 3, 33, 40)), FLOATS),
     "scatter": ("function (U[K, D], Ix[K]) -> (O) { O[Ix[k], j : 7, D] = +(U[k, j]); }", ((9, 4), (9,)), EVERY),
     "random": ("function (X[N], S[]) -> (O) { O[i : N] = X[i] + randn(S, i); }", ((40,), ()), FLOATS),
