@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from tilec.backends.base import Lowering, Options
 from tilec.backends.reference.code import identifier
@@ -11,6 +13,7 @@ from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
+from tilec.backends.triton.tuned import known_choice, tune
 
 
 class TritonBackend:
@@ -24,11 +27,17 @@ class TritonBackend:
 
     def build(self, lowering: Lowering, options: Options | None = None) -> TritonProgram:
         flat = lowering.stages["flat"]
-        library = self.library and (options or Options.from_environment()).library
+        chosen = options or Options.from_environment()
+        library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()
 
-        def plan(strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
-            return make_plan(lowering, strides, replace(setting, library=library))
+        def plan(
+            strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
+        ) -> Plan:
+            setting = replace(setting, library=library, known=known_choice)
+            if tunes and inputs is not None:
+                tune(lowering, strides, setting, inputs)
+            return make_plan(lowering, strides, setting)
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

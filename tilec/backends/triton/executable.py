@@ -14,6 +14,7 @@ from tilec.backends.triton.compiled import (
     check_device,
     compile_for,
     interpreting,
+    own_storage,
 )
 from tilec.backends.triton.launched import Launched
 from tilec.backends.triton.plan import (
@@ -45,7 +46,7 @@ class PlannedCall:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         tensors = dict(zip(self._names, inputs, strict=True))
         if not self._cuda:
-            return self._run(tensors, 0)
+            return self._run({name: own_storage(t) for name, t in tensors.items()}, 0)
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
@@ -118,7 +119,7 @@ class TritonProgram:
 
     def __init__(
         self,
-        make_plan: Callable[[Sequence[tuple[int, ...]], Setting], Plan],
+        make_plan: Callable[..., Plan],
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         dtypes: dict[str, str],
@@ -146,9 +147,9 @@ class TritonProgram:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         check_device(device)
-        plan = self._make_plan(
-            [t.stride() for t in inputs], replace(_setting(device), misaligned=_misaligned(self._names, inputs))
-        )
+        setting = replace(_setting(device), misaligned=_misaligned(self._names, inputs))
+        by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
+        plan = self._make_plan([t.stride() for t in inputs], setting, by_name)
         call = self._calls[key] = PlannedCall(plan, self._names, device)
         return call
 

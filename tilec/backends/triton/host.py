@@ -85,6 +85,7 @@ def _argument(v: object) -> str:
         case Pointer(tensor):
             return python_name(tensor)
         case Descriptor(tensor, offset, shape, strides, block, layout):
-            base = f"torch.as_strided({python_name(tensor)}, (1,), (1,), {python_name(tensor)}.storage_offset() + {offset})"
+            name = python_name(tensor)
+            base = f"torch.as_strided({name}, (1,), (1,), {name}.storage_offset() + {offset})"
             return f"TensorDescriptor({base}, {list(shape)}, {list(strides)}, {list(block)}, {layout})"
     return repr(v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -16,13 +16,14 @@ class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
     may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
     compute capability (0: interpreted) and the bytes of shared memory that a block may have. `misaligned`: inputs whose
-    first element is not at a multiple of 16 bytes."""
+    first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product."""
 
     precision: str = "highest"
     library: bool = False
     capability: int = 90
     shared: int = 227 * 1024
     misaligned: tuple[str, ...] = ()
+    known: Callable[..., Mapping[str, int | str] | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, T
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import build_space
+from tilec.backends.triton.ways import Task, steps_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
 from tilec.ir.types import TensorType
@@ -112,6 +113,12 @@ def statement_steps(
     if not space.classes:
         return first
     dot = recognise(space, seen)
+    if dot is not None:
+        task = Task(defracted, flat, types, dot, space, seen, wide, setting)
+        choice = setting.known(task) if setting.known is not None else None
+        chosen = None if choice is None else steps_of(task, choice)
+        if chosen is not None:
+            return [*first, *chosen]
     if dot is not None and setting.library:
         steps = library_steps(defracted, flat, types, dot, space, seen)
         if steps is not None:
@@ -132,6 +139,23 @@ def statement_steps(
             return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
         return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
+
+
+def product_task(
+    defracted: Statement,
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+) -> Task | None:
+    """A statement as a product that there are several ways to carry out, None where it is none."""
+    seen = coalesce(Viewed(defracted, types, strides))
+    space = build_space(seen.statement, seen.types)
+    dot = recognise(space, seen) if space is not None and space.classes else None
+    if space is None or dot is None:
+        return None
+    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
+    return Task(defracted, flat, types, dot, space, seen, wide, setting)
 
 
 def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:

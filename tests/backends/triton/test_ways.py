@@ -1,0 +1,74 @@
+"""The ways to carry out a product: all that a choice on disk can say, and what happens when it no longer fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tilec.backends.triton.executable import contiguous
+from tilec.backends.triton.plan import Setting
+from tilec.backends.triton.program import make_plan, product_task
+from tilec.backends.triton.ways import steps_of, ways
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+MATMUL = "function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = +(A[i, k] * B[k, j]); }"
+
+
+def task_of(shapes, dtype="bfloat16", **setting):
+    program = parse(MATMUL)
+    types = {n: TensorType(s, dtype) for n, s in zip(("A", "B"), shapes, strict=True)}
+    lowering = lower(program, types, {})
+    strides = {n: contiguous(t.shape) for n, t in lowering.types.items()}
+    (s,) = lowering.stages["flat"].statements
+    (d,) = lowering.stages["defracted"].statements
+    task = product_task(d, s, lowering.types, strides, Setting(**setting))
+    assert task is not None
+    return task, lowering
+
+
+def test_every_family_is_a_way():
+    task, _ = task_of(((512, 512), (512, 512)), library=True)
+    found = ways(task)
+    families = [choice["family"] for choice, _ in found]
+    assert families[0] == "library" and {"hopper", "dot"} <= set(families)
+    assert len({json.dumps(dict(choice), sort_keys=True) for choice, _ in found}) > 5
+
+
+def test_a_choice_that_went_through_json_gives_the_same_steps():
+    task, _ = task_of(((512, 512), (512, 512)), library=True)
+    for choice, steps in ways(task):
+        assert steps_of(task, json.loads(json.dumps(dict(choice)))) == steps
+
+
+def test_what_was_found_is_what_runs():
+    task, lowering = task_of(((512, 512), (512, 512)))
+    choice, steps = ways(task)[-1]
+    strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]
+    plan = make_plan(lowering, strides, replace(task.setting, known=lambda t: choice))
+    assert plan.launches() == [s for s in steps if hasattr(s, "grid")]
+    untuned = make_plan(lowering, strides, task.setting)
+    assert untuned.launches() != plan.launches()
+
+
+def test_a_choice_that_does_not_fit_is_left_aside():
+    hopper = next(c for c, _ in ways(task_of(((512, 512), (512, 512)))[0]) if c["family"] == "hopper")
+    odd, lowering = task_of(((33, 37), (37, 35)))
+    assert steps_of(odd, hopper) is None, "rows of 74 bytes cannot be reached by TMA"
+    strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]
+    plan = make_plan(lowering, strides, replace(odd.setting, known=lambda t: hopper))
+    assert [k.kernel for k in plan.launches()] == ["O_dot"]
+
+
+@pytest.mark.parametrize("change", [{"precision": "high"}, {"library": True}])
+def test_the_class_of_shapes_tells_settings_apart(change):
+    task, _ = task_of(((512, 512), (512, 512)))
+    assert replace(task, setting=replace(task.setting, **change)).shape_class != task.shape_class
+
+
+def test_the_class_of_shapes_holds_like_batches_together():
+    classes = [task_of(((rows, 256), (256, 64)))[0].shape_class for rows in (900, 1000, 1024, 1100)]
+    assert classes[0] == classes[1] == classes[2] != classes[3]
