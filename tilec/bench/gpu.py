@@ -37,8 +37,8 @@ TASKS = {task.name: task for task in ORDER}
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure; `tune`: are
-    our kernels tuned first?"""
+    """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure; `tune`:
+    are our kernels tuned first?"""
 
     seed: int = 0
     quick: bool = False
