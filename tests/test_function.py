@@ -200,6 +200,12 @@ def test_copies_and_pickles() -> None:
     torch.testing.assert_close(g(a, b, torch.ones(2, 4)), torch.ones(2, 4) @ b.T)
 
 
+def test_lowered_outputs() -> None:
+    f = tilec.compile("function (A[I, K]) -> (S, M) { S[i : I] = +(A[i, k]); M[] = argmax(A[i, k]); }")
+    lowered = f.lower(tilec.spec((3, 4), "float16"))
+    assert [(t.shape, t.dtype) for t in lowered.outputs] == [((3,), "float16"), ((), "int64")]
+
+
 def test_lower_without_running() -> None:
     f = tilec.compile(MATMUL)
     lowered = f.lower(tilec.spec((20, 30)), tilec.spec((30, 40), torch.float32))

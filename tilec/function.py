@@ -70,6 +70,11 @@ class Lowered:
         self._executable = executable
 
     @property
+    def outputs(self) -> tuple[TensorType, ...]:
+        """Shape and element type of each result."""
+        return tuple(self._types[name] for name in self.stages["flat"].outputs)
+
+    @property
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(self._executable.kernels)
 

@@ -50,8 +50,8 @@ def test_every_row_binds_to_its_shapes_and_is_the_peers_work() -> None:
         with torch.device("meta"):
             value = row.work.formula(*(torch.empty(s) for s in given))
         forward = tilec.compile(row.work.source).lower(*specs[: len(given)], backend="torch")
-        (output,) = forward.stages["flat"].outputs
-        assert tuple(value.shape) == forward._types[output].shape, row.name
+        (output,) = forward.outputs
+        assert tuple(value.shape) == output.shape, row.name
         if row.work.wrt:
             assert row.shapes[-1] == tuple(value.shape), row.name
 
@@ -123,6 +123,20 @@ def test_what_fails_is_told_and_the_rest_measured() -> None:
     assert "whose error would be the measure" in record["failed"][ALONE]
 
 
+@pytest.mark.parametrize("tune", [False, True])
+def test_tuned_rows_say_so(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    compile_ = tilec.compile
+
+    def noting(source: str, *, backend: str | None, tune: bool) -> tilec.Function:
+        asked.append(tune)
+        return compile_(source, backend=backend)
+
+    monkeypatch.setattr(gpu.tilec, "compile", noting)
+    row = Row("small", works.MATMUL, ((5, 7), (7, 3)))
+    assert measured(row, replace(HERE, tune=tune))["tuned"] is tune and asked == [tune, tune]
+
+
 def test_faults_of_the_device_end_the_process() -> None:
     def faults(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype is torch.float32:
@@ -177,6 +191,7 @@ def test_the_page(page: Path) -> None:
     text = page.read_text()
     assert text.startswith("# B\n\n<!-- cpu -->\nkept\n<!-- end of cpu -->\n\n## GPU\n\n<!-- gpu -->\n\nH200. ")
     assert text.endswith("\n<!-- end of gpu -->\n") and "old" not in text
+    assert f"Of {len(ROWS)} rows 0 have tuned kernels" in text
     seed = next(row.name for row in ROWS)
     assert f"| {seed} | eager | 20 | 250 T/s | 16 | 1.25 **miss** | 25 | 0.80 **miss** | 5 |" in text
     assert "| matmul 8192, bfloat16 | eager | 20 | 250 T/s | 16 | 1.25 | 25 | 0.80 **miss** | 1 |" in text

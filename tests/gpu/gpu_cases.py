@@ -106,11 +106,9 @@ def _operations(function: tilec.Function, specs: list[tilec.Spec]) -> int:
     """Of the values and of the gradient, which of a product is quadratic."""
     lowered = function.lower(*specs)
     names = tuple(n for n, s in zip(function.inputs, specs, strict=True) if s.dtype.startswith("float"))
-    program = lowered.stages["flat"]
-    outputs = [lowered._types[o] for o in program.outputs]
-    if not names or not any(t.dtype.startswith("float") for t in outputs):
+    if not names or not any(t.dtype.startswith("float") for t in lowered.outputs):
         return lowered.cost().flops
-    cotangents = [tilec.spec(t.shape, t.dtype) for t in outputs]
+    cotangents = [tilec.spec(t.shape, t.dtype) for t in lowered.outputs]
     return lowered.cost().flops + function.grad(names).lower(*specs, *cotangents).cost().flops
 
 

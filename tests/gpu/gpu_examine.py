@@ -26,10 +26,13 @@ FEW, LUCK_OF_FEW = 64, 16.0
 
 @dataclass(frozen=True)
 class Settings:
+    """`small`: at sizes for an interpreter. `target`: only compile, for this architecture; no device is used."""
+
     seed: int = 0
     backend: str = "triton"
     device: str = "cuda"
     small: bool = False
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def examine(name: str, settings: Settings) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _examine(case, settings)
+            return _examine(case, settings) if settings.target is None else _compile(case, settings)
     except Wrong as error:
         return Verdict("wrong", f"{error}\n{_shown(case)}")
     except tilec.Unsupported as error:
@@ -89,6 +92,22 @@ def _examine(case: Case, settings: Settings) -> Verdict:
     wide += [c.double() if c.is_floating_point() else c for c in cotangents]
     gradients = _exact(torchs.grad(names), wide, case.oracle)
     _compare("gradient", ours.grad(names), torchs.grad(names), [*inputs, *cotangents], gradients, case, settings)
+    return Verdict("ok")
+
+
+def _compile(case: Case, settings: Settings) -> Verdict:
+    """Are there kernels of the values and of the gradient for the target? They are not run."""
+    inputs = [_tensor(a, case.dtype) for a in case.arrays]
+    function = tilec.compile(case.source, backend=settings.backend)
+    names = tuple(n for n, t in zip(function.inputs, inputs, strict=True) if t.is_floating_point())
+    try:
+        lowered = function.lower(*inputs, target=settings.target)
+    except (tilec.WriteConflict, tilec.SizeMistake):
+        return Verdict("refused")
+    lowered.asm("ptx")
+    outputs = [torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in lowered.outputs]
+    if names and any(t.is_floating_point() for t in outputs):
+        function.grad(names).lower(*inputs, *outputs, target=settings.target).asm("ptx")
     return Verdict("ok")
 
 

@@ -3,9 +3,11 @@
     python tests/gpu/run.py --seed 1 --budget 500 --state state.jsonl --jobs 8
     python tests/gpu/run.py --seed 1 --case sized/matmul/2/float16
     python tests/gpu/run.py --interpret --seed 1 --budget 300
+    python tests/gpu/run.py --target sm_90 --seed 1 --budget 300
 
 The first does as many cases as fit, in an order that the seed says, each in one of several processes that may be lost;
-the second does one case in this process; the third runs kernels in Triton's interpreter, on the CPU and in float32.
+the second does one case in this process; the third runs kernels in Triton's interpreter, on the CPU and in float32; the
+fourth compiles them for an architecture and runs nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
     device, dtypes = ("cpu", ("float32",)) if given.interpret else (given.device, given.dtypes.split(","))
-    settings = Settings(given.seed, given.backend, device, small=given.interpret)
+    settings = Settings(given.seed, given.backend, device, given.interpret, given.target)
     if given.case is not None:
         verdict = examine(given.case, settings)
         print(f"{given.case}: {verdict.status}\n{verdict.text}".strip())
@@ -69,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default=",".join(DTYPES), metavar="NAME,...", help="floating types of the inputs")
     parser.add_argument("--backend", default="triton", help="torch stands in where there is no device")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--target", metavar="sm_90", help="compile for it, without a device, and run nothing")
     parser.add_argument("--interpret", action="store_true", help="on the CPU in Triton's interpreter, small sizes")
     return parser
 
@@ -119,6 +122,7 @@ def summary(counts: Counter[str], names: list[str], n: int, seconds: float) -> s
 
 def command(name: str, settings: Settings) -> str:
     where = " --interpret" if settings.small else f" --device {settings.device}"
+    where = where if settings.target is None else f" --target {settings.target}"
     return f"python tests/gpu/run.py --seed {settings.seed} --backend {settings.backend}{where} --case '{name}'"
 
 

@@ -176,6 +176,15 @@ def test_what_should_be_refused_is(monkeypatch: pytest.MonkeyPatch, broken) -> N
     assert verdict.status == "wrong" and "should be refused" in verdict.text
 
 
+def test_compiled_for_a_target() -> None:
+    """Values and gradient, without a device; the torch backend has no targets."""
+    compiled = Settings(seed=1, target="sm_90")
+    assert examine("sized/matmul/0/bfloat16", compiled) == Verdict("ok")
+    assert examine("sized/histogram/0/bfloat16", compiled) == Verdict("ok")
+    assert examine("sized/matmul/0/bfloat16", Settings(seed=1, target="sm_1")).status == "unsupported"
+    assert "--target sm_90 --case" in runner.command("x", compiled)
+
+
 def test_faults_of_the_device_end_the_process(broken) -> None:
     def fault(outputs, inputs, call):
         raise RuntimeError("CUDA error: misaligned address")

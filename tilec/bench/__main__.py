@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     kind("cpu", _cpu)
     sub = kind("gpu", _gpu)
     sub.add_argument("--alone", action="store_true", help="without the column that may call libraries")
+    sub.add_argument("--tune", action="store_true", help="measure our kernels' candidates first, and keep the choices")
     sub.add_argument("--no-compile", action="store_true", help="without torch.compile among the peers")
     sub.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop after this long")
     sub.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="give a row up after this long")
@@ -75,6 +76,7 @@ def _gpu(given: argparse.Namespace) -> None:
         quick=given.quick,
         device=given.device,
         backend=given.backend,
+        tune=given.tune,
         columns=(ALONE,) if given.alone else (LIBRARY, ALONE),
         peers=(EAGER,) if given.no_compile else (EAGER, COMPILED),
     )

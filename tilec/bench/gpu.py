@@ -37,7 +37,8 @@ TASKS = {task.name: task for task in ORDER}
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure."""
+    """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure; `tune`:
+    are our kernels tuned first?"""
 
     seed: int = 0
     quick: bool = False
@@ -45,6 +46,7 @@ class Settings:
     backend: str = "triton"
     columns: tuple[str, ...] = (LIBRARY, ALONE)
     peers: tuple[str, ...] = (EAGER, COMPILED)
+    tune: bool = False
 
 
 def measured(task: Row | Fact, settings: Settings) -> Record:
@@ -62,7 +64,13 @@ def measured(task: Row | Fact, settings: Settings) -> Record:
     gc.collect()
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    return {**record, "machine": machine(settings.device), "seed": settings.seed, "s": time.perf_counter() - started}
+    return {
+        **record,
+        "machine": machine(settings.device),
+        "seed": settings.seed,
+        "tuned": settings.tune,
+        "s": time.perf_counter() - started,
+    }
 
 
 def _row(row: Row, settings: Settings) -> Record:
@@ -113,7 +121,7 @@ def _candidates(row: Row, inputs: list[torch.Tensor], settings: Settings) -> dic
     """How to build each peer, then each of ours, torch's own kernel first."""
 
     def ours(backend: str | None) -> Callable[[], Results]:
-        function = tilec.compile(row.work.source, backend=backend)
+        function = tilec.compile(row.work.source, backend=backend, tune=settings.tune)
         function = function.grad(row.work.wrt) if row.work.wrt else function
         return lambda: function(*inputs)
 

@@ -22,12 +22,14 @@ def section(tasks: tuple[Row | Fact, ...], known: Mapping[str, Record]) -> list[
     rows = [(task, known[task.name]) for task in tasks if isinstance(task, Row) and task.name in known]
     facts = [(task, known[task.name]) for task in tasks if isinstance(task, Fact) and task.name in known]
     machines = sorted({record["machine"] for record in known.values() if record["machine"]})
+    tuned = sum(record.get("tuned", False) for _, record in rows)
     failures = [
         f"- {task.name}, {name}: {reason}" for task, record in rows for name, reason in record["failed"].items()
     ]
     return [
         "",
-        "; ".join(machines) + ". Ratios are to the best peer; **miss** marks what falls short of its goal.",
+        "; ".join(machines) + ". Ratios are to the best peer; **miss** marks what falls short of its goal. "
+        f"Of {len(rows)} rows {tuned} have tuned kernels, the others the choices made without measuring.",
         "",
         *HEAD,
         *(line(row, record) for row, record in rows),
