@@ -59,6 +59,17 @@ def test_types_of_products(dtype, tolerance):
     assert got.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_operands_are_computed_as_they_are_read(dtype):
+    source = function("A[M, K], B[K, N], S[M]", "O[i, j : M, N] = +(exp(A[i, k] - S[i]) * sin(B[k, j]) * 0.5);")
+    inputs = normal(33, 40, dtype=dtype), normal(40, 35, dtype=dtype), normal(33, dtype=dtype)
+    check(source, *inputs, tolerance=5e-3 if dtype is torch.float16 else 1e-5, kernels=["O_dot"])
+    source = function("A[M, K], B[K, N]", "O[i, j : M, N] = +(A[i, k] * sin(B[k, j]));")
+    check(source, *inputs[:2], tolerance=3e-3 if dtype is torch.float16 else 1e-5, kernels=["O_dot"])
+    source = function("A[M, K], B[K, N]", "O[i, j : M, N] = +(float32(A[i, k]) * float32(B[k, j]));")
+    assert check(source, *inputs[:2], tolerance=1e-5, kernels=["O_dot"]).dtype is torch.float32
+
+
 def test_eight_bit_integers_are_exact():
     a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((20, 300), (300, 20)))
     f = tilec.compile(

@@ -28,7 +28,7 @@ from tilec.backends.triton.pointwise import combine_parts
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Call, Expr, Statement
-from tilec.ir.types import FLOATS
+from tilec.ir.types import CASTS, FLOATS
 
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
@@ -227,9 +227,10 @@ class _Writer:
         k, dtype = self.kernel, self.dot.dtype
         evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         lone = factors[0] if len(factors) == 1 else None
-        if isinstance(lone, Call) and isinstance(lone.args[0], Access):
+        if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):
             inner = lone.args[0]
-            lone = inner if self.seen.types[inner.tensor].dtype == dtype and dtype in (*NARROW, "int8") else lone
+            stored = isinstance(inner, Access) and self.seen.types[inner.tensor].dtype == dtype
+            lone = inner if stored else lone
         own: set[str] = set()
         if isinstance(lone, Access) and self.seen.types[lone.tensor].dtype == dtype:
             code = frame.read(lone, 0)

@@ -156,7 +156,10 @@ class Kernel:
 
     def count(self, variables: Sequence[str]) -> str:
         """Text of the number of values that variables take together."""
-        return " * ".join(self.extent(v) for v in variables) or "1"
+        texts = [self.extent(v) for v in variables]
+        if self.wide and texts:
+            texts[0] = f"tl.cast({texts[0]}, tl.int64)"
+        return " * ".join(texts) or "1"
 
     def residues(self) -> None:
         """Bind the residues to the class's own."""

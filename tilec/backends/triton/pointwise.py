@@ -264,7 +264,8 @@ def _reduction(
     k.scopes.append(Scope())
     if tiled:
         r = Axis("red", tuple(reductions), "BR")
-        k.emit("red = first + tl.arange(0, BR)")
+        position = "first + tl.arange(0, BR)"
+        k.emit(f"red = ({position}).to(tl.int64)" if k.wide else f"red = {position}")
         frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
     else:
         r = Axis("red", tuple(reductions), None)
