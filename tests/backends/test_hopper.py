@@ -47,6 +47,11 @@ CASES = {
         "bfloat16",
     ),
     "input gradient by residues": (SEED.input_gradient(), config({"n": 32, "q1": 4, "i": 128, "o": 64}), "float16"),
+    "two consumers, classes through maps": (
+        SEED.input_gradient(),
+        config({"n": 32, "q0": 2, "i": 128, "o": 128}, warps=4, stages=2, consumers=2, mapped=True),
+        "float16",
+    ),
     "kernel gradient in shares": (
         SAME.kernel_gradient(),
         config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4, split=4),
@@ -80,6 +85,17 @@ def test_padding_asks_for_exactness_and_its_absence_does_not() -> None:
     sums = config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4)
     assert "suspect" in plan(replace(SAME, pad=0).kernel_gradient(), sums)[0].text
     assert "suspect" not in plan(replace(SAME, pad=0, space=(34, 34)).kernel_gradient(), sums)[0].text
+
+
+def test_classes_are_stored_through_maps_where_asked() -> None:
+    """The places of class (z0, z1) are a view of every third row and column of the input."""
+    chosen = config({"n": 32, "q0": 2, "q1": 2, "i": 128, "o": 64})
+    (plain,) = plan(SEED.input_gradient(), chosen, "float16")
+    (mapped,) = plan(SEED.input_gradient(), replace(chosen, mapped=True), "float16")
+    assert not any(isinstance(v, Descriptor) and v.tensor == "I" for _, v in plain.arguments)
+    maps = [v for _, v in mapped.arguments if isinstance(v, Descriptor) and v.tensor == "I"]
+    assert [m.offset for m in maps] == [(57 * z0 + z1) * 128 for z0 in range(3) for z1 in range(3)]
+    assert {m.shape for m in maps} == {(32, 19, 19, 128)}
 
 
 def test_strided_places_are_views_of_one_residue_each() -> None:
