@@ -170,6 +170,7 @@ CHOSEN = {
     "kernel gradient": (SAME.kernel_gradient(), "float16"),
     "matmul": (matmul(8192, 8192, 8192), "bfloat16"),
     "turned output": (matmul(512, 512, 512, out="nm"), "bfloat16"),
+    "four dimensions": (Convolution(16, (8, 8, 8, 8), 16, 32, (3, 3, 3, 3)).forward(), "float16"),
     "three dimensions": (Convolution(2, (8, 8, 8), 16, 32, (3, 3, 3), pad=1).forward(), "float16"),
 }
 
@@ -180,6 +181,7 @@ def test_first_guesses_and_candidates_fit(name: str) -> None:
     dtypes = {t: dtype for t in case.shapes}
     candidates = configs(case.dot, case.shapes, case.strides, dtypes, dtype == "float32")
     assert len(candidates) > 5 and len({*candidates}) == len(candidates)
-    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == candidates[0]
     fitting = [c for c in candidates if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c)]
-    assert candidates[0] in fitting and len(fitting) > 0.7 * len(candidates)
+    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == fitting[0]
+    # of six axes only those choices fit that leave two of them without a box
+    assert len(fitting) > (0.1 if name == "four dimensions" else 0.7) * len(candidates)

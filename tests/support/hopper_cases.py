@@ -39,6 +39,16 @@ CASES = {
     ),
     "strided kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=32, n=2, y0=4, y1=8), "bfloat16"),
     "one dimension": (Convolution(2, (33,), 16, 16, (5,), pad=2).forward(), boxes(n=2, y0=32, o=16, i=16), "bfloat16"),
+    "four dimensions": (
+        Convolution(9, (4, 3, 5, 4), 16, 16, (2, 2, 3, 2)).forward(),
+        boxes(n=16, y0=4, o=16, i=16),
+        "bfloat16",
+    ),
+    "four dimensions, strided input gradient": (
+        Convolution(9, (5, 3, 4, 4), 16, 16, (2, 1, 2, 2), stride=2).input_gradient(),
+        boxes(n=64, i=16, o=16),
+        "bfloat16",
+    ),
     "three dimensions": (
         Convolution(2, (5, 6, 7), 16, 16, (3, 3, 3), pad=1).forward(),
         boxes(8, y0=4, y1=4, y2=8, o=16, i=16),

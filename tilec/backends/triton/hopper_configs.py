@@ -66,17 +66,6 @@ def configs(
     return list(dict.fromkeys(c for _, c in found))
 
 
-def default_config(
-    dot: Dot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool = False,
-) -> Config | None:
-    """The first guess, None where nothing fits."""
-    return next(iter(configs(dot, shapes, strides, dtypes, tf32)), None)
-
-
 def _candidates(
     dot: Dot,
     shapes: Mapping[str, tuple[int, ...]],
