@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.cubins import compile_launch
-from support.products import Case, Convolution, matmul
+from support.products import Case, Convolution, matmul, worked_example
 
 from tilec.backends.triton.hopper import Config, configs, default_config, plan_hopper
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
@@ -50,6 +50,11 @@ CASES = {
     "two consumers, classes through maps": (
         SEED.input_gradient(),
         config({"n": 32, "q0": 2, "i": 128, "o": 128}, warps=4, stages=2, consumers=2, mapped=True),
+        "float16",
+    ),
+    "the worked example": (
+        worked_example(32, 57, 128, 128),
+        config({"n": 32, "q0": 4, "i": 128, "o": 64}, warps=4),
         "float16",
     ),
     "kernel gradient in shares": (
@@ -166,6 +171,7 @@ CHOSEN = {
     "seven by seven": (Convolution(64, (7, 7), 512, 512, (3, 3), pad=1).forward(), "bfloat16"),
     "seed gradient": (SEED.input_gradient(), "float16"),
     "seed gradient in tf32": (SEED.input_gradient(), "float32"),
+    "the worked example": (worked_example(32, 57, 128, 128), "float16"),
     "strided": (replace(SAME, stride=2).forward(), "float16"),
     "kernel gradient": (SAME.kernel_gradient(), "float16"),
     "matmul": (matmul(8192, 8192, 8192), "bfloat16"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.products import Convolution, matmul
+from support.products import Convolution, matmul, worked_example
 
 from tilec.backends.triton.hopper import Config
 
@@ -37,6 +37,7 @@ CASES = {
         replace(boxes(n=2, q0=4, q1=8, i=16, o=32), mapped=True),
         "float16",
     ),
+    "the worked example": (worked_example(4, 17, 16, 24), boxes(n=4, q0=4, q1=4, i=16, o=32), "float16"),
     "strided kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=32, n=2, y0=4, y1=8), "bfloat16"),
     "one dimension": (Convolution(2, (33,), 16, 16, (5,), pad=2).forward(), boxes(n=2, y0=32, o=16, i=16), "bfloat16"),
     "four dimensions": (
@@ -58,6 +59,7 @@ CASES = {
 
 # many tiles with more steps than buffers, some with fewer than others
 STAYING = {
+    "the worked example": (worked_example(4, 17, 16, 24), boxes(n=4, q0=4, q1=4, i=16, o=16), "float16"),
     "matmul": (matmul(200, 136, 168), boxes(m=64, n=64, k=32), "bfloat16"),
     "batches, in shares": (matmul(72, 136, 104, batch=3, scale=0.5), boxes(split=3, m=64, n=64, k=32), "float16"),
     "forward": (SAME.forward(), boxes(n=2, y0=4, y1=8, o=16, i=16), "bfloat16"),
