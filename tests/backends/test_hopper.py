@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.cubins import compile_launch
-from support.products import Case, Convolution, matmul
+from support.products import Case, Convolution, matmul, worked_example
 
 from tilec.backends.triton.hopper import Config, configs, default_config, plan_hopper
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
@@ -47,6 +47,16 @@ CASES = {
         "bfloat16",
     ),
     "input gradient by residues": (SEED.input_gradient(), config({"n": 32, "q1": 4, "i": 128, "o": 64}), "float16"),
+    "two consumers, classes through maps": (
+        SEED.input_gradient(),
+        config({"n": 32, "q0": 2, "i": 128, "o": 128}, warps=4, stages=2, consumers=2, mapped=True),
+        "float16",
+    ),
+    "the worked example": (
+        worked_example(32, 57, 128, 128),
+        config({"n": 32, "q0": 4, "i": 128, "o": 64}, warps=4),
+        "float16",
+    ),
     "kernel gradient in shares": (
         SAME.kernel_gradient(),
         config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4, split=4),
@@ -80,6 +90,17 @@ def test_padding_asks_for_exactness_and_its_absence_does_not() -> None:
     sums = config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4)
     assert "suspect" in plan(replace(SAME, pad=0).kernel_gradient(), sums)[0].text
     assert "suspect" not in plan(replace(SAME, pad=0, space=(34, 34)).kernel_gradient(), sums)[0].text
+
+
+def test_classes_are_stored_through_maps_where_asked() -> None:
+    """The places of class (z0, z1) are a view of every third row and column of the input."""
+    chosen = config({"n": 32, "q0": 2, "q1": 2, "i": 128, "o": 64})
+    (plain,) = plan(SEED.input_gradient(), chosen, "float16")
+    (mapped,) = plan(SEED.input_gradient(), replace(chosen, mapped=True), "float16")
+    assert not any(isinstance(v, Descriptor) and v.tensor == "I" for _, v in plain.arguments)
+    maps = [v for _, v in mapped.arguments if isinstance(v, Descriptor) and v.tensor == "I"]
+    assert [m.offset for m in maps] == [(57 * z0 + z1) * 128 for z0 in range(3) for z1 in range(3)]
+    assert {m.shape for m in maps} == {(32, 19, 19, 128)}
 
 
 def test_strided_places_are_views_of_one_residue_each() -> None:
@@ -150,10 +171,12 @@ CHOSEN = {
     "seven by seven": (Convolution(64, (7, 7), 512, 512, (3, 3), pad=1).forward(), "bfloat16"),
     "seed gradient": (SEED.input_gradient(), "float16"),
     "seed gradient in tf32": (SEED.input_gradient(), "float32"),
+    "the worked example": (worked_example(32, 57, 128, 128), "float16"),
     "strided": (replace(SAME, stride=2).forward(), "float16"),
     "kernel gradient": (SAME.kernel_gradient(), "float16"),
     "matmul": (matmul(8192, 8192, 8192), "bfloat16"),
     "turned output": (matmul(512, 512, 512, out="nm"), "bfloat16"),
+    "four dimensions": (Convolution(16, (8, 8, 8, 8), 16, 32, (3, 3, 3, 3)).forward(), "float16"),
     "three dimensions": (Convolution(2, (8, 8, 8), 16, 32, (3, 3, 3), pad=1).forward(), "float16"),
 }
 
@@ -164,6 +187,7 @@ def test_first_guesses_and_candidates_fit(name: str) -> None:
     dtypes = {t: dtype for t in case.shapes}
     candidates = configs(case.dot, case.shapes, case.strides, dtypes, dtype == "float32")
     assert len(candidates) > 5 and len({*candidates}) == len(candidates)
-    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == candidates[0]
     fitting = [c for c in candidates if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c)]
-    assert candidates[0] in fitting and len(fitting) > 0.7 * len(candidates)
+    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == fitting[0]
+    # of six axes only those choices fit that leave two of them without a box
+    assert len(fitting) > (0.1 if name == "four dimensions" else 0.7) * len(candidates)

@@ -7,48 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.gluon import run
-from support.products import Case, Convolution, matmul, reference
+from support.hopper_cases import CASES, STAYING, boxes
+from support.products import Case, matmul, reference
 
 from tilec.backends.triton import hopper
 from tilec.backends.triton.hopper import Config, plan_hopper
 
-SAME = Convolution(3, (9, 10), 24, 40, (3, 3), pad=1)
-STORED_OTHERWISE = replace(SAME, kernel="ohwi")
-SEED = Convolution(2, (16, 19), 16, 24, (3, 3), stride=3, dilation=2)
-STRIDED = replace(SEED, stride=2, pad=1, dilation=1)
-
-
-def boxes(warps: int = 4, split: int = 1, tf32: bool = False, **sizes: int) -> Config:
-    return Config(tuple(sizes.items()), warps, 3, split, tf32=tf32)
-
-
-CASES = {
-    "matmul": (matmul(200, 136, 168), boxes(8, m=128, n=64, k=64), "bfloat16"),
-    "matmul, left turned": (matmul(200, 136, 168, left="km", right="nk"), boxes(m=64, n=128, k=32), "bfloat16"),
-    "matmul, output turned": (matmul(200, 136, 168, out="nm"), boxes(n=64, m=64, k=64), "bfloat16"),
-    "batches, in shares": (matmul(72, 136, 104, batch=3, scale=0.5), boxes(8, 3, m=128, n=64, k=32), "float16"),
-    "tf32": (matmul(100, 132, 100, right="nk"), boxes(m=64, n=64, k=32, tf32=True), "float32"),
-    "forward": (SAME.forward(), boxes(8, n=4, y0=4, y1=8, o=64, i=32), "bfloat16"),
-    "forward in shares": (STORED_OTHERWISE.forward(), boxes(split=2, n=4, y1=16, o=64, i=32), "bfloat16"),
-    "input gradient": (SAME.input_gradient(), boxes(q0=8, q1=8, o=32, i=16), "float16"),
-    "kernel gradient": (SAME.kernel_gradient(), boxes(split=3, i=64, o=32, n=4, y0=4, y1=2), "float16"),
-    "strided forward": (STRIDED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
-    "strided, dilated forward": (SEED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
-    "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=32), "float16"),
-    "strided, dilated input gradient": (SEED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=32), "float16"),
-    "classes stored through maps": (
-        SEED.input_gradient(),
-        replace(boxes(n=2, q0=4, q1=8, i=16, o=32), mapped=True),
-        "float16",
-    ),
-    "strided kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=32, n=2, y0=4, y1=8), "bfloat16"),
-    "one dimension": (Convolution(2, (33,), 16, 16, (5,), pad=2).forward(), boxes(n=2, y0=32, o=16, i=16), "bfloat16"),
-    "three dimensions": (
-        Convolution(2, (5, 6, 7), 16, 16, (3, 3, 3), pad=1).forward(),
-        boxes(8, y0=4, y1=4, y2=8, o=16, i=16),
-        "bfloat16",
-    ),
-}
 POISON = 12345.0
 
 
@@ -75,15 +39,6 @@ def values(case: Case, config: Config, dtype: str, special: bool) -> None:
 def test_values(name: str, special: bool) -> None:
     case, config, dtype = CASES[name]
     values(case, config, dtype, special)
-
-
-STAYING = {
-    "matmul": (matmul(200, 136, 168), boxes(m=64, n=64, k=32), "bfloat16"),
-    "batches, in shares": (matmul(72, 136, 104, batch=3, scale=0.5), boxes(split=3, m=64, n=64, k=32), "float16"),
-    "forward": (SAME.forward(), boxes(n=2, y0=4, y1=8, o=16, i=16), "bfloat16"),
-    "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=16), "float16"),
-    "kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=16, n=2, y0=2, y1=8), "bfloat16"),
-}
 
 
 @pytest.mark.parametrize("consumers", [1, 2])

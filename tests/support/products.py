@@ -193,6 +193,35 @@ class Convolution:
         return self.case(dot)
 
 
+def worked_example(n: int, size: int, ci: int, co: int) -> Case:
+    """The input's gradient of a 3x3 convolution with stride 3 and dilation 2, as reduce and defract write it: ranges of
+    the summed variables begin elsewhere in each class."""
+    c = Convolution(n, (size, size), ci, co, (3, 3), stride=3, dilation=2)
+    classes, lows, extents = [], [], []
+    for z in product(range(3), repeat=2):
+        taps = [[t for t in range(-2, 3) if 0 <= 2 * r + 3 * t < 3] for r in z]
+        places = [len(range(r, size, 3)) for r in z]
+        classes.append({"z0": z[0], "z1": z[1]})
+        lows.append({"n": 0, "i": 0, "o": 0, "q0": 0, "q1": 0, "t0": taps[0][0], "t1": taps[1][0]})
+        lengths = {"q0": places[0], "q1": places[1], "t0": len(taps[0]), "t1": len(taps[1])}
+        extents.append({"n": n, "i": ci, "o": co} | lengths)
+    given = (form(n=1), *(form(**{f"z{a}": -1, f"q{a}": 1, f"t{a}": -2}) for a in (0, 1)), form(o=1))
+    dot = Dot(
+        output="I",
+        index=(form(n=1), form(z0=1, q0=3), form(z1=1, q1=3), form(i=1)),
+        left=Operand("O", given),
+        right=c.weights([form(z0=2, t0=3), form(z1=2, t1=3)]),
+        batch=(),
+        rows=("n", "q0", "q1"),
+        columns=("i",),
+        summed=("t0", "t1", "o"),
+        classes=tuple(classes),
+        low=tuple(lows),
+        extent=tuple(extents),
+    )
+    return c.case(dot)
+
+
 def reference(case: Case, arrays: dict[str, np.ndarray], output: np.ndarray) -> np.ndarray:
     """The exact meaning in float64, point by point: points at which an operand would be read outside do not count.
     `output` gives what no element writes."""

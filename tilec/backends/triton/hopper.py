@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.triton.hopper_configs import configs, default_config
+from tilec.backends.triton.hopper_configs import configs
 from tilec.backends.triton.hopper_design import Design
 from tilec.backends.triton.hopper_finish import total
 from tilec.backends.triton.hopper_form import Config, Dot, Operand, Problem, Variable, bounds, coefficients, normalise
@@ -60,6 +60,18 @@ def plan_hopper(
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
     return _launches(dot, problem, boxes, config, tensors)
+
+
+def default_config(
+    dot: Dot,
+    shapes: Mapping[str, tuple[int, ...]],
+    strides: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    tf32: bool = False,
+) -> Config | None:
+    """The likeliest of the candidates that `plan_hopper` can carry out, None where there is none."""
+    candidates = configs(dot, shapes, strides, dtypes, tf32)
+    return next((c for c in candidates if plan_hopper(dot, shapes, strides, dtypes, c) is not None), None)
 
 
 def _names(dot: Dot) -> tuple[str, str, str]:

@@ -1,8 +1,8 @@
 """Which tiles to take: candidates for tuning, and a first guess.
 
 The guess minimises a model of the time: waves of tiles over the multiprocessors, each tile paying for its
-multiplications or the bytes that they need, whichever takes longer, and for what it does once. The constants were fitted
-to 520 measured kernels on an H200: matmul, convolutions and their gradients.
+multiplications or the bytes that they need, whichever takes longer, and for what it does once. Its constants were
+fitted to 520 kernels measured on an H200: matmul, convolutions and their gradients.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ STEP = 0.014  # microseconds of waiting a step, twice that of a warp that only c
 ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
 START, FLOOR = 4.2, 8.0  # microseconds a kernel: the first tile's copies; the least that any took beside its memory
 SECOND = 2.2  # microseconds for the kernel that adds shares
+MAPPED, A_MAP = 0.93, 0.02  # storing classes through maps: what it takes instead, and what a map costs the host
 MEMORY, PARTS = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shares
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the model needs to know of a choice: extents, element size, tiles, steps of a sum, bytes of all tensors."""
+    """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
+    elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such."""
 
     rows: int
     columns: int
@@ -49,6 +51,7 @@ class _Tile:
     steps: int
     elements: int
     memory: int
+    maps: int
 
 
 def configs(
@@ -61,17 +64,6 @@ def configs(
     """Candidates, the likeliest first by the model of time."""
     found = sorted(_candidates(dot, shapes, strides, dtypes, tf32), key=lambda pair: pair[0])
     return list(dict.fromkeys(c for _, c in found))
-
-
-def default_config(
-    dot: Dot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool = False,
-) -> Config | None:
-    """The first guess, None where nothing fits."""
-    return next(iter(configs(dot, shapes, strides, dtypes, tf32)), None)
 
 
 def _candidates(
@@ -89,6 +81,8 @@ def _candidates(
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
     memory = sum(math.prod(shapes[o.tensor]) * size for o in (dot.left, dot.right)) + elements * out_size
 
+    strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
+
     def count(group: Sequence[str], boxes: Sequence[tuple[str, int]]) -> int:
         return math.prod(-(-extent[v] // dict(boxes).get(v, 1)) for v in group)
 
@@ -98,11 +92,13 @@ def _candidates(
             for own in itertools.product(*choices):
                 across = count(dot.columns, own[1])
                 tiles = count(dot.rows, own[0]) * across * outer
-                tile = _Tile(m, n, depth, size, out_size, tiles, count(summed, own[2]) * walked, elements, memory)
+                steps = count(summed, own[2]) * walked
+                maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
+                tile = _Tile(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMNS else 2 ** round(math.log2(PROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
-                    _splits(tiles, tile.steps, len(dot.classes)),
+                    _splits(tiles, steps, len(dot.classes)),
                     (4, 3, 5, 2),
                     ONCE,
                     (False, True) if len(dot.classes) > 1 else (False,),
@@ -160,9 +156,11 @@ def _time(config: Config, tile: _Tile) -> float:
     if config.split > 1:
         time += SECOND + 8 * config.split * tile.elements / PARTS
     time = (time**4 + (FLOOR + tile.memory / MEMORY) ** 4) ** 0.25
-    # what the model cannot tell apart: as many buffers as usual, one swizzled row, few maps for the host to make
+    if config.mapped:
+        time *= MAPPED + A_MAP * tile.maps
+    # what the model cannot tell apart: as many buffers as usual, one swizzled row
     tie = abs(config.stages - 4) + 2 * (tile.depth * tile.size > LINE) + (config.consumers > 0 and waves == 1)
-    return time * (1 + 0.01 * tie + 0.05 * config.mapped)
+    return time * (1 + 0.01 * tie)
 
 
 def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[tuple[tuple[str, int], ...]]:

@@ -97,7 +97,7 @@ def view(
     `order` names the variables that may be boxed beside the contiguous one, in the order in which a tile counts them;
     `clip` gives axes sizes below the tensor's.
     """
-    if tensor.inner is None or not 1 <= len(forms) <= MAX_RANK:
+    if tensor.inner is None:
         return None
     dims: list[Dim] = []
     for axis, form in enumerate(forms):
@@ -113,6 +113,9 @@ def view(
         if step < 1 or (step > 1 and max(map(abs, _reach(rest, problem))) >= BIAS * step):
             return None
         dims.append(Dim(axis, form, name, step, _residues(rest, step, problem), limit))
+    dims = _merged(dims, tensor, problem)
+    if len(dims) > MAX_RANK:
+        return None
     names = [d.boxed for d in dims if d.boxed is not None]
     last = next(d for d in dims if d.axis == tensor.inner)
     outer = sorted(
@@ -143,6 +146,29 @@ def view(
     return result if all(-(-(d.limit - max(d.residues)) // d.step) > 0 for d in dims) else None
 
 
+def _merged(dims: list[Dim], tensor: Tensor, problem: Problem) -> list[Dim]:
+    """Two dimensions of scalar coordinates as one, as often as the rank asks for it.
+
+    The inner one's coordinate is never outside, so that theirs together is outside where the outer one's is. What lies
+    between two coordinates of the outer one then stands in the kernel's text.
+    """
+    while len(dims) > MAX_RANK:
+        scalars = [d for d in dims if d.boxed is None]
+        pairs = (
+            (outer, inner, tensor.strides[outer.axis] // tensor.strides[inner.axis])
+            for outer, inner in itertools.permutations(scalars, 2)
+            if tensor.strides[inner.axis] > 0 and tensor.strides[outer.axis] % tensor.strides[inner.axis] == 0
+        )
+        fitting = [(o, i, r) for o, i, r in pairs if r >= i.limit and not may_leave(i.form, i.limit, problem)]
+        if not fitting:
+            break
+        outer, inner, ratio = min(fitting, key=lambda pair: pair[2])
+        limit = (outer.limit - 1) * ratio + inner.limit
+        merged = Dim(inner.axis, outer.form * ratio + inner.form, None, 1, (0,), limit)
+        dims = [merged if d is inner else d for d in dims if d is not outer]
+    return dims
+
+
 def descriptors(tensor: Tensor, maps: View, boxes: Mapping[str, int]) -> tuple[Descriptor, ...]:
     """One for each of the view's choices, in their order."""
     found = []
@@ -166,7 +192,7 @@ def descriptors(tensor: Tensor, maps: View, boxes: Mapping[str, int]) -> tuple[D
 
 def _stride(tensor: Tensor, dim: Dim) -> int:
     """Elements from one coordinate to the next; of an axis with one element any that is aligned."""
-    return ALIGNMENT if tensor.shape[dim.axis] == 1 else tensor.strides[dim.axis] * dim.step
+    return ALIGNMENT if dim.limit == 1 and tensor.shape[dim.axis] == 1 else tensor.strides[dim.axis] * dim.step
 
 
 def _reach(form: Affine, problem: Problem) -> tuple[int, int]:

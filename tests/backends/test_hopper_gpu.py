@@ -1,0 +1,64 @@
+"""Hopper kernels on a GPU against float64: values, edges, infinities and NaN, poisoned outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.hopper_cases import CASES, STAYING
+from support.products import reference
+
+from tilec.backends.triton.hopper import configs, plan_hopper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+    ),
+]
+TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 1.2e-3}  # tf32 operands are cut off, not rounded
+POISON = 12345.0
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
+@pytest.mark.parametrize("consumers", [0, 1, 2])
+@pytest.mark.parametrize("name", {**CASES, **STAYING})
+def test_values(name: str, consumers: int, special: bool, tmp_path: Path) -> None:
+    case, config, dtype = {**CASES, **STAYING}[name]
+    if consumers * config.warps > 8:
+        pytest.skip("more warps than a program has")
+    check(case, replace(config, consumers=consumers), dtype, special, tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_candidates(name: str, tmp_path: Path) -> None:
+    case, config, dtype = CASES[name]
+    candidates = configs(case.dot, case.shapes, case.strides, dict.fromkeys(case.shapes, dtype), config.tf32)
+    for candidate in candidates[:: max(1, len(candidates) // 4)]:
+        check(case, candidate, dtype, False, tmp_path)
+
+
+def check(case, config, dtype: str, special: bool, directory: Path) -> None:
+    from support.launching import bind
+
+    generator = np.random.default_rng(0)
+    tensors, arrays = {}, {}
+    for name, shape in case.shapes.items():
+        array = generator.standard_normal(shape)
+        if special and name != case.dot.output:
+            array.flat[generator.integers(array.size, size=3)] = np.inf, -np.inf, np.nan
+        tensors[name] = torch.tensor(array, dtype=getattr(torch, dtype), device="cuda")
+        arrays[name] = tensors[name].double().cpu().numpy()
+    launches = plan_hopper(case.dot, case.shapes, case.strides, dict.fromkeys(case.shapes, dtype), config)
+    assert launches is not None
+    output = tensors[case.dot.output].fill_(POISON)
+    bind(launches, tensors, directory)()
+    result = output.double().cpu().numpy()
+    expected = reference(case, arrays, np.full(result.shape, np.nan))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(result[~finite], expected[~finite])
+    error = np.linalg.norm(result[finite] - expected[finite]) / np.linalg.norm(expected[finite])
+    assert error < TOLERANCE[dtype]
