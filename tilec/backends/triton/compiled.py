@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import os
@@ -92,6 +93,10 @@ def _module(path: Path, interpret: bool) -> ModuleType:
     return module
 
 
+def fields_of(described: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(described)}
+
+
 class Address:
     """Stands for the tensor of a tensor map whose address is known only at the call."""
 
@@ -103,12 +108,13 @@ class Address:
         return self.value
 
 
-def tensor_map(d: Descriptor, tensor: torch.Tensor) -> Any:
-    """The descriptor over a tensor, as Gluon takes it."""
+def tensor_map(d: Descriptor, tensor: torch.Tensor, rounds: bool = False) -> Any:
+    """The descriptor over a tensor, as Gluon takes it. `rounds`: float32 to the nearest tf32, where this Triton can."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + d.offset)
-    return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d))
+    options = {"round_f32_to_tf32": True} if rounds and "round_f32_to_tf32" in fields_of(TensorDescriptor) else {}
+    return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d), **options)
 
 
 def _layout(d: Descriptor) -> Any:

@@ -25,17 +25,16 @@ def hopper_steps(
         return None
     shapes, strides, dtypes = layouts(product, seen)
     tf32 = dot.dtype == "float32"
-    for choice in [config] if config is not None else hopper.configs(product, shapes, strides, dtypes, tf32=tf32)[:8]:
-        launches = hopper.plan_hopper(product, shapes, strides, dtypes, choice)
-        if launches is None:
-            continue
-        if len(launches) == 1:
-            return list(launches)
-        total = dict(launches[1].arguments)["total"]
-        assert isinstance(total, int)
-        parts = f"{product.output}.parts"
-        return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
-    return None
+    choice = config or hopper.default_config(product, shapes, strides, dtypes, tf32=tf32)
+    launches = None if choice is None else hopper.plan_hopper(product, shapes, strides, dtypes, choice)
+    if choice is None or launches is None:
+        return None
+    if len(launches) == 1:
+        return list(launches)
+    total = dict(launches[1].arguments)["total"]
+    assert isinstance(total, int)
+    parts = f"{product.output}.parts"
+    return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
 def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.Config]:

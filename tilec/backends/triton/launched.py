@@ -24,11 +24,13 @@ class Launched:
         self._names = tuple(dict.fromkeys(pointed))
         self._addresses: list[int] = []
         self._arguments: list[Any] = []
+        self._maps: dict[int, tuple[Any, str, int, int]] = {}
+        self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         if self._run is None:
-            guarded(self._launch, lambda: self._first(tensors))
+            guarded(self._launch, lambda: self._first(tensors, stream))
             return
         addresses = [tensors[name].data_ptr() for name in self._names]
         if addresses != self._addresses:
@@ -36,27 +38,28 @@ class Launched:
             self._addresses = addresses
         self._run(*self._grid, stream, *self._middle, *self._arguments)
 
-    def _first(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _first(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         launch = self._launch
         arguments: list[Any] = [value for _, value in launch.arguments]
-        for place, v in enumerate(arguments):
+        for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Pointer):
                 arguments[place] = tensors[v.tensor]
             elif isinstance(v, Descriptor):
-                arguments[place] = tensor_map(v, tensors[v.tensor])
+                arguments[place] = tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor]))
+        if interpreting():
+            self._function[launch.grid](*arguments, **dict(launch.constants))
+            return
         options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-        constants = {**dict(launch.constants), **({} if interpreting() else options)}
-        kernel = self._function[launch.grid](*arguments, **constants)
-        if kernel is None:
-            return  # interpreted
-        self._maps = {}
-        for place, v in enumerate(launch.arguments):
-            if isinstance(v[1], Descriptor):
-                made = arguments[place]
+        kernel = self._function.warmup(*arguments, grid=launch.grid, **dict(launch.constants), **options)
+        rounded: list[bool] = []
+        for place, (name, v) in enumerate(launch.arguments):
+            if isinstance(v, Descriptor):
+                made, tensor = arguments[place], tensors[v.tensor]
                 made.base = Address(made.base.dtype)
-                self._maps[place] = (made, v[1].tensor, v[1].offset * tensors[v[1].tensor].element_size())
-        self._grid = launch.grid
-        self._run, self._middle, self._encode = _entry(kernel)
+                self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
+                rounded.append(_rounds(name, tensor))
+        self._run, self._middle, self._encode = _entry(kernel, rounded)
+        self(tensors, stream)
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
         """Arguments as the launcher takes them."""
@@ -65,20 +68,29 @@ class Launched:
             if isinstance(v, Pointer):
                 found.append(addresses[v.tensor])
             elif place in self._maps:
-                made, name, offset = self._maps[place]
+                made, name, offset, number = self._maps[place]
                 made.base.value = addresses[name] + offset
-                found += self._encode(made, len([p for p in self._maps if p < place]))
+                found += self._encode(made, number)
             else:
                 found.append(v)
         return found
 
 
-def _entry(kernel: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list[Any]]]:
+def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
+    """Whether a map brings float32 operands to tensor cores: they cut tf32 off, so the copy must round."""
+    return tensor.dtype is torch.float32 and not parameter.startswith("out")
+
+
+TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it is copied
+
+
+def _entry(kernel: Any, rounded: list[bool]) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list]]:
     """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), and how a tensor map becomes
     arguments.
 
     Triton 3.6's launcher is a Python object around one function of the driver module; going to that function saves as
-    much as the launch costs, and encodes tensor maps only when they change. Other versions are called as they ask.
+    much as the launch costs, encodes tensor maps only when they change, and lets them round. Other versions are called
+    as they ask.
     """
     run = kernel.run
     own = getattr(run, "launch", None)
@@ -94,9 +106,7 @@ def _entry(kernel: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[
         return run, plain, lambda made, number: [made]
     from triton.backends.nvidia import driver
 
-    metadata = free["tensordesc_meta"].cell_contents
-    return (
-        free["launcher"].cell_contents,
-        middle,
-        lambda made, number: driver.make_tensordesc_arg(made, metadata[number]),
-    )
+    known = free["tensordesc_meta"].cell_contents
+    types = [{**m, "elem_type": TFLOAT32} if r and m else m for m, r in zip(known, rounded, strict=True)]
+    launcher = free["launcher"].cell_contents
+    return launcher, middle, lambda made, number: driver.make_tensordesc_arg(made, types[number])

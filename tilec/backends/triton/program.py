@@ -10,7 +10,7 @@ from functools import partial
 from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import recognise, variables_of, worthwhile
+from tilec.backends.triton.dot import Dot, recognise, variables_of, worthwhile
 from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
@@ -20,7 +20,7 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
-from tilec.backends.triton.space import build_space
+from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
@@ -87,7 +87,8 @@ def ridden_steps(
     if space is None or not space.classes:
         return None
     dot = recognise(space, seen)
-    if dot is not None and setting.library and library_steps(defracted, flat, types, dot, space, seen) is not None:
+    library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
+    if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
         return None
     if dot is not None and worthwhile(dot, space):
         if hopper_steps(dot, space, seen, setting) is not None:
@@ -119,7 +120,7 @@ def statement_steps(
         chosen = None if choice is None else steps_of(task, choice)
         if chosen is not None:
             return [*first, *chosen]
-    if dot is not None and setting.library:
+    if dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting):
         steps = library_steps(defracted, flat, types, dot, space, seen)
         if steps is not None:
             return steps
@@ -139,6 +140,13 @@ def statement_steps(
             return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
         return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
+
+
+def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:
+    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, and no look at the result for
+    infinities at its borders afterwards. Plain matrix products need no such look, and stay the library's."""
+    padded = bool(dot.zero_left or dot.zero_right)
+    return padded and hopper_steps(dot, space, seen, setting) is not None
 
 
 def product_task(
