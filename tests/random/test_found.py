@@ -99,6 +99,10 @@ FOUND = {
         "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[q])); }",
         [np.arange(9.0), F[:3], F[:2]],
     ),
+    "a scale of reverse_grad with more elements": (
+        "function (A, B) -> (T) { T = reverse_grad(A, B); }",
+        [F[:1], F[:3]],
+    ),
     "the scale of reverse_grad in a convolution": (
         "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * reverse_grad(K[k], B[k])); }",
         [np.arange(9.0), F[:3], F[:2]],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.functions import STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -59,11 +59,6 @@ def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> Non
 
     levels = WHOLE if any(map(counts_positions, walk(s.body))) else LEVELS
     result.append(replace(s, body=_shallow(s.body, assign, lambda e: isinstance(e, (Access, Aggregate)), levels)))
-
-
-def counts_positions(e: Expr) -> bool:
-    """Is this a draw whose counter is its place in the statement?"""
-    return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1
 
 
 def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None:
