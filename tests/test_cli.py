@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tilec
+from tilec.backends.reference import ReferenceBackend
 from tilec.cli import main
 
 MATMUL = "function mm(A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }\n"
@@ -68,7 +71,46 @@ def test_run(matmul: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "C: float64 of shape (2, 4)" in capsys.readouterr().out
 
 
+def test_text_in_place_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "-e", MATMUL]) == 0
+    assert capsys.readouterr().out.startswith("<tile>: ok: ") and main(["grad", "-e", MATMUL, "--wrt", "B"]) == 0
+    assert "-> (DB)" in capsys.readouterr().out
+
+
+def test_tune_measures_the_function_and_its_gradient(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a machine with a GPU, with the torch backend in the place of one that has something to measure."""
+    built = []
+    build = ReferenceBackend.build
+
+    def noting(self, lowering, options=None):
+        built.append((lowering.stages["source"].outputs, [t.shape for t in lowering.types.values()], options.tune))
+        return build(self, lowering, options)
+
+    monkeypatch.setattr(ReferenceBackend, "build", noting)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tilec.api, "_on_device", functools.partial(on_cpu, tilec.api._on_device))
+    monkeypatch.setenv("TILEC_CACHE", str(tmp_path))
+    shapes = ["--shape", "A=2,3", "--shape", "B=3,4", "--dtype", "A=float16"]
+    assert main(["tune", "-e", MATMUL, *shapes, "--grad"]) == 0
+    out = capsys.readouterr().out
+    assert "mm(A, B) -> (C)" in out and f"kept in {tmp_path}" in out
+    assert [(len(outputs), tune) for outputs, _, tune in built] == [(1, True), (2, True)]
+    assert built[0][1][:2] == [(2, 3), (3, 4)]
+    built.clear()
+    assert main(["tune", "-e", MATMUL, *shapes]) == 0
+    assert len(built) == 1
+
+
+def on_cpu(made, args, device):
+    assert device == "cuda"
+    return made(args, "cpu")
+
+
 BAD = {
+    "nothing to tune": (["tune", "{mm}", "--shape", "A=1,2", "--shape", "B=2,1", "--backend", "torch"], "to tune"),
+    "no shapes to tune for": (["tune", "{mm}"], "--shape A="),
     "missing file": (["check", "{dir}/none.tile"], "cannot read"),
     "a syntax error": (["check", "{dir}/bad.tile"], "bad.tile:1:"),
     "unknown input": (["show", "{mm}", "--stage", "bound", "--shape", "Z=1"], "there is no Z"),
@@ -90,6 +132,19 @@ def test_bad_input(case: str, matmul: str, tmp_path: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.err.startswith("tilec: ") and expected in captured.err and not captured.out
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_tune_without_a_gpu(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", matmul, "--shape", "A=1,2", "--shape", "B=2,1"]) == 1
+    assert "there is no GPU to tune for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["check"], ["check", "file.tile", "-e", MATMUL]])
+def test_one_source(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
 
 
 def test_wrong_usage() -> None:

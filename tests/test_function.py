@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.reference import ReferenceBackend
 
 MATMUL = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
 CONVOLUTION = """
@@ -115,6 +116,14 @@ def test_integer_outputs_carry_no_gradient() -> None:
     y.sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
     torch.testing.assert_close(f.grad()(x.detach(), torch.ones(5, dtype=torch.float64), torch.tensor(0)), x.grad)
+
+
+def test_a_gradient_that_no_longer_needs_a_size() -> None:
+    f = tilec.compile("function (S, A[N]) -> (A, T) { T[i : S] = 3; }")
+    a, d = torch.ones(3), torch.rand(3)
+    assert torch.equal(f.grad("A")(2, a, d, torch.ones(2)), d)
+    with pytest.raises(tilec.InputMistake, match="the output A has shape"):
+        f.grad("A")(2, a, torch.ones(4), torch.ones(2))
 
 
 def test_what_an_integer_output_is_given_is_ignored() -> None:
@@ -259,10 +268,47 @@ def test_cotangent_of_a_wrong_shape() -> None:
 def test_backends() -> None:
     with pytest.raises(tilec.InputMistake, match="no backend is called 'cuda'"):
         tilec.compile(MATMUL, backend="cuda")
-    with pytest.raises(tilec.Unsupported, match="Triton"):
+    with pytest.raises(tilec.InputMistake, match="runs on CUDA tensors; these are on cpu"):
         tilec.compile(MATMUL, backend="triton")(torch.ones(2, 3), torch.ones(3, 4))
-    with pytest.raises(tilec.Unsupported, match="sm_90"):
-        tilec.compile(MATMUL).lower(tilec.spec((2, 3)), tilec.spec((3, 4)), target="sm_90")
+    with pytest.raises(tilec.Unsupported, match="the torch backend compiles for no target; got 'sm_90'"):
+        tilec.compile(MATMUL, backend="torch").lower(tilec.spec((2, 3)), tilec.spec((3, 4)), target="sm_90")
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_tune_reaches_the_backend(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In calls, gradients, copies; never in `lower`, which runs nothing."""
+    seen = []
+    build = ReferenceBackend.build
+
+    def noting(self, lowering, options=None):
+        seen.append(options.tune)
+        return build(self, lowering, options)
+
+    monkeypatch.setattr(ReferenceBackend, "build", noting)
+    f = tilec.compile(MATMUL, tune=tune)
+    f(double(2, 3), double(3, 4)).sum().backward()
+    f.grad()(torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4))
+    pickle.loads(pickle.dumps(f))(torch.ones(2, 3), torch.ones(3, 4))
+    assert seen == [tune] * 4
+    f.lower(torch.ones(2, 3), torch.ones(3, 4))
+    assert seen.pop() is False
+    f.tuned()(torch.ones(2, 3), torch.ones(3, 4))
+    assert seen.pop() is True
+
+
+def test_the_torch_backend_has_nothing_to_tune() -> None:
+    with pytest.raises(tilec.InputMistake, match="nothing to tune"):
+        tilec.compile(MATMUL, backend="torch", tune=True)
+    with pytest.raises(tilec.InputMistake, match="nothing to tune"):
+        tilec.tune(tilec.compile(MATMUL, backend="torch"), tilec.spec((2, 3)), tilec.spec((3, 4)))
+    a, b = torch.randn(2, 3), torch.randn(3, 4)
+    torch.testing.assert_close(tilec.compile(MATMUL, tune=True)(a, b), a @ b)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_tuning_needs_a_gpu() -> None:
+    with pytest.raises(tilec.Unsupported, match="no GPU to tune for"):
+        tilec.tune(tilec.compile(MATMUL), tilec.spec((2, 3)), tilec.spec((3, 4)))
 
 
 def test_recurrences_are_refused_clearly() -> None:

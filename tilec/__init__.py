@@ -5,14 +5,15 @@
     da, db = f.grad()(a, b, dc) # the gradient, a Function like any other
     print(f.grad())             # ... which is a Tile program
 
-`load` compiles a file, `interpret` is the slow exact meaning (the oracle), `spec` stands for an argument in
-`Function.lower`. Everything that can be wrong is a subclass of `TileError` and points at its place in the source.
+`load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
+`spec` stands for an argument in `Function.lower` and `tune`. Everything that can be wrong is a subclass of `TileError`
+and points at its place in the source.
 """
 
 from __future__ import annotations
 
 from tilec import errors
-from tilec.api import compile, interpret, load
+from tilec.api import compile, interpret, load, tune
 from tilec.arguments import Spec, spec
 from tilec.errors import (
     AffineMistake,
@@ -32,8 +33,7 @@ from tilec.errors import (
     WriteConflict,
 )
 from tilec.function import Function, Lowered
-
-__version__ = "0.1.0"
+from tilec.version import __version__
 
 __all__ = [
     "AffineMistake",
@@ -54,9 +54,11 @@ __all__ = [
     "UnboundIndex",
     "Unsupported",
     "WriteConflict",
+    "__version__",
     "compile",
     "errors",
     "interpret",
     "load",
     "spec",
+    "tune",
 ]

@@ -1,14 +1,15 @@
-"""compile, load, interpret: text in, something that runs out."""
+"""compile, load, tune, interpret: text in, something that runs out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tilec.arguments import to_tensors
+from tilec.arguments import Spec, to_tensors
 from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.function import Function
@@ -17,18 +18,22 @@ from tilec.language import parse
 from tilec.transforms.sizes import seed_inputs
 
 
-def compile(source: str, *, entry: str | None = None, backend: str | None = None) -> Function:
+def compile(source: str, *, entry: str | None = None, backend: str | None = None, tune: bool = False) -> Function:
     """Compile Tile text to a Function.
 
     `entry` names the function to compile where the text holds several (default: the last). `backend` is "torch",
-    "triton" or None: chosen by the inputs' device. Raises TileError subclasses.
+    "triton" or None: chosen by the inputs' device. `tune`: on the first call with new shapes or types, measure the
+    candidates for each kernel and keep the choices on disk, gradients included; where the torch backend serves a call
+    there are none, and nothing happens. Raises TileError subclasses; InputMistake for backend="torch" with `tune`.
     """
-    return _compile(source, "<tile>", entry, backend)
+    return _compile(source, "<tile>", entry, backend, tune)
 
 
-def load(path: str | PathLike[str], *, entry: str | None = None, backend: str | None = None) -> Function:
+def load(
+    path: str | PathLike[str], *, entry: str | None = None, backend: str | None = None, tune: bool = False
+) -> Function:
     """Compile the Tile text in a file (UTF-8); errors name the file. Raises InputMistake if it cannot be read."""
-    return _compile(read(path), str(path), entry, backend)
+    return _compile(read(path), str(path), entry, backend, tune)
 
 
 def read(path: str | PathLike[str]) -> str:
@@ -41,15 +46,50 @@ def read(path: str | PathLike[str]) -> str:
         raise InputMistake(f"cannot read {path}: {error.strerror}") from None
 
 
-def _compile(source: str, filename: str, entry: str | None, backend: str | None) -> Function:
+def _compile(source: str, filename: str, entry: str | None, backend: str | None, tune: bool) -> Function:
     if not isinstance(source, str):
         raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}")
     if backend not in (None, *NAMES):
         raise InputMistake(f"no backend is called {backend!r}", hint="backends: " + ", ".join(NAMES))
+    if tune and backend == "torch":
+        raise InputMistake("the torch backend has nothing to tune", hint="leave backend or tune out")
     try:
-        return Function(parse(source, filename=filename, entry=entry), source, filename, backend)
+        return Function(parse(source, filename=filename, entry=entry), source, filename, backend, tune=tune)
     except TileError as error:
         raise error.located(source, filename) from None
+
+
+def tune(function: Function, *args: object, gradients: bool = False) -> None:
+    """Tune a function, and its gradient where asked, for arguments of these shapes and types on the current GPU.
+
+    Arguments as for a call; specs stand for random data. Choices are kept on disk, for later runs too; functions that
+    have already been called with these shapes keep what they run. Raises TileError subclasses; Unsupported without a
+    GPU, for tuned choices hold only where they were measured.
+    """
+    if function.backend == "torch":
+        raise InputMistake("the torch backend has nothing to tune", hint="leave backend out")
+    if not torch.cuda.is_available():
+        raise Unsupported("there is no GPU to tune for", hint="tuned choices hold for the device they were measured on")
+    inputs = _on_device(args, "cuda")
+    tuned = function.tuned()
+    results = tuned(*inputs)
+    if gradients:
+        results = results if isinstance(results, tuple) else (results,)
+        tuned.grad()(*inputs, *(torch.ones_like(r) for r in results))
+
+
+def _on_device(args: Sequence[object], device: str) -> list[object]:
+    """Random tensors in the place of specs: normal ones, and integers that may stand in an index."""
+    largest = max((n for a in args if isinstance(a, Spec) for n in a.shape), default=1)
+
+    def made(spec: Spec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        if dtype.is_floating_point:
+            return torch.randn(spec.shape, device=device, dtype=torch.float32).to(dtype)
+        above = 2 if dtype is torch.bool else min(largest, torch.iinfo(dtype).max)
+        return torch.randint(0, max(1, above), spec.shape, device=device).to(dtype)
+
+    return [made(a) if isinstance(a, Spec) else a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
 
 
 def interpret(source: str, *arrays: object) -> np.ndarray | tuple[np.ndarray, ...]:

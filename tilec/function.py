@@ -10,7 +10,7 @@ import torch
 
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
-from tilec.backends.base import Executable, Kernel
+from tilec.backends.base import Executable, Kernel, Options
 from tilec.cost import Cost, cost
 from tilec.errors import InputMistake, NameMistake, TileError, Unsupported
 from tilec.ir.infer import infer
@@ -104,18 +104,23 @@ class Function:
         filename: str = "<tile>",
         backend: str | None = None,
         gradient: Gradient | None = None,
+        tune: bool = False,
     ):
         self.program = program
         self.source = source
         self.filename = filename
         self.backend = backend
         self.gradient = gradient
+        self.tune = tune
         self.inputs = program.input_names()
         self.outputs = program.outputs
-        self._sizes = size_inputs(program)
+        # a gradient may need no size that its function has, but checks the shapes of cotangents by it
+        needed = {*size_inputs(program), *(gradient.forward._sizes if gradient else ())}
+        self._sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
+        self._settled: dict[object, Executable] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
     @property
@@ -130,15 +135,30 @@ class Function:
         return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
-        return Function, (self.program, self.source, self.filename, self.backend, self.gradient)
+        return Function, (self.program, self.source, self.filename, self.backend, self.gradient, self.tune)
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
+        signature = _signature(inputs)
+        settled = self._settled.get(signature)
+        if settled is not None:
+            outputs = settled(inputs)
+            return outputs[0] if len(outputs) == 1 else outputs
         arguments = to_tensors(self.inputs, inputs, self._seeds)
         results: tuple = self.call(arguments.tensors, arguments.weak)
+        if signature:
+            self._settle(signature, arguments.tensors)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
+
+    def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """Let later calls with such tensors, none of which asks for a gradient, go straight to the executable."""
+        prepared = self._prepared.get((tensors[0].device.type, (False,) * len(tensors), (), *signature_types(tensors)))
+        if prepared is None or prepared.replaced or len(self._settled) >= CACHED_CALLS:
+            return
+        if prepared.results == tuple(range(len(prepared.results))):
+            self._settled[signature] = prepared.executable
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
@@ -150,7 +170,7 @@ class Function:
         """Outputs as a tuple, not recorded for autograd."""
         device = tensors[0].device.type if tensors else "cpu"
         values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
-        key = (device, weak, values, *[(t.shape, t.dtype) for t in tensors])
+        key = (device, weak, values, *signature_types(tensors))
         prepared = self._prepared.get(key)
         if prepared is None:
             prepared = self._prepare(key, device, values, tensors, weak)
@@ -164,13 +184,14 @@ class Function:
             name: TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], w)
             for name, t, w in zip(self.inputs, tensors, weak, strict=True)
         }
-        _, _, prepared = self._lower(types, dict(zip(self._sizes, values, strict=True)), self.backend, device, None)
+        sizes = dict(zip(self._sizes, values, strict=True))
+        _, _, prepared = self._lower(types, sizes, self.backend, device, None, self.tune)
         if len(self._prepared) >= CACHED_CALLS:
             self._prepared.pop(next(iter(self._prepared)))
         self._prepared[key] = prepared
         return prepared
 
-    def _lower(self, types, values, backend, device, target):
+    def _lower(self, types, values, backend, device, target, tune):
         """Lowering, backend and executable for these types; for a gradient, without the results that are None."""
         try:
             chosen = choose(backend, device, target)
@@ -186,7 +207,8 @@ class Function:
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
-            return lowering, chosen, Prepared(chosen.build(lowering), results, replaced)
+            executable = chosen.build(lowering, Options.from_environment(tune))
+            return lowering, chosen, Prepared(executable, results, replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
@@ -230,20 +252,40 @@ class Function:
                 program = grad(self.program, names)
             except TileError as error:
                 raise error.located(self.source, self.filename) from None
-            self._gradients[names] = Function(program, self.source, self.filename, self.backend, Gradient(self, names))
+            origin = Gradient(self, names)
+            self._gradients[names] = Function(program, self.source, self.filename, self.backend, origin, self.tune)
         return self._gradients[names]
+
+    def tuned(self) -> Function:
+        """The same function, which measures candidates on its first call with new shapes or types."""
+        return Function(self.program, self.source, self.filename, self.backend, self.gradient, tune=True)
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
         """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.
 
         `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
+        Nothing is measured; choices that tuning found before are used.
         """
         types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}
         device = next(iter(devices - {"cpu"}), "cpu")
-        lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target)
+        lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target, False)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+
+def _signature(inputs: Sequence[object]) -> tuple | None:
+    """What a call depends on where all inputs are plain tensors on which nothing is recorded."""
+    found = []
+    for t in inputs:
+        if type(t) is not torch.Tensor or t.requires_grad:
+            return None
+        found.append((t.shape, t.dtype, t.device))
+    return tuple(found)
+
+
+def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:
+    return [(t.shape, t.dtype) for t in tensors]
 
 
 def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from tilec.errors import InputMistake
@@ -24,6 +25,12 @@ def _parse_size(text: str) -> int:
 
 def _parse_switch(text: str) -> bool:
     return _TRUTH[text.strip().lower()]
+
+
+def _parse_directory(text: str) -> Path:
+    if not text.strip():
+        raise ValueError(text)
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 @dataclass(frozen=True)
@@ -52,5 +59,17 @@ MEMORY_BUDGET = Knob(
 )
 BLOCK = Knob("TILEC_BLOCK", 2**17, _parse_size, "elements evaluated at a time, so that temporaries stay in cache")
 LIBRARY = Knob("TILEC_LIBRARY", True, _parse_switch, "may torch's own convolutions serve where they are exact: 0 or 1")
+CACHE: Knob[Path | None] = Knob(
+    "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
+)
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY)
+KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE)
+
+
+def cache_directory() -> Path:
+    """Where things are kept from run to run: TILEC_CACHE, or tilec under XDG_CACHE_HOME, or ~/.cache/tilec. It need not
+    exist. A relative XDG_CACHE_HOME is ignored, as its specification asks."""
+    if (chosen := CACHE.value) is not None:
+        return chosen
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(shared if os.path.isabs(shared) else os.path.expanduser("~/.cache")) / "tilec"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from tilec.backends.base import Backend
 from tilec.errors import InputMistake, Unsupported
 
@@ -9,16 +11,26 @@ NAMES = ("torch", "triton")
 
 
 def choose(name: str | None, device: str, target: str | None = None) -> Backend:
-    """The backend called `name`, or the one for a device type ("cpu", "cuda") where name is None.
+    """The backend called `name`, or the one for a device type ("cpu", "cuda") where name is None: Triton's for CUDA
+    tensors or a target, torch's otherwise.
 
-    Raises InputMistake for an unknown name, Unsupported for one that this version does not have.
+    Raises InputMistake for an unknown name or where the backend cannot run on the device, Unsupported where Triton is
+    not installed.
     """
     if name not in (None, *NAMES):
         raise InputMistake(f"no backend is called {name!r}", hint="backends: " + ", ".join(NAMES))
-    if name == "triton":
-        raise Unsupported("the Triton backend is not part of this version", hint='use backend="torch"')
+    if name == "triton" or name is None and (target is not None or device == "cuda" and has_triton()):
+        if not has_triton():
+            raise Unsupported("Triton is not installed", hint='use backend="torch"')
+        from tilec.backends.triton import TritonBackend
+
+        return TritonBackend(target, library=name is None)
     if target is not None:
         raise Unsupported(f"the torch backend compiles for no target; got {target!r}", hint="leave target out")
     from tilec.backends.reference import ReferenceBackend
 
     return ReferenceBackend()
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None

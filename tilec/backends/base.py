@@ -37,15 +37,16 @@ class Kernel:
 @dataclass(frozen=True)
 class Options:
     """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
-    statement may take; `block`: elements evaluated at a time."""
+    statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default
     block: int = knobs.BLOCK.default
+    tune: bool = False
 
     @staticmethod
-    def from_environment() -> Options:
-        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value)
+    def from_environment(tune: bool = False) -> Options:
+        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, tune)
 
 
 class Executable(Protocol):

@@ -1,29 +1,57 @@
-"""`python -m tilec.bench cpu`: print the table and write it into docs/benchmarks.md."""
+"""`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
-from tilec.bench.cpu import CASES
+from tilec.bench import cpu, gpu
+from tilec.bench.gpu_page import line, section, sentence
+from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, LIBRARY, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
-MARKS = ("<!-- cpu -->", "<!-- end of cpu -->")
 
 
 def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    given.run(given)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tilec.bench", description="Measure against peers, in one run.")
-    parser.add_argument("what", choices=["cpu"])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds; writes nothing")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT; writes nothing")
-    parser.add_argument("--no-write", action="store_true", help="print only")
-    given = parser.parse_args(arguments)
+    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu")
+
+    def kind(name: str, run) -> argparse.ArgumentParser:
+        sub = kinds.add_parser(name)
+        sub.add_argument("--quick", action="store_true", help="fewer rounds; writes nothing")
+        sub.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds TEXT; alone, writes nothing")
+        sub.add_argument("--no-write", action="store_true", help="print only")
+        sub.set_defaults(run=run)
+        return sub
+
+    kind("cpu", _cpu)
+    sub = kind("gpu", _gpu)
+    sub.add_argument("--alone", action="store_true", help="without the column that may call libraries")
+    sub.add_argument("--no-compile", action="store_true", help="without torch.compile among the peers")
+    sub.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop after this long")
+    sub.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="give a row up after this long")
+    sub.add_argument("--resume", type=Path, metavar="FILE", help="go on with the results in FILE, and write them all")
+    sub.add_argument("--retry", action="store_true", help="of those results, measure again what failed")
+    sub.add_argument("--backend", default="triton", help="of what is ours alone")
+    sub.add_argument("--device", default="cuda", help="with --backend torch, cpu shows that rows run")
+    sub.add_argument("--seed", type=int, help="of the inputs (default: the time)")
+    return parser
+
+
+def _cpu(given: argparse.Namespace) -> None:
     lines = header()
     print("\n".join(lines), flush=True)
-    for case in CASES:
+    for case in cpu.CASES:
         if given.only in case.name:
             lines.append(row(case, measure(case, rounds=3 if given.quick else 15)))
             print(lines[-1], flush=True)
@@ -31,15 +59,45 @@ def main(arguments: list[str] | None = None) -> int:
         lines += overheads()
         print("\n".join(lines[-5:]), flush=True)
         if not given.no_write:
-            write(lines)
-    return 0
+            write("cpu", lines)
 
 
-def write(lines: list[str]) -> None:
-    """Put the table between the document's marks."""
+def _gpu(given: argparse.Namespace) -> None:
+    """Results are kept in the file that --resume names, or else in gpu-results.json, which is begun anew."""
+    start = time.monotonic()
+    path = given.resume or Path("gpu-results.json")
+    if given.resume is None:
+        path.unlink(missing_ok=True)
+    if given.retry:
+        gpu.save(path, {name: record for name, record in gpu.load(path).items() if not record["failed"]})
+    settings = gpu.Settings(
+        seed=int(time.time()) if given.seed is None else given.seed,
+        quick=given.quick,
+        device=given.device,
+        backend=given.backend,
+        columns=(ALONE,) if given.alone else (LIBRARY, ALONE),
+        peers=(EAGER,) if given.no_compile else (EAGER, COMPILED),
+    )
+
+    def told(name: str) -> None:
+        task, record = gpu.TASKS[name], gpu.load(path)[name]
+        print(line(task, record) if isinstance(task, Row) else sentence(task, record), flush=True)
+        for which, reason in record["failed"].items():
+            print(f"    {which}: {reason}", flush=True)
+
+    names = [name for name in gpu.TASKS if given.only in name]
+    known = gpu.gather(names, settings, path, deadline=start + given.budget, limit=given.limit, told=told)
+    left = sum(name not in known for name in names)
+    print(f"{len(names) - left} of {len(names)} measured, in {path}", flush=True)
+    if not (given.no_write or given.quick or given.only and given.resume is None):
+        write("gpu", section(gpu.ORDER, known))
+
+
+def write(kind: str, lines: list[str]) -> None:
+    """Put lines between the document's marks of this kind."""
     text = DOCUMENT.read_text()
-    start, end = (text.index(mark) for mark in MARKS)
-    DOCUMENT.write_text(text[: start + len(MARKS[0])] + "\n" + "\n".join(lines) + "\n" + text[end:])
+    start, end = text.index(mark := f"<!-- {kind} -->") + len(mark), text.index(f"<!-- end of {kind} -->")
+    DOCUMENT.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:])
 
 
 if __name__ == "__main__":

@@ -44,11 +44,12 @@ print(peak - before)
 """
 
 
-def _microseconds(f: Callable[[], object], calls: int = 2000) -> float:
-    """Median over nine stretches of the time of one call."""
+def microseconds(f: Callable[[], object], calls: int = 2000, between: Callable[[], object] = lambda: None) -> float:
+    """Median over nine stretches of the time of one call; `between` comes before each stretch and is not timed."""
     f()
     taken = []
     for _ in range(9):
+        between()
         start = time.perf_counter()
         for _ in range(calls):
             f()
@@ -59,13 +60,13 @@ def _microseconds(f: Callable[[], object], calls: int = 2000) -> float:
 def overheads() -> list[str]:
     """Sentences for the page, each with its goal where there is one."""
     tilec.compile(CONVOLUTION)
-    compiled = _microseconds(lambda: tilec.compile(CONVOLUTION), 20) / 1e3
+    compiled = microseconds(lambda: tilec.compile(CONVOLUTION), 20) / 1e3
     shapes = tilec.spec((4, 57, 57, 64)), tilec.spec((3, 3, 64, 64))
     start = time.perf_counter()
     tilec.compile(CONVOLUTION).lower(*shapes)
     lowered = (time.perf_counter() - start) * 1e3
     add, x = tilec.compile("function (X[N]) -> (Y) { Y = X + 1; }"), torch.zeros(4)
-    ours, theirs = _microseconds(lambda: add(x)), _microseconds(lambda: x + 1)
+    ours, theirs = microseconds(lambda: add(x)), microseconds(lambda: x + 1)
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     return [
         "",

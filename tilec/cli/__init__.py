@@ -1,4 +1,4 @@
-"""The command line: check, show, grad, run.
+"""The command line: check, show, grad, run, tune.
 
 Bad input ends in exit code 1 with the diagnostic on standard error, wrong usage in exit code 2 (argparse's).
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import tilec
+from tilec import knobs
 from tilec.arguments import Spec
+from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError
 from tilec.pipeline import STAGES
 
@@ -38,34 +41,61 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("file", metavar="FILE", help="a Tile source")
+        source = sub.add_mutually_exclusive_group(required=True)
+        source.add_argument("file", nargs="?", metavar="FILE", help="a Tile source")
+        source.add_argument("-e", dest="text", metavar="TEXT", help="the source itself, in place of a file")
         sub.add_argument("--entry", metavar="NAME", help="the function to take where the file holds several")
         sub.set_defaults(run=run)
         return sub
 
+    def typed(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        sub.add_argument("--shape", action="append", default=[], metavar="NAME=N,N,...", help="sizes of an input")
+        sub.add_argument("--dtype", action="append", default=[], metavar="NAME=TYPE", help="type of an input (float32)")
+        sub.add_argument("--value", action="append", default=[], metavar="NAME=N", help="integer of a rank-0 input")
+        return sub
+
     command("check", _check, "parse and check a program; print its signature")
-    show = command("show", _show, "print a program, or what a pass makes of it for given shapes")
+    show = typed(command("show", _show, "print a program, or what a pass makes of it for given shapes"))
     show.add_argument("--stage", choices=(*STAGES, "code"), help="a pass's result, or the generated code")
-    show.add_argument("--shape", action="append", default=[], metavar="NAME=N,N,...", help="sizes of an input")
-    show.add_argument("--dtype", action="append", default=[], metavar="NAME=TYPE", help="type of an input (float32)")
-    show.add_argument("--value", action="append", default=[], metavar="NAME=N", help="integer of a rank-0 input")
     grad = command("grad", _grad, "print a program's gradient as Tile")
     grad.add_argument("--wrt", metavar="NAME,...", help="inputs to differentiate by (default: all)")
     run = command("run", _run, "run a program on .npy files")
     run.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy|NUMBER")
     run.add_argument("--output", action="append", default=[], metavar="NAME=FILE.npy")
+    tune = typed(command("tune", _tune, "measure a program's GPU kernels for given shapes and keep the fastest"))
+    tune.add_argument("--backend", choices=NAMES, help="as in tilec.compile (default: the one that serves a GPU)")
+    tune.add_argument("--grad", action="store_true", help="the gradient's kernels too")
     return parser
 
 
+def _compiled(args: argparse.Namespace, backend: str | None = None) -> tilec.Function:
+    if args.text is not None:
+        return tilec.compile(args.text, entry=args.entry, backend=backend)
+    return tilec.load(args.file, entry=args.entry, backend=backend)
+
+
 def _check(args: argparse.Namespace) -> None:
-    print(f"{args.file}: ok: {tilec.load(args.file, entry=args.entry)!r}")
+    print(f"{args.file or '<tile>'}: ok: {_compiled(args)!r}")
 
 
 def _show(args: argparse.Namespace) -> None:
-    function = tilec.load(args.file, entry=args.entry)
+    function = _compiled(args)
     if args.stage in (None, "source"):
         print(function.tile)
         return
+    lowered = function.lower(*_arguments(function, args))
+    print(lowered.source() if args.stage == "code" else tilec.language.show(lowered.stages[args.stage]))
+
+
+def _tune(args: argparse.Namespace) -> None:
+    function = _compiled(args, args.backend)
+    start = time.perf_counter()
+    tilec.tune(function, *_arguments(function, args), gradients=args.grad)
+    print(f"{function!r}: tuned in {time.perf_counter() - start:.1f} s, kept in {knobs.cache_directory()}")
+
+
+def _arguments(function: tilec.Function, args: argparse.Namespace) -> list[Spec | int]:
+    """What --shape, --dtype and --value say of each input."""
     shapes = _pairs(args.shape, "--shape", function.inputs)
     dtypes = _pairs(args.dtype, "--dtype", function.inputs)
     values = _pairs(args.value, "--value", function.inputs)
@@ -82,8 +112,7 @@ def _show(args: argparse.Namespace) -> None:
             raise InputMistake(
                 f"the shape of {name} is not known", hint=f"add --shape {name}=sizes, or --value {name}=N"
             )
-    lowered = function.lower(*inputs)
-    print(lowered.source() if args.stage == "code" else tilec.language.show(lowered.stages[args.stage]))
+    return inputs
 
 
 def _literal(dims: tuple[str | int, ...] | None) -> bool:
@@ -91,12 +120,12 @@ def _literal(dims: tuple[str | int, ...] | None) -> bool:
 
 
 def _grad(args: argparse.Namespace) -> None:
-    function = tilec.load(args.file, entry=args.entry)
+    function = _compiled(args)
     print(function.grad(None if args.wrt is None else [n.strip() for n in args.wrt.split(",")]).tile)
 
 
 def _run(args: argparse.Namespace) -> None:
-    function = tilec.load(args.file, entry=args.entry)
+    function = _compiled(args)
     given = _pairs(args.input, "--input", function.inputs)
     wanted = _pairs(args.output, "--output", function.outputs)
     missing = [name for name in function.inputs if name not in given]

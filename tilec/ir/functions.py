@@ -1,7 +1,8 @@
 """THE table of scalar functions and operators. Adding a function is adding a row.
 
 A row holds the name, the number of arguments, how the result's type follows, what NumPy computes (for the oracle), the
-torch expression (for the torch backend), the pullback (for gradients) and, for operators, how it is written.
+torch expression (for the torch backend), the Triton expression (for the Triton backend; functions written `name_` there
+are those of `backends/triton/device.py`), the pullback (for gradients) and, for operators, how it is written.
 
 A pullback takes (g, args, f): the cotangent of the result, the arguments and the call itself; it returns one cotangent
 an argument, None for zero. It holds g once in each, so that gradients of deep expressions stay small, and hides it by a
@@ -35,6 +36,7 @@ class ScalarFunction:
     numpy: Callable | None = None
     torch: str | None = None
     pullback: Pullback | None = None
+    triton: str | None = None
     symbol: str | None = None
     precedence: int = 0
 
@@ -51,15 +53,15 @@ ZERO, ONE, TWO, INFINITY = Int(0), Int(1), Int(2), Float(math.inf)
 FUNCTIONS: dict[str, ScalarFunction] = {}
 
 
-def _row(name, arity, result, numpy=None, torch=None, pullback=None, symbol=None, precedence=0):
+def _row(name, arity, result, numpy=None, torch=None, pullback=None, symbol=None, precedence=0, triton=None):
     low, high = arity if isinstance(arity, tuple) else (arity, arity)
-    FUNCTIONS[name] = ScalarFunction(name, (low, high), result, numpy, torch, pullback, symbol, precedence)
+    FUNCTIONS[name] = ScalarFunction(name, (low, high), result, numpy, torch, pullback, triton, symbol, precedence)
 
 
-def _unary(name, numpy, torch, derivative, result="float"):
+def _unary(name, numpy, torch, derivative, result="float", triton=None):
     """A function of one argument whose pullback multiplies by `derivative(x, f)`; None where that is zero."""
     pullback = None if derivative is None else lambda g, a, f: (g * derivative(a[0], f),)
-    _row(name, 1, result, numpy, torch, pullback)
+    _row(name, 1, result, numpy, torch, pullback, triton=triton or f"libdevice.{name}({{0}})")
 
 
 def _trunc_divide(a, b):
@@ -139,10 +141,11 @@ def _logaddexp(g, args, f):
 
 # operators: loose to tight, as the grammar has them; `?:` is precedence 1
 _row("select", 3, "select", lambda c, a, b: np.where(np.asarray(c) != 0, a, b), "torch.where({0}, {1}, {2})",
-     lambda g, a, f: (None, _where(a[0], g), _select(a[0], ZERO, g)), "?:", 1)  # fmt: skip
-_row("xor", 2, "bits", np.bitwise_xor, "({0} ^ {1})", None, "^", 2)
-_row("or", 2, "bits", np.bitwise_or, "({0} | {1})", None, "|", 3)
-_row("and", 2, "bits", np.bitwise_and, "({0} & {1})", None, "&", 4)
+     lambda g, a, f: (None, _where(a[0], g), _select(a[0], ZERO, g)), "?:", 1,
+     "tl.where({0}, {1}, {2})")  # fmt: skip
+_row("xor", 2, "bits", np.bitwise_xor, "({0} ^ {1})", None, "^", 2, "({0} ^ {1})")
+_row("or", 2, "bits", np.bitwise_or, "({0} | {1})", None, "|", 3, "({0} | {1})")
+_row("and", 2, "bits", np.bitwise_and, "({0} & {1})", None, "&", 4, "({0} & {1})")
 for _name, _symbol, _precedence, _numpy in (
     ("eq", "==", 5, np.equal),
     ("ne", "!=", 5, np.not_equal),
@@ -151,57 +154,72 @@ for _name, _symbol, _precedence, _numpy in (
     ("le", "<=", 6, np.less_equal),
     ("ge", ">=", 6, np.greater_equal),
 ):
-    _row(_name, 2, "bool", _numpy, f"({{0}} {_symbol} {{1}})", None, _symbol, _precedence)
-_row("shl", 2, "bits", np.left_shift, "({0} << {1})", None, "<<", 7)
-_row("shr", 2, "bits", np.right_shift, "({0} >> {1})", None, ">>", 7)
-_row("add", 2, "promote", np.add, "({0} + {1})", lambda g, a, f: (g, g), "+", 8)
-_row("sub", 2, "promote", np.subtract, "({0} - {1})", lambda g, a, f: (g, -g), "-", 8)
-_row("mul", 2, "promote", np.multiply, "({0} * {1})", lambda g, a, f: (g * a[1], g * a[0]), "*", 9)
-_row("div", 2, "division", _trunc_divide, "({0} / {1})", lambda g, a, f: (g / a[1], -(g * f / a[1])), "/", 9)
+    _row(_name, 2, "bool", _numpy, f"({{0}} {_symbol} {{1}})", None, _symbol, _precedence, f"({{0}} {_symbol} {{1}})")
+_row("shl", 2, "bits", np.left_shift, "({0} << {1})", None, "<<", 7, "shift_left_({0}, {1})")
+_row("shr", 2, "bits", np.right_shift, "({0} >> {1})", None, ">>", 7, "shift_right_({0}, {1})")
+_row("add", 2, "promote", np.add, "({0} + {1})", lambda g, a, f: (g, g), "+", 8, "({0} + {1})")
+_row("sub", 2, "promote", np.subtract, "({0} - {1})", lambda g, a, f: (g, -g), "-", 8, "({0} - {1})")
+_row("mul", 2, "promote", np.multiply, "({0} * {1})", lambda g, a, f: (g * a[1], g * a[0]), "*", 9, "({0} * {1})")
+_row("div", 2, "division", _trunc_divide, "({0} / {1})", lambda g, a, f: (g / a[1], -(g * f / a[1])), "/", 9,
+     "divide_({0}, {1})")  # fmt: skip
 _row("mod", 2, "promote", np.mod, "torch.remainder({0}, {1})",
-     lambda g, a, f: (g, -(g * call("floor", a[0] / a[1]))), "%", 9)  # fmt: skip
-_row("neg", 1, "promote", np.negative, "(-{0})", lambda g, a, f: (-g,), "-", 10)
-_row("not", 1, "bits", np.invert, "(~{0})", None, "~", 10)
+     lambda g, a, f: (g, -(g * call("floor", a[0] / a[1]))), "%", 9,
+     "remainder_({0}, {1})")  # fmt: skip
+_row("neg", 1, "promote", np.negative, "(-{0})", lambda g, a, f: (-g,), "-", 10, "(-{0})")
+_row("not", 1, "bits", np.invert, "(~{0})", None, "~", 10, "(~{0})")
 
-_unary("abs", np.abs, "torch.abs({0})", lambda x, f: call("sign", x), "promote")
+_unary("abs", np.abs, "torch.abs({0})", lambda x, f: call("sign", x), "promote", "tl.abs({0})")
 _unary("exp", np.exp, "torch.exp({0})", lambda x, f: f)
-_row("log", 1, "float", np.log, "torch.log({0})", lambda g, a, f: (g / a[0],))
-_row("sqrt", 1, "float", np.sqrt, "torch.sqrt({0})", lambda g, a, f: (g / (TWO * f),))
+_row("log", 1, "float", np.log, "torch.log({0})", lambda g, a, f: (g / a[0],), triton="libdevice.log({0})")
+_row("sqrt", 1, "float", np.sqrt, "torch.sqrt({0})", lambda g, a, f: (g / (TWO * f),), triton="libdevice.sqrt({0})")
 _unary("rsqrt", lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", lambda x, f: -(f * f * f) * Float(0.5))
-_row("pow", 2, "promote", _raise, "torch.pow({0}, {1})", _power)
+_row("pow", 2, "promote", _raise, "torch.pow({0}, {1})", _power, triton="power_({0}, {1})")
 _unary("sin", np.sin, "torch.sin({0})", lambda x, f: call("cos", x))
 _unary("cos", np.cos, "torch.cos({0})", lambda x, f: -call("sin", x))
 _unary("tan", np.tan, "torch.tan({0})", lambda x, f: ONE + f * f)
 _unary("asin", np.arcsin, "torch.asin({0})", lambda x, f: call("rsqrt", ONE - x * x))
 _unary("acos", np.arccos, "torch.acos({0})", lambda x, f: -call("rsqrt", ONE - x * x))
-_row("atan", 1, "float", np.arctan, "torch.atan({0})", lambda g, a, f: (g / (ONE + a[0] * a[0]),))
+_row("atan", 1, "float", np.arctan, "torch.atan({0})", lambda g, a, f: (g / (ONE + a[0] * a[0]),),
+     triton="libdevice.atan({0})")  # fmt: skip
 _row("atan2", 2, "float", np.arctan2, "torch.atan2({0}, {1})",
-     lambda g, a, f: (g * a[1] / (a[0] * a[0] + a[1] * a[1]), -(g * a[0] / (a[0] * a[0] + a[1] * a[1]))))  # fmt: skip
+     lambda g, a, f: (g * a[1] / (a[0] * a[0] + a[1] * a[1]), -(g * a[0] / (a[0] * a[0] + a[1] * a[1]))),
+     triton="libdevice.atan2({0}, {1})")  # fmt: skip
 _unary("sinh", np.sinh, "torch.sinh({0})", lambda x, f: call("cosh", x))
 _unary("cosh", np.cosh, "torch.cosh({0})", lambda x, f: call("sinh", x))
 _unary("tanh", np.tanh, "torch.tanh({0})", lambda x, f: ONE - f * f)
-_unary("sigmoid", _sigmoid, "torch.sigmoid({0})", lambda x, f: f * (ONE - f))
+_unary("sigmoid", _sigmoid, "torch.sigmoid({0})", lambda x, f: f * (ONE - f), triton="sigmoid_({0})")
 _row("relu", 1, "promote", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "torch.relu({0})",
-     lambda g, a, f: (_where(call("gt", a[0], ZERO), g),))  # fmt: skip
-_row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("ge"))
-_row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("le"))
+     lambda g, a, f: (_where(call("gt", a[0], ZERO), g),), triton="maximum_({0}, 0)")  # fmt: skip
+_row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("ge"),
+     triton="maximum_({0}, {1})")  # fmt: skip
+_row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("le"),
+     triton="minimum_({0}, {1})")  # fmt: skip
 _unary("floor", np.floor, "torch.floor({0})", None, "promote")
 _unary("ceil", np.ceil, "torch.ceil({0})", None, "promote")
-_unary("round", np.round, "torch.round({0})", None, "promote")
+_unary("round", np.round, "torch.round({0})", None, "promote", "libdevice.rint({0})")
 _unary("erf", _erf, "torch.erf({0})", lambda x, f: Float(2 / math.sqrt(math.pi)) * call("exp", -(x * x)))
 _unary("gelu", lambda x: 0.5 * x * (1 + _erf(np.asarray(x) * math.sqrt(0.5))), "torch.nn.functional.gelu({0})",
-       lambda x, f: _cdf(x) + x * _density(x))  # fmt: skip
+       lambda x, f: _cdf(x) + x * _density(x), triton="gelu_({0})")  # fmt: skip
 _unary("silu", lambda x: x * _sigmoid(x), "torch.nn.functional.silu({0})",
-       lambda x, f: call("sigmoid", x) * (ONE + x * (ONE - call("sigmoid", x))))  # fmt: skip
+       lambda x, f: call("sigmoid", x) * (ONE + x * (ONE - call("sigmoid", x))), triton="silu_({0})")  # fmt: skip
 _unary("softplus", lambda x: np.logaddexp(x, 0), "torch.logaddexp({0}, torch.zeros_like({0}))",
-       lambda x, f: call("sigmoid", x))  # fmt: skip
-_row("log1p", 1, "float", np.log1p, "torch.log1p({0})", lambda g, a, f: (g / (ONE + a[0]),))
+       lambda x, f: call("sigmoid", x), triton="softplus_({0})")  # fmt: skip
+_row(
+    "log1p",
+    1,
+    "float",
+    np.log1p,
+    "torch.log1p({0})",
+    lambda g, a, f: (g / (ONE + a[0]),),
+    triton="libdevice.log1p({0})",
+)
 _unary("expm1", np.expm1, "torch.expm1({0})", lambda x, f: f + ONE)
-_row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logaddexp)
-_unary("sign", np.sign, "torch.sign({0})", None, "promote")
-_row("ident", 1, "promote", lambda x: x, "{0}", lambda g, a, f: (g,))
-_unary("recip", lambda x: 1 / x, "torch.reciprocal({0})", lambda x, f: -(f * f))
-_row("reverse_grad", 2, "like0", lambda x, s: np.broadcast_arrays(x, s)[0], "{0}", lambda g, a, f: (-(g * a[1]), None))
+_row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logaddexp, triton="logaddexp_({0}, {1})")
+_unary("sign", np.sign, "torch.sign({0})", None, "promote", "sign_({0})")
+_row("ident", 1, "promote", lambda x: x, "{0}", lambda g, a, f: (g,), triton="{0}")
+_unary("recip", lambda x: 1 / x, "torch.reciprocal({0})", lambda x, f: -(f * f), triton="divide_(1, {0})")
+_row("reverse_grad", 2, "like0", lambda x, s: np.broadcast_arrays(x, s)[0], "{0}",
+     lambda g, a, f: (-(g * a[1]), None), triton="{0}")  # fmt: skip
 
 # casts: `float32(x)` and friends; `as_type(x, Y)` is x in the element type of Y (what a gradient ends with)
 for _dtype in CASTS:
@@ -220,12 +238,12 @@ _row("scatter", 3, "structural")
 _row("simple_reduce", 2, "structural")
 
 # size arithmetic and boundary words, in indices and sizes
-_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi))
+_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi), triton="minimum_(maximum_({0}, {1}), {2})")
 _row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
 # random numbers (ir/philox): of a seed and a counter; the counter left out is the position in an elementwise statement
-_row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})")
-_row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})")
+_row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})", triton="rand_({0}, {1})")
+_row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", triton="randn_({0}, {1})")
 
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")

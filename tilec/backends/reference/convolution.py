@@ -81,7 +81,7 @@ def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | N
     c = recognise(task)
     if c is None:
         return None
-    lines, checked = _lines(task, c)
+    lines, checked = library_lines(task, c)
     if not checked:
         return lines
     test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
@@ -112,7 +112,7 @@ def recognise(task: Task) -> Convolution | None:
         c = _with_roles(roles, order.index(0), split[1])
         if c is not None:
             found.append(c)
-    return min(found, key=_kernel_size, default=None)
+    return min(found, key=_likeliness, default=None)
 
 
 def _says_nothing_more(s: Statement, bare: Statement, task: Task) -> bool:
@@ -137,9 +137,11 @@ def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
-def _kernel_size(c: Convolution) -> int:
+def _likeliness(c: Convolution) -> tuple[int, int, bool]:
+    """Where several roles fit: the smallest kernel, then one that need not be flipped, then the convolution itself."""
     o = c.operands[KERNEL]
-    return math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    size = math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    return size, sum(s.step < 0 for s in c.spatial), c.written != OUTPUT
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:
@@ -261,7 +263,7 @@ def _size(o: Operand, axis: int | None) -> int:
     return 1 if axis is None else o.shape[axis]
 
 
-def _lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
+def library_lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
     """Lines, and the tensors that must be finite for them to hold."""
     sizes = [
         (

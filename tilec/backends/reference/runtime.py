@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -92,6 +93,21 @@ def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
 def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Product over several dimensions that follow each other."""
     return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
+
+
+@contextlib.contextmanager
+def own_precision() -> Iterator[None]:
+    """cuDNN in the precision that torch.get_float32_matmul_precision() asks of matrix products: it has a switch of its
+    own, which lets float32 convolutions round their operands by default."""
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    if torch.backends.cudnn.allow_tf32 == tf32:
+        yield
+        return
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, tf32
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def finite(*tensors: Tensor) -> bool:

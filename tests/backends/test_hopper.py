@@ -1,0 +1,169 @@
+"""Hopper kernels: plans that fit TMA and wgmma, and cubins of them. Values are compared on the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from support.cubins import compile_launch
+from support.products import Case, Convolution, matmul
+
+from tilec.backends.triton.hopper import Config, configs, default_config, plan_hopper
+from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+
+SAME = Convolution(8, (28, 28), 64, 128, (3, 3), pad=1)
+SEED = Convolution(32, (57, 57), 128, 128, (3, 3), stride=3, dilation=2)
+
+
+def plan(case: Case, config: Config, dtype: str = "bfloat16") -> list[Launch] | None:
+    return plan_hopper(case.dot, case.shapes, case.strides, {t: dtype for t in case.shapes}, config)
+
+
+def config(boxes: dict[str, int], warps: int = 8, stages: int = 3, **more: object) -> Config:
+    return Config(tuple(boxes.items()), warps, stages, **more)
+
+
+CASES = {
+    "matmul with both operands turned": (
+        matmul(512, 256, 512, left="km", right="kn"),
+        config({"m": 128, "n": 128, "k": 64}),
+        "bfloat16",
+    ),
+    "copies by their own warp": (
+        matmul(512, 256, 512, batch=3, scale=0.5),
+        config({"m": 128, "n": 128, "k": 64}, specialise=True),
+        "float16",
+    ),
+    "tf32": (matmul(512, 256, 512, right="nk"), config({"m": 128, "n": 64, "k": 32}, tf32=True), "float32"),
+    "forward": (SAME.forward(), config({"n": 2, "y0": 8, "y1": 8, "o": 128, "i": 64}), "bfloat16"),
+    "strided forward": (
+        replace(SAME, stride=2).forward(),
+        config({"n": 2, "y0": 4, "y1": 8, "o": 64, "i": 64}, warps=4),
+        "bfloat16",
+    ),
+    "input gradient by residues": (SEED.input_gradient(), config({"n": 32, "q1": 4, "i": 128, "o": 64}), "float16"),
+    "kernel gradient in shares": (
+        SAME.kernel_gradient(),
+        config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4, split=4),
+        "bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cubins(name: str, tmp_path: Path) -> None:
+    case, chosen, dtype = CASES[name]
+    launches = plan(case, chosen, dtype)
+    assert launches is not None and len(launches) == (2 if chosen.split > 1 else 1)
+    compiled = [compile_launch(launch, {t: dtype for t in case.shapes}, tmp_path) for launch in launches]
+    assert "wgmma.mma_async" in compiled[0].asm["ptx"] and "cp.async.bulk.tensor" in compiled[0].asm["ptx"]
+    assert all(len(c.asm["cubin"]) > 1000 for c in compiled)
+
+
+def test_sizes_do_not_stand_in_the_text() -> None:
+    boxes = config({"n": 2, "y0": 8, "y1": 8, "o": 128, "i": 64})
+    other = replace(SAME, n=16, space=(56, 44), ci=128, co=256)
+    assert plan(SAME.forward(), boxes)[0].text == plan(other.forward(), boxes)[0].text
+    assert plan(SAME.forward(), boxes)[0].text == plan(SAME.forward(), replace(boxes, stages=4))[0].text
+
+
+def test_padding_asks_for_exactness_and_its_absence_does_not() -> None:
+    boxes = config({"n": 2, "y0": 8, "y1": 8, "o": 128, "i": 64})
+    assert "suspect" in plan(SAME.forward(), boxes)[0].text
+    assert "suspect" not in plan(replace(SAME, pad=0).forward(), boxes)[0].text
+    # places past the last row are zero in the gradient alone
+    sums = config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4)
+    assert "suspect" in plan(replace(SAME, pad=0).kernel_gradient(), sums)[0].text
+    assert "suspect" not in plan(replace(SAME, pad=0, space=(34, 34)).kernel_gradient(), sums)[0].text
+
+
+def test_strided_places_are_views_of_one_residue_each() -> None:
+    (launch,) = plan(replace(SAME, stride=2).forward(), config({"n": 2, "y0": 8, "y1": 8, "o": 128, "i": 64}))
+    maps = [v for _, v in launch.arguments if isinstance(v, Descriptor) and v.tensor == "I"]
+    assert [m.offset for m in maps] == [0, 64, 28 * 64, 29 * 64]
+    assert {m.shape for m in maps} == {(8, 14, 14, 64)} and {m.strides for m in maps} == {
+        (28 * 28 * 64, 2 * 28 * 64, 2 * 64, 1)
+    }
+
+
+def test_boxes_end_where_the_sum_ends() -> None:
+    """A sum over a part of an axis: the map ends with it."""
+    case = matmul(128, 128, 200)
+    dot = replace(case.dot, extent=({**case.dot.extent[0], "k": 100},))
+    (launch,) = plan_hopper(
+        dot, case.shapes, case.strides, dict.fromkeys("ABC", "float16"), config({"m": 128, "n": 128, "k": 64})
+    )
+    assert {v.tensor: v.shape for _, v in launch.arguments if isinstance(v, Descriptor)} == {
+        "A": (128, 100),
+        "B": (100, 128),
+        "C": (128, 128),
+    }
+
+
+def test_output_maps_end_where_the_elements_end() -> None:
+    case = matmul(200, 128, 128)
+    dot = replace(case.dot, extent=({**case.dot.extent[0], "m": 150},))
+    (launch,) = plan_hopper(
+        dot, case.shapes, case.strides, dict.fromkeys("ABC", "float16"), config({"m": 128, "n": 128, "k": 64})
+    )
+    assert dict(launch.arguments)["out_map"].shape == (150, 128)
+
+
+def test_the_workspace_of_shares() -> None:
+    first, second = plan(SAME.kernel_gradient(), config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4, split=4))
+    assert dict(first.arguments)["out"] == dict(second.arguments)["parts"] == Pointer("K.parts")
+    assert dict(first.constants)["SPLIT"] == dict(second.constants)["SPLIT"] == 4
+    assert dict(second.arguments)["total"] == math.prod(SAME.shapes["K"])
+
+
+MATMUL = {"m": 128, "n": 128, "k": 64}
+REFUSED = {
+    "strides that are no multiples of 16 bytes": (matmul(128, 128, 100), MATMUL, "float16", {}),
+    "float32 without tf32": (matmul(128, 128, 128, right="nk"), MATMUL | {"k": 32}, "float32", {}),
+    "tf32 with a turned operand": (matmul(128, 128, 128, right="kn"), MATMUL | {"k": 32}, "float32", {"tf32": True}),
+    "rows that are no whole wgmma": (matmul(128, 128, 128), MATMUL | {"m": 32}, "float16", {}),
+    "more accumulators than registers": (matmul(512, 512, 512), MATMUL | {"m": 256, "n": 256}, "float16", {}),
+    "more buffers than shared memory": (matmul(512, 512, 512), MATMUL, "float16", {"stages": 8}),
+    "a window boxed beside the rows": (
+        SAME.forward(),
+        {"n": 2, "y0": 8, "y1": 8, "j1": 2, "o": 64, "i": 32},
+        "float16",
+        {},
+    ),
+    "an unknown dtype": (matmul(128, 128, 128), MATMUL, "float64", {}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused(reason: str) -> None:
+    case, boxes, dtype, more = REFUSED[reason]
+    assert plan(case, replace(config(boxes), **more), dtype) is None
+
+
+CHOSEN = {
+    "forward": (SAME.forward(), "bfloat16"),
+    "seven by seven": (Convolution(64, (7, 7), 512, 512, (3, 3), pad=1).forward(), "bfloat16"),
+    "seed gradient": (SEED.input_gradient(), "float16"),
+    "seed gradient in tf32": (SEED.input_gradient(), "float32"),
+    "strided": (replace(SAME, stride=2).forward(), "float16"),
+    "kernel gradient": (SAME.kernel_gradient(), "float16"),
+    "matmul": (matmul(8192, 8192, 8192), "bfloat16"),
+    "turned output": (matmul(512, 512, 512, out="nm"), "bfloat16"),
+    "three dimensions": (Convolution(2, (8, 8, 8), 16, 32, (3, 3, 3), pad=1).forward(), "float16"),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_first_guesses_and_candidates_fit(name: str) -> None:
+    case, dtype = CHOSEN[name]
+    dtypes = {t: dtype for t in case.shapes}
+    candidates = configs(case.dot, case.shapes, case.strides, dtypes, dtype == "float32")
+    assert len(candidates) > 5 and len({*candidates}) == len(candidates)
+    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == candidates[0]
+    fitting = [c for c in candidates if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c)]
+    assert candidates[0] in fitting and len(fitting) > 0.7 * len(candidates)

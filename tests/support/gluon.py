@@ -1,0 +1,184 @@
+"""Hopper kernels carried out on the CPU: the few Gluon names that they use, over NumPy, one program after the other.
+
+TMA reads zeros and writes nothing outside a tensor; a copy ends where it begins and a product is a matrix product, so this shows what a kernel computes, not whether it
+waits where it must. Kernels with a warp of copies run as two generators would need; they are not interpreted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+
+
+class Type:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.primitive_bitwidth = {"float16": 16, "bfloat16": 16}.get(name, 64 if name == "int64" else 32)
+        self.element_ty = self
+
+
+class Value(np.ndarray):
+    """An array, or a scalar of no dimensions, with the casts that kernels write."""
+
+    def to(self, dtype: Type) -> Value:
+        return self.astype(np.int64) if dtype.name == "int64" else self
+
+
+def value(x: object) -> Value:
+    return np.asarray(x).view(Value)
+
+
+class Address:
+    def __init__(self, memory: np.ndarray, dtype: Type, at: object = 0) -> None:
+        self.memory, self.dtype, self.at = memory, dtype, at
+
+    def __add__(self, offset: object) -> Address:
+        return Address(self.memory, self.dtype, self.at + offset)
+
+
+class Shared:
+    """A view of shared memory."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def index(self, k: int) -> Shared:
+        return Shared(self.array[int(k)])
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.array.reshape([int(s) for s in shape]))
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.array.transpose(order))
+
+    def store(self, x: np.ndarray) -> None:
+        self.array[...] = x
+
+
+class Map:
+    """A tensor map: a strided view of memory."""
+
+    def __init__(self, memory: np.ndarray, d: Descriptor, dtype: Type) -> None:
+        self.view = np.lib.stride_tricks.as_strided(
+            memory[d.offset :], d.shape, [s * memory.itemsize for s in d.strides]
+        )
+        self.dtype, self.layout, self.block_type = dtype, None, SimpleNamespace(nbytes=0)
+
+    def box(self, at: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """What of a box at a place lies inside: slices of the view and of the box."""
+        low = [max(int(a), 0) for a in at]
+        high = [max(min(int(a) + s, n), b) for a, s, n, b in zip(at, shape, self.view.shape, low, strict=True)]
+        inside = tuple(slice(b, h) for b, h in zip(low, high, strict=True))
+        return inside, tuple(slice(b - int(a), h - int(a)) for a, b, h in zip(at, low, high, strict=True))
+
+
+def copy_in(source: Map, at: Sequence[int], bar: object, target: Shared, pred: object = True) -> None:
+    if pred:
+        target.array[...] = 0
+        inside, box = source.box(at, target.array.shape)
+        if all(s.stop > s.start for s in inside):
+            target.array[box] = source.view[inside]
+
+
+def copy_out(target: Map, at: Sequence[int], source: Shared) -> None:
+    inside, box = target.box(at, source.array.shape)
+    if all(s.stop > s.start for s in inside):
+        target.view[inside] = source.array[box]
+
+
+def load(address: Address, mask: object, other: float) -> Value:
+    at, mask = np.broadcast_arrays(address.at, mask)
+    found = np.full(at.shape, other)
+    assert (at[mask] >= 0).all() and (at[mask] < address.memory.size).all()
+    found[mask] = address.memory[at[mask]]
+    return value(found)
+
+
+def store(address: Address, values: object, mask: object) -> None:
+    at, mask, values = np.broadcast_arrays(address.at, mask, values)
+    assert (at[mask] >= 0).all() and (at[mask] < address.memory.size).all()
+    address.memory[at[mask]] = values[mask]
+
+
+def run(launches: Sequence[Launch], tensors: dict[str, np.ndarray], dtypes: Mapping[str, str]) -> None:
+    """Carry out launches on flat float64 arrays by name; workspaces are made as they are met."""
+    for launch in launches:
+        for _, a in launch.arguments:
+            if isinstance(a, Pointer) and a.tensor not in tensors:
+                tensors[a.tensor] = np.full(
+                    dict(launch.constants)["SPLIT"] * tensors[a.tensor.rsplit(".", 1)[0]].size, np.nan
+                )
+        code = re.sub(
+            r"^(import .*|from .*|copy_in = .*|copy_out = .*|    (fence|mbarrier|tma|warpgroup)\w*,|\))$",
+            "",
+            launch.text,
+            flags=re.M,
+        )
+        place = {"number": 0}
+        for number in range(launch.grid[0]):
+            place["number"] = number
+            names = _names(place, launch.warps)
+            exec(compile(code, launch.kernel, "exec"), names)
+            given = {name: _argument(a, tensors, dtypes) for name, a in launch.arguments}
+            with np.errstate(all="ignore"):
+                names[launch.kernel](**given, **dict(launch.constants))
+
+
+def _argument(a: object, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str]) -> object:
+    if isinstance(a, Descriptor):
+        return Map(tensors[a.tensor], a, Type(dtypes[a.tensor]))
+    if isinstance(a, Pointer):
+        return Address(tensors[a.tensor], Type(dtypes.get(a.tensor, "float32")))
+    return value(a)
+
+
+def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
+    def truncated(x: Value, y: Value) -> Value:
+        return x // y
+
+    nothing = lambda *a, **k: None  # noqa: E731
+    language = SimpleNamespace(
+        constexpr=object,
+        int64=Type("int64"),
+        float32=Type("float32"),
+        num_warps=lambda: warps,
+        program_id=lambda axis: value(place["number"]),
+        cdiv=lambda a, b: value(-(-a // b)),
+        minimum=lambda a, b: value(np.minimum(a, b)),
+        where=lambda c, a, b: value(np.where(c, a, b)),
+        arange=lambda a, b, layout=None: value(np.arange(a, b)),
+        abs=lambda x: value(np.abs(x)),
+        max=lambda x, axis: value(np.max(x, axis)),
+        zeros=lambda shape, dtype, layout: value(np.zeros([int(s) for s in shape])),
+        static_range=range,
+        load=load,
+        store=store,
+        convert_layout=lambda x, layout: x,
+        allocate_shared_memory=lambda dtype, shape, layout: Shared(np.full([int(s) for s in shape], np.nan)),
+        NVMMADistributedLayout=nothing,
+        BlockedLayout=nothing,
+        SliceLayout=nothing,
+        jit=lambda *a, **k: a[0] if a else lambda f: f,
+    )
+    barriers = SimpleNamespace(
+        MBarrierLayout=nothing, init=nothing, wait=nothing, expect=nothing, invalidate=nothing, arrive=nothing
+    )
+    return {
+        "gl": language,
+        "tl": language,
+        "gluon": language,
+        "triton": language,
+        "mbarrier": barriers,
+        "tma": SimpleNamespace(store_wait=nothing),
+        "copy_in": copy_in,
+        "copy_out": copy_out,
+        "fence_async_shared": nothing,
+        "warpgroup_mma_init": lambda x: x,
+        "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0],
+        "warpgroup_mma": lambda a, b, acc, is_async: value(acc + a.array @ b.array),
+    }

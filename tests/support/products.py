@@ -1,0 +1,208 @@
+"""Sums of products as the passes hand them to a backend: matmul, convolutions, their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from tilec.backends.triton.hopper import Dot, Operand
+from tilec.ir.index import Affine
+
+
+@dataclass(frozen=True)
+class Case:
+    """A Dot and its tensors; `kind` and `sizes` say what it computes."""
+
+    dot: Dot
+    shapes: dict[str, tuple[int, ...]]
+    strides: dict[str, tuple[int, ...]]
+
+
+def form(constant: int = 0, **coefficients: int) -> Affine:
+    return Affine.combine({name: c for name, c in coefficients.items() if c}, constant)
+
+
+def contiguous(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides of a tensor whose axes lie in memory in `order`, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order or range(len(shape))):
+        strides[axis], step = step, step * shape[axis]
+    return tuple(strides)
+
+
+def one_class(dot: dict, extent: dict[str, int], low: dict[str, int] | None = None) -> Dot:
+    return Dot(**dot, classes=({},), low=({v: (low or {}).get(v, 0) for v in extent},), extent=(extent,))
+
+
+def matmul(
+    m: int, n: int, k: int, batch: int = 0, left: str = "mk", right: str = "kn", out: str = "mn", scale: float = 1.0
+) -> Case:
+    """C[m, n] = A[m, k] * B[k, n], each stored as its letters say."""
+    sizes = {"m": m, "n": n, "k": k}
+    many = ("b",) if batch else ()
+
+    def tensor(letters: str) -> tuple[tuple[Affine, ...], tuple[int, ...], tuple[int, ...]]:
+        shape = (batch,) * bool(batch) + tuple(sizes[x] for x in letters)
+        return tuple(form(**{x: 1}) for x in (*many, *letters)), shape, contiguous(shape)
+
+    (ci, cs, ct), (li, ls, lt), (ri, rs, rt) = tensor(out), tensor(left), tensor(right)
+    dot = one_class(
+        dict(
+            output="C",
+            index=ci,
+            left=Operand("A", li),
+            right=Operand("B", ri),
+            batch=many,
+            rows=("m",),
+            columns=("n",),
+            summed=("k",),
+            scale=scale,
+        ),
+        sizes | ({"b": batch} if batch else {}),
+    )
+    return Case(dot, {"A": ls, "B": rs, "C": cs}, {"A": lt, "B": rt, "C": ct})
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of [n, *space, ci] with a kernel stored [*window, ci, co] ("hwio") or [co, *window, ci] ("ohwi")."""
+
+    n: int
+    space: tuple[int, ...]
+    ci: int
+    co: int
+    window: tuple[int, ...]
+    stride: int = 1
+    pad: int = 0
+    dilation: int = 1
+    kernel: str = "hwio"
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        return tuple(
+            (s + 2 * self.pad - self.dilation * (w - 1) - 1) // self.stride + 1
+            for s, w in zip(self.space, self.window, strict=True)
+        )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        k = (*self.window, self.ci, self.co) if self.kernel == "hwio" else (self.co, *self.window, self.ci)
+        return {"I": (self.n, *self.space, self.ci), "O": (self.n, *self.outer, self.co), "K": k}
+
+    def weights(self, places: Sequence[Affine]) -> Operand:
+        inner, outer = form(i=1), form(o=1)
+        return Operand("K", (*places, inner, outer) if self.kernel == "hwio" else (outer, *places, inner))
+
+    def case(self, dot: Dot) -> Case:
+        return Case(dot, self.shapes, {t: contiguous(s) for t, s in self.shapes.items()})
+
+    def forward(self) -> Case:
+        d = range(len(self.space))
+        source = Operand(
+            "I", (form(n=1), *(form(-self.pad, **{f"y{a}": self.stride, f"j{a}": self.dilation}) for a in d), form(i=1))
+        )
+        extent = (
+            {"n": self.n, "i": self.ci, "o": self.co}
+            | {f"y{a}": self.outer[a] for a in d}
+            | {f"j{a}": self.window[a] for a in d}
+        )
+        rows, windows = ("n", *(f"y{a}" for a in d)), tuple(f"j{a}" for a in d)
+        index = (form(n=1), *(form(**{f"y{a}": 1}) for a in d), form(o=1))
+        return self.case(
+            one_class(
+                dict(output="O", index=index, left=source, right=self.weights([form(**{j: 1}) for j in windows]), batch=(), rows=rows, columns=("o",), summed=("i", *windows)),
+                extent,
+            )
+        )  # fmt: skip
+
+    def kernel_gradient(self) -> Case:
+        d = range(len(self.space))
+        source = Operand(
+            "I", (form(n=1), *(form(-self.pad, **{f"y{a}": self.stride, f"j{a}": self.dilation}) for a in d), form(i=1))
+        )
+        given = Operand("O", (form(n=1), *(form(**{f"y{a}": 1}) for a in d), form(o=1)))
+        extent = (
+            {"n": self.n, "i": self.ci, "o": self.co}
+            | {f"y{a}": self.outer[a] for a in d}
+            | {f"j{a}": self.window[a] for a in d}
+        )
+        windows = tuple(f"j{a}" for a in d)
+        index = self.weights([form(**{j: 1}) for j in windows]).index
+        summed = ("n", *(f"y{a}" for a in d))
+        return self.case(
+            one_class(
+                dict(
+                    output="K",
+                    index=index,
+                    left=source,
+                    right=given,
+                    batch=(),
+                    rows=(*windows, "i"),
+                    columns=("o",),
+                    summed=summed,
+                ),
+                extent,
+            )
+        )
+
+    def input_gradient(self) -> Case:
+        """By residue classes of the input's places modulo the stride: place = z + s*q, window = w(z) + (s/g)*t, where g = gcd(stride, dilation)."""
+        s, e, p = self.stride, self.dilation, self.pad
+        g = math.gcd(s, e)
+        step = s // g
+        d = range(len(self.space))
+        classes, lows, extents = [], [], []
+        for residues in product(range(s), repeat=len(self.space)):
+            z, low, extent = {}, {"n": 0, "i": 0, "o": 0}, {"n": self.n, "i": self.ci, "o": self.co}
+            for a, r in enumerate(residues):
+                z[f"z{a}"] = r
+                low[f"q{a}"], extent[f"q{a}"] = 0, len(range(r, self.space[a], s))
+                # r + p - e*j is a multiple of s for j = first + step*t
+                fitting = [j for j in range(step) if (r + p - e * j) % s == 0]
+                z[f"w{a}"] = fitting[0] if fitting else 0
+                z[f"m{a}"] = (r + p - e * z[f"w{a}"]) // s
+                taps = range(z[f"w{a}"], self.window[a], step) if fitting else ()
+                low[f"t{a}"], extent[f"t{a}"] = 0, len(taps)
+            classes.append(z)
+            lows.append(low)
+            extents.append(extent)
+        if s == 1:
+            classes, lows, extents = classes[:1], lows[:1], extents[:1]
+        given = Operand("O", (form(n=1), *(form(**{f"q{a}": 1, f"m{a}": 1, f"t{a}": -e // g}) for a in d), form(o=1)))
+        index = (form(n=1), *(form(**{f"z{a}": 1, f"q{a}": s}) for a in d), form(i=1))
+        weights = self.weights([form(**{f"w{a}": 1, f"t{a}": step}) for a in d])
+        dot = Dot("I", index, given, weights, (), ("n", *(f"q{a}" for a in d)), ("i",), (*(f"t{a}" for a in d), "o"), tuple(classes), tuple(lows), tuple(extents))  # fmt: skip
+        return self.case(dot)
+
+
+def reference(case: Case, arrays: dict[str, np.ndarray], output: np.ndarray) -> np.ndarray:
+    """The exact meaning in float64, point by point: points at which an operand would be read outside do not count. `output` gives what no element writes."""
+    dot, result = case.dot, output.astype(np.float64)
+    result = result.copy()
+    for residues, low, extent in zip(dot.classes, dot.low, dot.extent, strict=True):
+        kept = (*dot.batch, *dot.rows, *dot.columns)
+        values = dict(residues)
+        ranges = {v: np.arange(low[v], low[v] + extent[v]) for v in (*kept, *dot.summed)}
+        grid = dict(zip(kept, np.meshgrid(*(ranges[v] for v in kept), indexing="ij"), strict=True)) | values
+        total = np.zeros(tuple(extent[v] for v in kept))
+        for point in product(*(ranges[v].tolist() for v in dot.summed)):
+            at = grid | dict(zip(dot.summed, point, strict=True))
+            valid, factors = True, []
+            for operand in (dot.left, dot.right):
+                places = [_at(f, at) for f in operand.index]
+                for place, size in zip(places, case.shapes[operand.tensor], strict=True):
+                    valid = valid & (place >= 0) & (place < size)
+                clipped = tuple(np.clip(p, 0, s - 1) for p, s in zip(places, case.shapes[operand.tensor], strict=True))
+                factors.append(arrays[operand.tensor][clipped].astype(np.float64))
+            with np.errstate(invalid="ignore"):
+                total += np.where(valid, factors[0] * factors[1], 0.0)
+        result[tuple(np.broadcast_to(_at(f, grid), total.shape) for f in dot.index)] = total * dot.scale
+    return result
+
+
+def _at(f: Affine, values: dict) -> object:
+    return sum((int(f.coefficient(v)) * values[v] for v in f.variables()), int(f.constant))

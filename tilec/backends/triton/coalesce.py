@@ -1,0 +1,123 @@
+"""Neighbouring output variables that every tensor walks as one become one, so that a contiguous tensor is a vector."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Expr, Index, Int, Pad, Statement, children, index_variables, rebuild, walk
+from tilec.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """A statement over views of its tensors: their types and strides as it indexes them."""
+
+    statement: Statement
+    types: Mapping[str, TensorType]
+    strides: Mapping[str, tuple[int, ...]]
+
+
+def coalesce(seen: Viewed) -> Viewed:
+    """Merge while anything merges: neighbouring output variables, and summed variables that follow each other in some
+    tensor. Only variables that stand bare wherever they stand are looked at."""
+    pending = True
+    while pending:
+        pending = False
+        for outer, inner in _candidates(seen.statement):
+            merged = _merge(seen, outer, inner)
+            if merged is not None:
+                seen, pending = merged, True
+                break
+    return seen
+
+
+def _candidates(s: Statement) -> list[tuple[str, str]]:
+    """Pairs of variables that stand bare at neighbouring axes of the output or, in neither, of an access."""
+    outputs = [linear(e).bare for e in s.index or ()]
+    pairs = [(a, b) for a, b in itertools.pairwise(outputs) if a is not None and b is not None and a != b]
+    written = set(index_variables(*(s.index or ())))
+    for root in (s.body, s.guard):
+        for e in walk(root) if root is not None else ():
+            if isinstance(e, Access):
+                bare = [linear(i).bare for i in e.index]
+                pairs += [(a, b) for a, b in itertools.pairwise(bare) if a and b and a != b and not {a, b} & written]
+    return list(dict.fromkeys(pairs))
+
+
+def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+    s = seen.statement
+    assert s.index is not None and s.sizes is not None
+    if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):
+        return None
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    if any(isinstance(e, Index) and e.name in (outer, inner) for root in roots for e in _values(root)):
+        return None
+    if any(isinstance(e, Pad) for root in roots for e in walk(root)):
+        return None  # a padded access says nothing of a variable's range
+    accesses = [e for root in roots for e in walk(root) if isinstance(e, Access)]
+    accesses.append(Access(s.output, s.index))
+    dropped: dict[str, int | None] = {}
+    sizes: set[tuple[int, int]] = set()
+    for a in accesses:
+        found = _walked(a, outer, inner, seen)
+        if found == -1 or dropped.setdefault(a.tensor, found) != found:
+            return None
+        if found is not None:
+            sizes.add((seen.types[a.tensor].shape[found], seen.types[a.tensor].shape[found + 1]))
+    if len(sizes) != 1 or s.default is not None and s.default not in dropped:
+        return None
+    types, strides = dict(seen.types), dict(seen.strides)
+    for tensor, axis in dropped.items():
+        if axis is not None:
+            shape = list(types[tensor].shape)
+            outer_size = shape.pop(axis)
+            shape[axis] *= outer_size
+            types[tensor] = replace(types[tensor], shape=tuple(shape))
+            strides[tensor] = (*strides[tensor][:axis], *strides[tensor][axis + 1 :])
+    drop = {t: a for t, a in dropped.items() if a is not None}
+    index = _dropped(Access(s.output, s.index), drop)
+    assert isinstance(index, Access)
+    return Viewed(
+        replace(
+            s,
+            index=index.index,
+            sizes=tuple(map(Int, types[s.output].shape)),
+            body=_dropped(s.body, drop),
+            guard=None if s.guard is None else _dropped(s.guard, drop),
+        ),
+        types,
+        strides,
+    )
+
+
+def _walked(a: Access, outer: str, inner: str, seen: Viewed) -> int | None:
+    """The axis of `outer`, which `inner`'s follows and continues; None if the access has neither, -1 if they do not."""
+    places = [k for k, e in enumerate(a.index) if set(index_variables(e)) & {outer, inner}]
+    if not places:
+        return None
+    if len(places) != 2 or places[1] != places[0] + 1:
+        return -1
+    q = places[0]
+    shape, strides = seen.types[a.tensor].shape, seen.strides[a.tensor]
+    whole = linear(a.index[q]).bare == outer and linear(a.index[q + 1]).bare == inner
+    return q if whole and strides[q] == shape[q + 1] * strides[q + 1] else -1
+
+
+def _values(e: Expr) -> Iterator[Expr]:
+    """Subexpressions that stand as values, those in indices left out."""
+    yield e
+    if not isinstance(e, Access):
+        for c in children(e):
+            yield from _values(c)
+
+
+def _dropped(e: Expr, axes: Mapping[str, int]) -> Expr:
+    if isinstance(e, Access):
+        index = tuple(_dropped(i, axes) for i in e.index)
+        if e.tensor in axes:
+            index = (*index[: axes[e.tensor]], *index[axes[e.tensor] + 1 :])
+        return replace(e, index=index)
+    return rebuild(e, lambda x: _dropped(x, axes))

@@ -1,0 +1,181 @@
+"""Functions that generated kernels call: their text is copied into each kernel's file, so that it stands alone.
+
+Arguments of one call have one dtype. Floating ones are float32 or float64. What torch does at the edges (NaN, signed
+zeros, division by zero, shifts too far) is done here too.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def divide_(a, b):
+    """Correctly rounded for floats; integers truncate toward zero, and by zero give zero."""
+    if b.dtype.is_floating():
+        if b.dtype == tl.float32:
+            return tl.div_rn(a, b)
+        else:
+            return a / b
+    else:
+        return tl.where(b == 0, b, a // tl.where(b == 0, 1, b).to(b.dtype))
+
+
+@triton.jit
+def remainder_(a, b):
+    """Floor modulo: the sign is b's. Integers modulo zero are zero."""
+    if b.dtype.is_floating():
+        r = libdevice.fmod(a, b)
+        return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+    else:
+        d = tl.where(b == 0, 1, b).to(b.dtype)
+        r = a % d
+        return tl.where(b == 0, 0, tl.where((r != 0) & ((r < 0) != (d < 0)), r + d, r)).to(b.dtype)
+
+
+@triton.jit
+def power_(a, b):
+    """For integers by squaring, which wraps; a negative power is truncated, and 0 of 0."""
+    if a.dtype.is_floating():
+        return libdevice.pow(a, b)
+    else:
+        result = tl.where(b >= 0, 1, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))).to(a.dtype)
+        base = a
+        rest = tl.where(b >= 0, b, 0).to(a.dtype)
+        for _ in range(64):
+            result = tl.where((rest & 1) != 0, result * base, result).to(a.dtype)
+            base = (base * base).to(a.dtype)
+            rest = rest >> 1
+        return result
+
+
+@triton.jit
+def shift_left_(a, b):
+    """Zero where b is negative or at least the width."""
+    fits = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return tl.where(fits, a << tl.where(fits, b, 0).to(a.dtype), 0).to(a.dtype)
+
+
+@triton.jit
+def shift_right_(a, b):
+    """The sign, 0 or -1, where b is negative or at least the width."""
+    fits = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return tl.where(fits, a >> tl.where(fits, b, 0).to(a.dtype), tl.where(a < 0, -1, 0)).to(a.dtype)
+
+
+@triton.jit
+def maximum_(a, b):
+    """NaN if either is."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def minimum_(a, b):
+    """NaN if either is."""
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def multiply_(a, b):
+    return a * b
+
+
+@triton.jit
+def either_(a, b):
+    return a | b
+
+
+@triton.jit
+def both_(a, b):
+    return a & b
+
+
+@triton.jit
+def sign_(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def sigmoid_(x):
+    """Without overflow on either side."""
+    e = libdevice.exp(-tl.abs(x))
+    return divide_(tl.where(x >= 0, 1.0, e).to(x.dtype), 1 + e)
+
+
+@triton.jit
+def silu_(x):
+    return x * sigmoid_(x)
+
+
+@triton.jit
+def gelu_(x):
+    return 0.5 * x * (1 + libdevice.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def softplus_(x):
+    return logaddexp_(x, (x * 0).to(x.dtype))
+
+
+@triton.jit
+def logaddexp_(a, b):
+    """Infinities of one sign are themselves."""
+    top = maximum_(a, b)
+    same = a == b
+    gap = tl.where(same, 0.0, -tl.abs(a - b)).to(a.dtype)
+    infinite = same & (tl.abs(a) == float("inf"))
+    return tl.where(infinite, a, top + libdevice.log1p(libdevice.exp(gap)))
+
+
+@triton.jit
+def shifted_exp_(x, top):
+    """exp(x - top), with 0 for x = -inf whatever top is."""
+    return tl.where(x == float("-inf"), 0.0, libdevice.exp(x - tl.where(top == float("-inf"), 0.0, top))).to(x.dtype)
+
+
+@triton.jit
+def join_logs_(top_a, sum_a, top_b, sum_b):
+    """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
+    top = maximum_(top_a, top_b)
+    same = tl.abs(top) == float("inf")
+    a = tl.where(same, sum_a * (top_a == top), sum_a * shifted_exp_(top_a, top))
+    b = tl.where(same, sum_b * (top_b == top), sum_b * shifted_exp_(top_b, top))
+    return top, (a + b).to(sum_a.dtype)
+
+
+@triton.jit
+def log_of_sum_(top, total):
+    """The logarithm that a maximum and a sum relative to it stand for; an infinite maximum is itself."""
+    return tl.where(tl.abs(top) == float("inf"), top, top + libdevice.log(total))
+
+
+@triton.jit
+def words_(seed, counter, stream: tl.constexpr):
+    """The four words of the counter's block, as `ir/philox` defines them."""
+    block = counter >> 2
+    low = (block & 0xFFFFFFFF).to(tl.uint32)
+    high = ((block >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low ^ low
+    return tl.philox(seed, low, high, zero + stream, zero, 10)
+
+
+@triton.jit
+def rand_(seed, counter):
+    a, b, c, d = words_(seed, counter, 0)
+    lane = counter & 3
+    word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def randn_(seed, counter):
+    """In float64, rounded once."""
+    a, b, c, d = words_(seed, counter, 1)
+    lane = counter & 3
+    first = tl.where(lane < 2, a, c).to(tl.int64).to(tl.float64)
+    second = tl.where(lane < 2, b, d).to(tl.int64).to(tl.float64)
+    r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
+    angle = second * 2.3283064365386963e-10 * 6.283185307179586
+    return (r * tl.where((lane & 1) != 0, libdevice.sin(angle), libdevice.cos(angle))).to(tl.float32)

@@ -1,0 +1,229 @@
+"""Plans that run: tensors are allocated, kernels launched, torch called; a repeated call does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import tilec.backends.reference.runtime as runtime
+from tilec.backends.triton.compiled import (
+    TARGETS,
+    check_device,
+    compile_for,
+    interpreting,
+)
+from tilec.backends.triton.launched import Launched
+from tilec.backends.triton.plan import (
+    Allocate,
+    Launch,
+    Plan,
+    Release,
+    Setting,
+    Table,
+    TorchLines,
+    python_name,
+)
+
+precision = torch.get_float32_matmul_precision
+Tensors = dict[str, torch.Tensor]
+Operation = Callable[[Tensors, int], None]
+
+
+class PlannedCall:
+    """One plan on one device."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
+        self.plan = plan
+        self._names = tuple(names)
+        self._device = device
+        self._cuda, self._index = device.type == "cuda", device.index or 0
+        self._operations = [_operation(step, device) for step in plan.steps]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        tensors = dict(zip(self._names, inputs, strict=True))
+        if not self._cuda:
+            return self._run(tensors, 0)
+        index = self._index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+        return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+
+    def _run(self, tensors: Tensors, stream: int) -> tuple[torch.Tensor, ...]:
+        for operation in self._operations:
+            operation(tensors, stream)
+        return tuple([tensors[name] for name in self.plan.outputs])
+
+
+def _operation(step: object, device: torch.device) -> Operation:
+    match step:
+        case Allocate():
+            return _allocation(step, device)
+        case Launch():
+            return Launched(step)
+        case Table(tensor, rows):
+            table = torch.tensor(rows, dtype=torch.int32, device=device)
+            return lambda tensors, stream: tensors.__setitem__(tensor, table)
+        case Release(names):
+            return _release(names)
+        case TorchLines():
+            return _torch_lines(step)
+    raise AssertionError(f"no step: {step!r}")
+
+
+def _release(names: Sequence[str]) -> Operation:
+    def release(tensors: Tensors, stream: int) -> None:
+        for name in names:
+            del tensors[name]
+
+    return release
+
+
+def _allocation(step: Allocate, device: torch.device) -> Operation:
+    name, shape, fill, dtype = step.tensor, step.shape, step.fill, getattr(torch, step.dtype)
+    if fill is None:
+        empty = torch.empty
+
+        def allocate(tensors: Tensors, stream: int) -> None:
+            tensors[name] = empty(shape, dtype=dtype, device=device)
+
+        return allocate
+    if isinstance(fill, str):
+        return lambda tensors, stream: tensors.__setitem__(
+            name, tensors[fill].to(dtype, copy=True, memory_format=torch.contiguous_format).expand(shape).contiguous()
+        )
+    return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
+
+
+def _torch_lines(step: TorchLines) -> Operation:
+    """The lines as a function of the tensors they read."""
+    results = ", ".join(map(python_name, step.writes))
+    header = f"def lines({', '.join(map(python_name, step.reads))}):"
+    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(text, f"<tilec {', '.join(step.statements)}>", "exec"), scope)
+    function, reads, writes = scope["lines"], step.reads, step.writes
+
+    def call(tensors: Tensors, stream: int) -> None:
+        tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
+
+    return call
+
+
+class TritonProgram:
+    """The executable of a lowered program. Plans are made for the strides and alignment that a call brings."""
+
+    def __init__(
+        self,
+        make_plan: Callable[[Sequence[tuple[int, ...]], Setting], Plan],
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: dict[str, str],
+        text: Callable[[Plan], str],
+        target: str | None,
+    ):
+        self._make_plan = make_plan
+        self._names, self._shapes, self._dtypes = tuple(names), tuple(shapes), dtypes
+        self._text, self._target = text, target
+        self._calls: dict[object, PlannedCall] = {}
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
+        call = self._calls.get(key)
+        if call is None:
+            call = self._prepare(key, inputs)
+        return call(inputs)
+
+    def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
+        device = (
+            inputs[0].device
+            if inputs
+            else torch.device("cpu" if interpreting() or not torch.cuda.is_available() else "cuda")
+        )
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        check_device(device)
+        plan = self._make_plan(
+            [t.stride() for t in inputs], replace(_setting(device), misaligned=_misaligned(self._names, inputs))
+        )
+        call = self._calls[key] = PlannedCall(plan, self._names, device)
+        return call
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for contiguous inputs."""
+        strides = [contiguous(s) for s in self._shapes]
+        return self._make_plan(strides, _target_setting(self._target))
+
+    @property
+    def kernels(self):
+        from tilec.backends.base import Kernel
+
+        return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
+
+    def source(self) -> str:
+        return self._text(self.plan)
+
+    def asm(self, kind: str) -> str:
+        target = self._target or _own_target()
+        pieces = []
+        dtypes = dict(self._dtypes)
+        for step in self.plan.steps:
+            if isinstance(step, Allocate):
+                dtypes[step.tensor] = step.dtype
+            elif isinstance(step, Table):
+                dtypes[step.tensor] = "int32"
+            elif isinstance(step, TorchLines):
+                dtypes |= dict.fromkeys(step.writes, "int64")
+            if not isinstance(step, Launch):
+                continue
+            compiled = compile_for(step, dtypes, target)
+            piece = compiled.asm[kind]
+            pieces.append(piece if isinstance(piece, str) else piece.hex())
+        return "\n".join(pieces)
+
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
+
+
+def _setting(device: torch.device) -> Setting:
+    if device.type != "cuda":
+        return Setting(precision(), capability=0)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
+    return Setting(precision(), capability=10 * properties.major + properties.minor, shared=shared)
+
+
+def _target_setting(target: str | None) -> Setting:
+    if target is None:
+        here = torch.cuda.is_available() and not interpreting()
+        return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))
+    capability = TARGETS.get(target, 90)
+    return Setting(precision(), capability=capability, shared=SHARED[capability])
+
+
+def _misaligned(names: Sequence[str], inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(n for n, t in zip(names, inputs, strict=True) if t.data_ptr() % 16)
+
+
+def _own_target() -> str:
+    if not torch.cuda.is_available():
+        from tilec.errors import InputMistake
+
+        raise InputMistake("there is no CUDA device to compile for", hint='name one: lower(..., target="sm_90")')
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+__all__ = ["PlannedCall", "TritonProgram", "contiguous"]

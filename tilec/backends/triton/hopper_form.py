@@ -1,0 +1,158 @@
+"""Products of two tensors, summed: what the Hopper kernels are generated from, in the kernels' own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilec.ir.index import Affine
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor and, for each of its axes, an integral affine form over a Dot's variables and residues."""
+
+    tensor: str
+    index: tuple[Affine, ...]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """Out[index] = sum over the summed variables of left * right * scale, for every residue class.
+
+    The left operand holds the rows, the right one the columns. `classes` assigns the residues, once a class ({} alone where there are none);
+    `low` and `extent` give, for each class, the exact range of every variable over the class's valid points (of rows and columns: over the elements of the output).
+    """
+
+    output: str
+    index: tuple[Affine, ...]
+    left: Operand
+    right: Operand
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    summed: tuple[str, ...]
+    classes: tuple[Mapping[str, int], ...]
+    low: tuple[Mapping[str, int], ...]
+    extent: tuple[Mapping[str, int], ...]
+    scale: float = 1.0
+
+    def turned(self) -> Dot:
+        """The same with the operands exchanged."""
+        return Dot(
+            self.output, self.index, self.right, self.left, self.batch, self.columns, self.rows, self.summed, self.classes, self.low, self.extent, self.scale
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """Choices that change speed, not meaning: `boxes` is a tile's extent (a power of two) in each variable, 1 where a variable is not named; `stages` counts buffers;
+    `split` shares the sum among programs; `group` rows of tiles are walked column by column; `specialise` gives the copies a warp of their own
+    and keeps as many programs as fit on the chip. `tf32` allows float32 operands to be multiplied as tf32."""
+
+    boxes: tuple[tuple[str, int], ...]
+    warps: int = 8
+    stages: int = 4
+    split: int = 1
+    group: int = 8
+    specialise: bool = False
+    tf32: bool = False
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable under its name in the kernel. It counts from 0 to `size` - 1; in a class where a summed one varies, its first value is `<name>_low`
+    and its size `<name>_n`, both from the table of classes; elsewhere its first value is already part of the forms."""
+
+    name: str
+    source: str
+    size: int
+    varies: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A Dot in the kernel's names: b0.. batch, r0.. rows, c0.. columns, s0.. summed, z0.. residues.
+
+    `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary; `ranges` the first and last value of everything
+    a form may hold, None where a class sums over nothing.
+    """
+
+    batch: tuple[Variable, ...]
+    rows: tuple[Variable, ...]
+    columns: tuple[Variable, ...]
+    summed: tuple[Variable, ...]
+    out: tuple[Affine, ...]
+    left: tuple[Affine, ...]
+    right: tuple[Affine, ...]
+    table: tuple[Mapping[str, int], ...]
+    ranges: tuple[Mapping[str, tuple[int, int]] | None, ...]
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        return self.batch + self.rows + self.columns + self.summed
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return {v.name: v.size for v in self.variables}
+
+    def summing(self) -> Iterator[Mapping[str, tuple[int, int]]]:
+        """The ranges of the classes that sum over something."""
+        return (r for r in self.ranges if r is not None)
+
+
+def bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Least and greatest value of a form over a box."""
+    low = high = int(form.constant)
+    for name, c in coefficients(form):
+        first, last = ranges[name]
+        low += min(c * first, c * last)
+        high += max(c * first, c * last)
+    return low, high
+
+
+def coefficients(form: Affine) -> list[tuple[str, int]]:
+    return [(name, int(form.coefficient(name))) for name in form.variables()]
+
+
+def normalise(dot: Dot) -> Problem | None:
+    """The Dot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch variable varies at all."""
+    groups: dict[str, list[Variable]] = {"b": [], "r": [], "c": [], "s": []}
+    renamed: dict[str, Affine] = {}
+    live = [k for k in range(len(dot.classes)) if all(dot.extent[k][v] > 0 for v in dot.batch + dot.rows + dot.columns)]
+    if not live:
+        return None
+    table: list[dict[str, int]] = [{} for _ in live]
+    ranges: list[dict[str, tuple[int, int]]] = [{} for _ in live]
+    for number, source in enumerate(dot.classes[0]):
+        if len(live) == 1:
+            renamed[source] = Affine() + dot.classes[live[0]][source]
+            continue
+        renamed[source] = Affine.variable(f"z{number}")
+        for k, row, span in zip(live, table, ranges, strict=True):
+            row[f"z{number}"] = dot.classes[k][source]
+            span[f"z{number}"] = (row[f"z{number}"],) * 2
+    for role, sources in (("b", dot.batch), ("r", dot.rows), ("c", dot.columns), ("s", dot.summed)):
+        for number, source in enumerate(sources):
+            name = f"{role}{number}"
+            lows = [dot.low[k][source] for k in live]
+            extents = [max(dot.extent[k][source], 0) for k in live]
+            varies = len({*zip(lows, extents, strict=True)}) > 1
+            if varies and (role == "b" or (role != "s" and len({*lows}) > 1)):
+                return None
+            groups[role].append(Variable(name, source, max(extents), varies))
+            lifted = varies and role == "s"
+            renamed[source] = Affine.variable(name) + (Affine.variable(f"{name}_low") if lifted else lows[0])
+            for row, span, low, extent in zip(table, ranges, lows, extents, strict=True):
+                span[name] = (0, extent - 1)
+                if lifted:
+                    row |= {f"{name}_low": low, f"{name}_n": extent}
+                    span[f"{name}_low"] = (low, low)
+    empty = [any(span[v.name][1] < 0 for v in groups["s"]) for span in ranges]
+    out, left, right = (
+        tuple(f.substitute(renamed) for f in forms) for forms in (dot.index, dot.left.index, dot.right.index)
+    )
+    batch, rows, columns, summed = (tuple(groups[role]) for role in "brcs")
+    kept = tuple(None if e else span for e, span in zip(empty, ranges, strict=True))
+    return Problem(batch, rows, columns, summed, out, left, right, tuple(table), kept)

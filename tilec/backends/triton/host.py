@@ -1,0 +1,90 @@
+"""The source of a whole program: its kernels and the Python function that allocates and launches."""
+
+from __future__ import annotations
+
+import re
+
+from tilec.backends.reference.code import tuple_text
+from tilec.backends.triton.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Step,
+    Table,
+    TorchLines,
+    python_name,
+)
+
+
+def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
+    """One file that runs when pasted: `name(*inputs)` returns the outputs."""
+    launches = plan.launches()
+    imports = dict.fromkeys(["import torch", "import triton", "import triton.language as tl"])
+    pieces: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    for launch in launches:
+        for piece in re.split(r"\n\n(?=@)", launch.text):
+            if piece.startswith("@"):
+                body = piece.rstrip()
+                title = re.search(r"^def (\w+)", body, re.M)
+                assert title is not None
+                own = title.group(1)
+                if own in pieces and pieces[own] != body:
+                    own = f"{own}_{len(pieces)}"
+                    body = body.replace(f"def {title.group(1)}(", f"def {own}(", 1)
+                if title.group(1) == launch.kernel:
+                    renamed[launch.text] = own
+                pieces[own] = body
+            else:
+                imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
+    if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in plan.steps):
+        imports["import tilec.backends.reference.runtime as rt"] = None
+    if any(isinstance(v, Descriptor) for launch in launches for _, v in launch.arguments):
+        imports["from triton.experimental.gluon import language as gl"] = None
+        imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
+    device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
+    body = [f"device = {device}"]
+    for step in plan.steps:
+        body += _lines(step, renamed)
+    results = ", ".join(python_name(o) for o in plan.outputs)
+    body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
+    host = [f"def {name}({', '.join(map(python_name, inputs))}):", *(f"    {line}" for line in body)]
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*pieces.values(), "\n".join(host)]) + "\n"
+
+
+def _lines(step: Step, renamed: dict[str, str]) -> list[str]:
+    match step:
+        case Allocate(tensor, shape, dtype, fill):
+            kind = f"dtype=torch.{dtype}, device=device"
+            if fill is None:
+                return [f"{python_name(tensor)} = torch.empty({tuple_text(shape)}, {kind})"]
+            if isinstance(fill, str):
+                source = f"{python_name(fill)}.to(torch.{dtype}, copy=True).expand({tuple_text(shape)}).contiguous()"
+                return [f"{python_name(tensor)} = {source}"]
+            text = f"float('{fill}')" if isinstance(fill, float) and abs(fill) == float("inf") else repr(fill)
+            return [f"{python_name(tensor)} = torch.full({tuple_text(shape)}, {text}, {kind})"]
+        case Table(tensor, rows):
+            return [f"{python_name(tensor)} = torch.tensor({list(map(list, rows))}, dtype=torch.int32, device=device)"]
+        case Release(tensors):
+            return [f"del {', '.join(map(python_name, tensors))}"]
+        case TorchLines():
+            return list(step.lines)
+        case Launch():
+            values = [_argument(v) for _, v in step.arguments]
+            values += [f"{c}={v}" for c, v in step.constants]
+            values += [f"num_warps={step.warps}", f"num_stages={step.stages}"]
+            return [f"{renamed[step.text]}[{step.grid}]({', '.join(values)})"]
+    raise AssertionError(f"no step: {step!r}")
+
+
+def _argument(v: object) -> str:
+    match v:
+        case Pointer(tensor):
+            return python_name(tensor)
+        case Descriptor(tensor, offset, shape, strides, block, layout):
+            base = f"torch.as_strided({python_name(tensor)}, (1,), (1,), {python_name(tensor)}.storage_offset() + {offset})"
+            return f"TensorDescriptor({base}, {list(shape)}, {list(strides)}, {list(block)}, {layout})"
+    return repr(v)

@@ -1,0 +1,366 @@
+"""Families map and reduce: any body over tiles of outputs, any aggregation.
+
+`map` has no reduction. `tile` works on blocks of outputs x reduction, where memory runs along the reduction or the
+reduction is long. `loop` walks the reduction point by point over a block of rows x columns: short windows, and bodies
+whose operands each depend on one side, which are then read once a row or column and combined as an outer product.
+A long reduction with few outputs is split over programs; a second launch combines the parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.reference.code import tuple_text
+from tilec.backends.reference.domain import constraining_accesses
+from tilec.backends.triton.accumulate import Accumulator, identity
+from tilec.backends.triton.coalesce import Viewed
+from tilec.backends.triton.device_text import module_text
+from tilec.backends.triton.epilogue import finish
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.scalar import Evaluator
+from tilec.backends.triton.space import Space, build_space
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Index, Int, Statement, walk
+from tilec.ir.types import TensorType
+
+PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
+SHORTEST_PART = 1024  # points of a part of a split reduction, at least
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
+    walked point by point), parts of a split reduction, warps."""
+
+    axes: tuple[tuple[tuple[str, ...], int], ...]
+    reduction: int | None
+    parts: int = 1
+    warps: int = 4
+
+
+def pointwise(
+    space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step] | None:
+    """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
+    With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
+    tiling = choose_tiling(space, seen)
+    if riding and (tiling.parts > 1 or not space.covers):
+        return None
+    return _steps(space, seen, flat, tiling, wide, riding)
+
+
+def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
+    """What makes elements that no class writes the identity or the default's."""
+    s = space.statement
+    t = types[s.output]
+    if space.covers or not math.prod(t.shape):
+        return []
+    content = s.default if s.default is not None else identity(s.aggregation, t.dtype)
+    return [Allocate(s.output, t.shape, t.dtype, content)]
+
+
+# choice of tiles
+
+
+def choose_tiling(space: Space, seen: Viewed) -> Tiling:
+    """A first guess that is good untuned; see the module's docstring for the three forms."""
+    outputs = [v for v in space.outputs if space.largest(v) > 1]
+    reductions = [v for v in space.reductions if not space.single(v)]
+    if not reductions:
+        return _map_tiling(space, outputs)
+    points = space.count(tuple(reductions))
+    rows, columns = _sides(space, outputs)
+    if rows and columns:
+        m, n = space.count(tuple(rows)), space.count(tuple(columns))
+        bn = min(_power(n), 64)
+        bm = min(_power(m), 4096 // bn, 64)
+        return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None)
+    along = _runs_along(space, seen, reductions)
+    if not along and points <= 64:
+        return replace(_map_tiling(space, outputs), reduction=None)
+    count = space.count(tuple(outputs))
+    if along:
+        br = min(_power(points), 4096 if count < PROGRAMS else 2048)
+        bo = max(1, min(_power(count), 1024 // br))
+    else:
+        bo = min(_power(count), 128)
+        br = max(1, min(_power(points), 4096 // bo))
+    programs = -(-count // bo) * len(space.classes)
+    parts = 1
+    if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
+        parts = max(1, min(4 * PROGRAMS // max(programs, 1), -(-points // (4 * br))))
+    return Tiling(((tuple(outputs), bo),), br, parts, 8 if bo * br >= 4096 else 4)
+
+
+def _map_tiling(space: Space, outputs: Sequence[str]) -> Tiling:
+    if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
+        n = space.count(tuple(outputs))
+        return Tiling(((tuple(outputs), min(_power(n), 1024)),), None)
+    bn = min(_power(space.largest(outputs[-1])), 512)
+    m = space.count(tuple(outputs[:-1]))
+    return Tiling(((tuple(outputs[:-1]), max(1, min(_power(m), 1024 // bn))), ((outputs[-1],), bn)), None)
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Rows and columns, where no access depends on all outputs: the variables of the one with most, and the others."""
+    s = space.statement
+    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    sets = [free_of(a) & set(outputs) for a in accesses]
+    if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
+        return [], []
+    last = next(found for found in sets if outputs[-1] in found)
+    shared = set.intersection(*(set(f) for f in sets))
+    columns = [v for v in outputs if v in last and v not in shared]
+    return [v for v in outputs if v not in columns], columns
+
+
+def _runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
+    """Whether memory runs along the reduction in the largest tensor read."""
+    best, answer = -1, False
+    for root in (space.statement.body, space.statement.guard):
+        for a in constraining_accesses(root) if root is not None else ():
+            size = math.prod(seen.types[a.tensor].shape)
+            if size > best and free_of(a) & set(reductions):
+                best = size
+                steps = [
+                    (abs(linear(e).coefficient(v) * stride), v)
+                    for e, stride in zip(a.index, seen.strides[a.tensor], strict=True)
+                    for v in linear(e).variables()
+                    if space.largest(v) > 1 and stride
+                ]
+                answer = bool(steps) and min(steps)[1] in reductions
+    return answer
+
+
+# text
+
+
+def _steps(
+    space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step]:
+    s = space.statement
+    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide)
+    accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    k.residues()
+    axes = _output_axes(k, tiling)
+    tails = {a.name: f"{a.name}_in" for a in axes}
+    reductions = [v for v in space.reductions if not space.single(v)]
+    body: list[str] = []
+    for v in space.reductions:
+        if v not in reductions:
+            k.value_of[v] = k.low(v)
+    outer_frame = Frame(k, [a.name for a in axes], tails, frozenset())
+    shape = tuple_text([a.block for a in axes])
+    if reductions:
+        reached = _reduction(k, axes, tails, reductions, tiling, accumulator, body)
+        value, held = accumulator.result(), accumulator.dtype
+        k.scopes[0].lines += body
+    else:
+        value, held, reached = _direct(k, outer_frame, accumulator)
+    target = s.output if tiling.parts == 1 else f"{s.output}.parts"
+    _store(k, outer_frame, value, held, reached, target, shape, riding)
+    blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
+    blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
+    constants = tuple((c, n) for c, n in blocks)
+    k.constants = dict(constants)
+    tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
+    if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
+        return []
+    launch = Launch(
+        k.name,
+        module_text(k.text(flat, *riding)),
+        (tiles, len(space.classes), tiling.parts),
+        tuple(k.parameters.items()),
+        constants,
+        tiling.warps,
+        2,
+        (s.output, *(r.output for r in riding)),
+    )
+    steps: list[Step] = []
+    if k.columns:
+        steps.append(Table(k.table, k.table_rows()))
+    if tiling.parts == 1:
+        return [*steps, launch]
+    parts = f"{s.output}.parts"
+    return [
+        *steps,
+        Allocate(parts, (tiling.parts, math.prod(seen.types[s.output].shape)), accumulator.dtype),
+        launch,
+        *combine_parts(space, seen, flat, tiling.parts, accumulator, wide),
+        Release((parts,)),
+    ]
+
+
+def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
+    """Positions of the output block's elements, decoded into variables."""
+    axes = [
+        Axis(name, variables, block)
+        for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
+    ]
+    tile = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
+    if len(axes) == 2:
+        k.emit(f"tile = {tile}")
+        k.emit(f"across = tl.cdiv({k.count(axes[1].variables)}, BN)")
+        places = ["tile // across", "tile % across"]
+    else:
+        places = [tile]
+    for axis, place in zip(axes, places, strict=True):
+        start = place if place == tile else f"({place})"
+        k.emit(f"{axis.name} = {start} * {axis.block} + tl.arange(0, {axis.block})")
+        k.emit(f"{axis.name}_in = {axis.name} < {k.count([v for v in axis.variables if k.space.largest(v) > 1])}")
+        k.decode(axis)
+    for v in k.space.outputs:
+        if v not in k.value_of:
+            k.value_of[v] = k.low(v)
+    return axes
+
+
+def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
+    """A statement without reduction: its value where the point is valid."""
+    s = k.space.statement
+    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    mask = _mask(k, frame, evaluator)
+    value = evaluator.value(s.body)
+    if accumulator.dtype == "bool" or s.aggregation in ("any", "all"):
+        code, held = evaluator.condition(value), "bool"
+    else:
+        code, held = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
+    if mask is None:
+        return code, held, None
+    k.emit(f"valid = {mask}")
+    if s.default is not None:
+        return code, held, "valid"
+    return f"tl.where(valid, {code}, {Accumulator(s.aggregation, held).identity_text})", held, None
+
+
+def _mask(k: Kernel, frame: Frame, evaluator: Evaluator) -> str | None:
+    texts = [t for t, _ in frame.tests(k.space.valid)]
+    if k.space.statement.guard is not None:
+        texts.append(evaluator.condition(evaluator.value(k.space.statement.guard)))
+    return " & ".join(dict.fromkeys(texts)) or None
+
+
+def _reduction(
+    k: Kernel,
+    axes: list[Axis],
+    tails: dict[str, str],
+    reductions: list[str],
+    tiling: Tiling,
+    accumulator: Accumulator,
+    body: list[str],
+) -> str | None:
+    """Lines of the loop over the reduction, into `body`; the name of the test that a point was valid, where needed."""
+    s = k.space.statement
+    tiled = tiling.reduction is not None
+    count = k.count(reductions)
+    shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])])
+    k.scopes.append(Scope())
+    if tiled:
+        r = Axis("red", tuple(reductions), "BR")
+        k.emit("red = first + tl.arange(0, BR)")
+        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
+    else:
+        r = Axis("red", tuple(reductions), None)
+        k.emit(f"red = tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + step")
+        frame = Frame(k, [a.name for a in axes], tails, frozenset((*reductions, "red")))
+    end = "red_end" if tiling.parts > 1 else count
+    if tiled:
+        k.emit(f"red_in = red < {end}")
+    k.decode(r)
+    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    mask = _mask(k, frame, evaluator)
+    value = evaluator.value(s.body)
+    truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+    code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+    if tiled:
+        inside = frame.spread("red_in", "red")
+        mask = inside if mask is None else f"{inside} & {mask}"
+    if mask is not None:
+        k.emit(f"valid = {mask}")
+        code = f"tl.where(valid, {code}, {accumulator.identity_text})"
+    k.emit(f"value = {code}")
+    for line in accumulator.step("value"):
+        k.emit(line)
+    wants_reached = s.default is not None
+    if wants_reached:
+        k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
+    inner = k.scopes.pop()
+    body += accumulator.start(shape)
+    if wants_reached:
+        body.append(f"reached = tl.full({shape}, False, tl.int1)")
+    start = "0"
+    if tiling.parts > 1:
+        part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
+        body += [f"red_from = tl.program_id(2) * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
+        start = "red_from"
+    header = f"for first in range({start}, {end}, BR):" if tiled else f"for step in range({start}, {end}):"
+    body += [header, *(f"    {line}" for line in inner.lines)]
+    if tiled:
+        body += accumulator.reduce(len(axes))
+        if wants_reached:
+            body.append(f"reached = tl.reduce(reached, {len(axes)}, either_)")
+    return "reached" if wants_reached else None
+
+
+def _store(
+    k: Kernel,
+    frame: Frame,
+    value: str,
+    held: str,
+    reached: str | None,
+    target: str,
+    shape: str,
+    riding: Sequence[Statement],
+) -> None:
+    s, types = k.space.statement, k.types
+    rows = [frame.form(e) for e in s.index or ()]
+    mask = " & ".join(dict.fromkeys([
+        *(frame.spread(t, a) for a, t in frame.tails.items()), *(t for t, _ in frame.tests(k.space.stored)),
+    ]))  # fmt: skip
+    if reached is not None:
+        assert s.default is not None
+        other = f"tl.load({frame.address(s.default, rows, frozenset(frame.axes))}, mask={mask}, other=0)"
+        stored = types[s.default].dtype
+        if stored != held:
+            other = f"{other}.to({triton_type(held)})"
+        value = f"tl.where({reached}, {value}, {other})"
+    value, held = finish(frame, k.space, value, held, riding)
+    k.emit(f"result = {value}")
+    output = riding[-1].output if riding else s.output
+    dtype = types[output].dtype
+    cast = "" if held == dtype or target != s.output else f".to({triton_type(dtype)})"
+    address = frame.address(output, rows, frozenset(frame.axes))
+    if target != s.output:
+        pointer = k.pointer(s.output)
+        parts = k.pointer(target)
+        del k.parameters[pointer]
+        step = k.number("elements", "elements", math.prod(types[s.output].shape))
+        address = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1)
+    k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
+
+
+def combine_parts(
+    space: Space, seen: Viewed, flat: Statement, parts: int, accumulator: Accumulator, wide: bool
+) -> list[Step]:
+    """The launch that combines the parts of a split reduction, in order."""
+    s = space.statement
+    name = f"{s.output}.parts"
+    count = math.prod(seen.types[s.output].shape)
+    types = {
+        name: TensorType((parts, count), accumulator.dtype),
+        s.output: TensorType((count,), seen.types[s.output].dtype),
+    }
+    aggregation = {"assign": "sum"}.get(accumulator.aggregation, accumulator.aggregation)
+    total = Statement(s.output, (Index("e"),), (Int(count),), Access(name, (Index("p"), Index("e"))), aggregation)
+    second = build_space(total, types)
+    assert second is not None
+    viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
+    tile = Tiling(((("e",), min(_power(count), 256)),), None)
+    return _steps(second, viewed, total, tile, wide)

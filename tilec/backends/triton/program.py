@@ -1,0 +1,177 @@
+"""A lowered program as a plan: each statement by the family that fits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tilec.backends.base import Lowering
+from tilec.backends.triton.chain import pairwise
+from tilec.backends.triton.coalesce import Viewed, coalesce
+from tilec.backends.triton.dot import recognise, variables_of, worthwhile
+from tilec.backends.triton.dot_text import dot_steps
+from tilec.backends.triton.epilogue import riders
+from tilec.backends.triton.executable import contiguous
+from tilec.backends.triton.hopper_steps import hopper_steps
+from tilec.backends.triton.library import library_steps
+from tilec.backends.triton.pack import packed
+from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
+from tilec.backends.triton.pointwise import fill, pointwise
+from tilec.backends.triton.scatter import scattered
+from tilec.backends.triton.space import build_space
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Int, Program, Statement, reads
+from tilec.ir.types import TensorType
+
+NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
+
+
+def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
+    """The plan of a lowered program for inputs of these strides (elements)."""
+    flat = lowering.stages["flat"]
+    defracted = {s.output: s for s in lowering.stages["defracted"].statements}
+    types = dict(lowering.types)
+    known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
+    steps: list[Step] = []
+    last = last_reads(flat)
+    done: set[str] = set()
+    for place, s in enumerate(flat.statements):
+        if s.output in done:
+            continue
+        riding = riders(flat, place, types)
+        for output in (s.output, *(r.output for r in riding)):
+            known[output] = contiguous(types[output].shape)
+        made: list[Step] | None = None
+        if riding and _elements(types[s.output]):
+            made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
+        group = (s, *riding) if made is not None else (s,)
+        t = types[group[-1].output]
+        steps.append(Allocate(group[-1].output, t.shape, t.dtype))
+        if made is None and _elements(t):
+            made = statement_steps(defracted[s.output], s, types, known, setting)
+        steps += made or []
+        done |= {g.output for g in group}
+        unused = [n for g in group for n in last.get(g.output, ()) if n not in {x.output for x in group[:-1]}]
+        if unused:
+            steps.append(Release(tuple(unused)))
+    return Plan(tuple(_without_overwritten(steps)), flat.outputs)
+
+
+def ridden_steps(
+    defracted: Statement,
+    flat: Statement,
+    riding: Sequence[Statement],
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+) -> list[Step] | None:
+    """Steps that compute a statement and those riding on it in one launch; None where it has no such form."""
+    touched = {n for s in (flat, *riding) for n in (s.output, *reads(s)) if n in types}
+    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched)
+    seen = Viewed(defracted, types, strides)
+    space = build_space(defracted, types)
+    if space is None or not space.classes:
+        return None
+    dot = recognise(space, seen)
+    if dot is not None and setting.library and library_steps(defracted, flat, types, dot, space, seen) is not None:
+        return None
+    if dot is not None and worthwhile(dot, space):
+        if hopper_steps(dot, space, seen, setting) is not None:
+            return None
+        return dot_steps(dot, space, seen, flat, wide, setting, riding)
+    return pointwise(space, seen, flat, wide, riding)
+
+
+def statement_steps(
+    defracted: Statement,
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+) -> list[Step]:
+    """Steps that compute one statement into its allocated output, by the first family that fits."""
+    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
+    seen = coalesce(Viewed(defracted, types, strides))
+    space = build_space(seen.statement, seen.types)
+    if space is None:
+        return scattered(flat, types, strides, wide, partial(statement_steps, setting=setting))
+    first = fill(space, types)
+    if not space.classes:
+        return first
+    dot = recognise(space, seen)
+    if dot is not None and setting.library:
+        steps = library_steps(defracted, flat, types, dot, space, seen)
+        if steps is not None:
+            return steps
+    stages = pairwise(space, seen.types, variables_of) if dot is None else None
+    if stages is not None:
+        return _in_turn(stages, flat, seen, setting)
+    if dot is not None and worthwhile(dot, space):
+        fast = hopper_steps(dot, space, seen, setting)
+        if fast is not None:
+            return fast
+        copied = packed(dot, space, seen)
+        if copied is not None:
+            before, seen, space, dot, after = copied
+            fast = hopper_steps(dot, space, seen, setting)
+            if fast is not None:
+                return [*before, *fast, *after]
+            return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
+        return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
+    return [*first, *(pointwise(space, seen, flat, wide) or ())]
+
+
+def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+    """Steps of a statement that was cut into several."""
+    types, strides = dict(seen.types), dict(seen.strides)
+    steps: list[Step] = []
+    for s in stages[:-1]:
+        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
+        strides[s.output] = contiguous(shape)
+        steps.append(Allocate(s.output, shape, types[s.output].dtype))
+        steps += statement_steps(s, s, types, strides, setting)
+    steps += statement_steps(stages[-1], flat, types, strides, replace(setting, library=False))
+    return [*steps, Release(tuple(s.output for s in stages[:-1]))]
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
+    return max(span, math.prod(shape))
+
+
+def _without_overwritten(steps: list[Step]) -> list[Step]:
+    """Without allocations that the next step makes again, filled."""
+    return [
+        s
+        for k, s in enumerate(steps)
+        if not (isinstance(s, Allocate) and s.fill is None and any(s.tensor in _makes(o) for o in steps[k + 1 : k + 2]))
+    ]
+
+
+def _makes(step: Step) -> tuple[str, ...]:
+    match step:
+        case Allocate(tensor):
+            return (tensor,)
+        case TorchLines(writes=writes):
+            return writes
+    return ()
+
+
+def last_reads(program: Program) -> dict[str, list[str]]:
+    """For each statement, by output, the intermediates that nothing reads after it."""
+    last: dict[str, str] = {}
+    for s in program.statements:
+        last[s.output] = s.output
+        last.update(dict.fromkeys(reads(s), s.output))
+    result: dict[str, list[str]] = {}
+    for s in program.statements:
+        if s.output not in program.outputs:
+            result.setdefault(last[s.output], []).append(s.output)
+    return result
+
+
+def _elements(t: TensorType) -> int:
+    return math.prod(t.shape)

@@ -1,0 +1,125 @@
+"""The page's GPU section: one table of all rows that there are results of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tilec.bench.gpu_facts import Fact
+from tilec.bench.gpu_rows import ALONE, LIBRARY, Row
+
+Record = Mapping[str, Any]
+LOST = "the row"  # what failed where the process did
+HEAD = [
+    "| work | best peer | µs | rate | with library, µs | ratio | ours alone, µs | ratio | goal |",
+    "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
+]
+
+
+def section(tasks: tuple[Row | Fact, ...], known: Mapping[str, Record]) -> list[str]:
+    """Lines of the section: where it ran, the table, what failed, geometric means, facts."""
+    rows = [(task, known[task.name]) for task in tasks if isinstance(task, Row) and task.name in known]
+    facts = [(task, known[task.name]) for task in tasks if isinstance(task, Fact) and task.name in known]
+    machines = sorted({record["machine"] for record in known.values() if record["machine"]})
+    failures = [
+        f"- {task.name}, {name}: {reason}" for task, record in rows for name, reason in record["failed"].items()
+    ]
+    return [
+        "",
+        "; ".join(machines) + ". Ratios are to the best peer; **miss** marks what falls short of its goal.",
+        "",
+        *HEAD,
+        *(line(row, record) for row, record in rows),
+        "",
+        *means(rows),
+        *(sentence(fact, record) for fact, record in facts),
+        *(["", "Failed:", "", *failures] if failures else []),
+    ]
+
+
+def line(row: Row, record: Record) -> str:
+    """One row of the table."""
+    us = record.get("us", {})
+    peers = {name: us[name] for name in row.peers if name in us}
+    best = min(peers, key=peers.__getitem__, default=None)
+    goals = {name: str(row.goals[name]) for name in (LIBRARY, ALONE) if name in row.goals}
+    told = " / ".join(dict.fromkeys(goals.values())) or "-"
+    cells = [row.name, best or "-", _us(peers.get(best)) if best else "-", rate(row, record)]
+    for column in (LIBRARY, ALONE):
+        if column in record["failed"] or LOST in record["failed"]:
+            cells += ["failed", "-"]
+        elif column in us:
+            cells += [_us(us[column]), verdict(row, record, column)]
+        else:
+            cells += ["-", "-"]
+    return "| " + " | ".join([*cells, told]) + " |"
+
+
+def ratio(row: Row, record: Record, column: str) -> float | None:
+    """How many times faster than the best peer a column is."""
+    us = record.get("us", {})
+    peers = [us[name] for name in row.peers if name in us]
+    return min(peers) / us[column] if peers and column in us else None
+
+
+def verdict(row: Row, record: Record, column: str) -> str:
+    """The ratio, marked where it, or the share of the copy rate that the goal asks for, falls short."""
+    found = ratio(row, record, column)
+    goal = row.goals.get(column)
+    value = share(record, column) if goal and goal.of == "copy" else found
+    missed = goal is not None and value is not None and value < goal.least
+    return ("-" if found is None else f"{found:.2f}") + (" **miss**" if missed else "")
+
+
+def share(record: Record, column: str) -> float:
+    """The least bytes that any program must move, a second, over the rate of a copy."""
+    return record["bytes"] / (record["us"][column] / 1e6) / record["copy"]
+
+
+def rate(row: Row, record: Record) -> str:
+    """Of ours: operations a second where there are many to a byte, else bytes a second and the share of a copy's."""
+    us = record.get("us", {})
+    columns = [column for column in (ALONE, LIBRARY) if column in us]
+    if not columns:
+        return "-"
+    column = min(columns, key=us.__getitem__)
+    seconds = us[column] / 1e6
+    if record["flops"] > 50 * record["bytes"]:
+        return f"{record['flops'] / seconds / 1e12:.3g} T/s"
+    return f"{record['bytes'] / seconds / 1e12:.2f} TB/s, {share(record, column):.2f} of copy"
+
+
+def means(rows: list[tuple[Row, Record]]) -> list[str]:
+    """The geometric mean of each group's ratios."""
+    lines = []
+    for group in dict.fromkeys((row.group, row.mean) for row, _ in rows if row.group):
+        found = []
+        for column in (LIBRARY, ALONE):
+            ratios = [
+                r for row, record in rows if row.group == group[0] and (r := ratio(row, record, column)) is not None
+            ]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                goal = group[1] if column == ALONE else None
+                missed = goal is not None and mean < goal
+                found.append(
+                    f"{mean:.2f} {column} of {len(ratios)} rows"
+                    + (f" (goal: {goal:g}{', **miss**' if missed else ''})" if goal is not None else "")
+                )
+        if found:
+            lines.append(f"- {group[0]}: geometric mean {', '.join(found)}.")
+    return lines
+
+
+def sentence(fact: Fact, record: Record) -> str:
+    """A fact in words."""
+    if record["failed"]:
+        return f"- {fact.name}: failed: {'; '.join(record['failed'].values())}"
+    figure, beside = record["figures"]
+    goal = "" if fact.at_most is None else f"goal: {fact.at_most:g}{'' if figure <= fact.at_most else ', **miss**'}; "
+    return f"- {fact.name}: {figure:.3g} {fact.unit} ({goal}{fact.beside}: {beside:.3g} {fact.unit})."
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
