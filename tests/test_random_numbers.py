@@ -215,8 +215,9 @@ def test_deep_expressions_keep_their_positions():
     """An expression deep enough to be cut before it is differentiated: its parts have another shape than the whole."""
     deep = "B * rand(S)"
     for _ in range(12):
-        deep = f"sin({deep}) + B"
+        deep = f"sin({deep}) + B * (rand(S) < 0.9) - 0.1 * randn(S + 1)"
     source = f"function (X[N, M], B[M], S[]) -> (Y) {{ Y = X * ({deep}); }}"
+    assert sum("Draw" in s.output for s in grad(parse(source), ("X", "B")).statements) == 2
     arrays = [np.random.default_rng(0).normal(size=(3, 4)), np.linspace(0.1, 0.4, 4), np.array(2)]
     program = parse(source)
     (y,) = check(program, arrays)
