@@ -36,7 +36,7 @@ CASES = {
     ),
     "copies by their own warp": (
         matmul(512, 256, 512, batch=3, scale=0.5),
-        config({"m": 128, "n": 128, "k": 64}, specialise=True),
+        config({"m": 128, "n": 128, "k": 64}, consumers=1),
         "float16",
     ),
     "tf32": (matmul(512, 256, 512, right="nk"), config({"m": 128, "n": 64, "k": 32}, tf32=True), "float32"),
@@ -111,7 +111,7 @@ def test_output_maps_end_where_the_elements_end() -> None:
     (launch,) = plan_hopper(
         dot, case.shapes, case.strides, dict.fromkeys("ABC", "float16"), config({"m": 128, "n": 128, "k": 64})
     )
-    assert dict(launch.arguments)["out_map"].shape == (150, 128)
+    assert dict(launch.arguments)["out_map_0"].shape == (150, 128)
 
 
 def test_the_workspace_of_shares() -> None:

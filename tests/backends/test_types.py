@@ -5,6 +5,8 @@ import pytest
 import torch
 from agreement import SMALL, agree, run, tensors
 
+from tilec.backends.base import Options
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}
@@ -131,3 +133,11 @@ def test_log_product_where_exponentials_underflow(dtype, scale):
     exact = torch.logsumexp(-a.double()[:, None] - b.double()[None], -1)
     tolerance = 1e-6 if dtype is torch.float32 else 1e-13
     torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=3 * tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_sum_in_blocks_that_another_factor_follows(dtype):
+    """Blocks are summed in float32; what they are multiplied with next, and the result, have the narrow type."""
+    source = "DI[k + x - 1, c : 9, 3] = +(DO[x, o] * K[k, c, o] * cos(I[k + x - 1, c]));"
+    (got,) = agree(source, *tensors((9, 4), (3, 3, 4), (9, 3), dtype=dtype), tolerance=4e-2, options=Options(block=40))
+    assert got.dtype is dtype

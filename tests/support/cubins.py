@@ -24,7 +24,8 @@ def load(launch: Launch, directory: Path) -> object:
 
 
 def compile_launch(launch: Launch, dtypes: dict[str, str], directory: Path, capability: int = 90) -> object:
-    """What Triton makes of a launch; `.asm` holds the "ptx" and the "cubin". Pointers and strides count as aligned, as they are for the tensors that are tested."""
+    """What Triton makes of a launch; `.asm` holds the "ptx" and the "cubin". Pointers and strides count as aligned, as
+    they are for the tensors that are tested."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon import language as gl

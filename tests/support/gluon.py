@@ -1,13 +1,16 @@
 """Hopper kernels carried out on the CPU: the few Gluon names that they use, over NumPy, one program after the other.
 
-TMA reads zeros and writes nothing outside a tensor; a copy ends where it begins and a product is a matrix product, so this shows what a kernel computes, not whether it
-waits where it must. Kernels with a warp of copies run as two generators would need; they are not interpreted.
+TMA reads zeros and writes nothing outside a tensor, and a copy ends where it begins; a product is a matrix product.
+Warps with work of their own are threads, and barriers tell two phases apart, as the chip's do: who waits for another
+phase than the next one or the last gets through. What is asynchronous on the chip is not here, so missing waits for
+products or stores do not show.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,6 +63,35 @@ class Shared:
         self.array[...] = x
 
 
+class Barrier:
+    """One arrival a phase, and the bytes announced with it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.phase, self.arrived, self.bytes = 0, False, 0
+
+    def add(self, arrived: bool, count: int) -> None:
+        with self.changed:
+            assert not (arrived and self.arrived), "a second arrival in one phase"
+            self.arrived |= arrived
+            self.bytes += count
+            if self.arrived and not self.bytes:
+                self.phase, self.arrived = self.phase + 1, False
+                self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase % 2 != parity, timeout=30), "nobody arrives"
+
+
+class Barriers:
+    def __init__(self, count: int) -> None:
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, k: int) -> Barrier:
+        return self.all[int(k)]
+
+
 class Map:
     """A tensor map: a strided view of memory."""
 
@@ -67,7 +99,7 @@ class Map:
         self.view = np.lib.stride_tricks.as_strided(
             memory[d.offset :], d.shape, [s * memory.itemsize for s in d.strides]
         )
-        self.dtype, self.layout, self.block_type = dtype, None, SimpleNamespace(nbytes=0)
+        self.dtype, self.layout, self.block_type = dtype, None, SimpleNamespace(nbytes=int(np.prod(d.block)))
 
     def box(self, at: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """What of a box at a place lies inside: slices of the view and of the box."""
@@ -77,12 +109,14 @@ class Map:
         return inside, tuple(slice(b - int(a), h - int(a)) for a, b, h in zip(at, low, high, strict=True))
 
 
-def copy_in(source: Map, at: Sequence[int], bar: object, target: Shared, pred: object = True) -> None:
+def copy_in(source: Map, at: Sequence[int], bar: Barrier, target: Shared, pred: object = True) -> None:
     if pred:
+        assert target.array.size == source.block_type.nbytes
         target.array[...] = 0
         inside, box = source.box(at, target.array.shape)
         if all(s.stop > s.start for s in inside):
             target.array[box] = source.view[inside]
+        bar.add(False, -source.block_type.nbytes)
 
 
 def copy_out(target: Map, at: Sequence[int], source: Shared) -> None:
@@ -119,7 +153,7 @@ def run(launches: Sequence[Launch], tensors: dict[str, np.ndarray], dtypes: Mapp
             launch.text,
             flags=re.M,
         )
-        place = {"number": 0}
+        place = {"number": 0, "programs": launch.grid[0]}
         for number in range(launch.grid[0]):
             place["number"] = number
             names = _names(place, launch.warps)
@@ -137,17 +171,54 @@ def _argument(a: object, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str,
     return value(a)
 
 
-def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
-    def truncated(x: Value, y: Value) -> Value:
-        return x // y
+def allocate(dtype: Type, shape: Sequence[int], layout: object) -> Shared | Barriers:
+    sizes = [int(s) for s in shape]
+    return Barriers(sizes[0]) if dtype.name == "int64" else Shared(np.full(sizes, np.nan))
 
-    nothing = lambda *a, **k: None  # noqa: E731
+
+def specialise(parts: Sequence[tuple[Callable[..., None], Sequence[object]]], warps: object, registers: object) -> None:
+    """Every part in a thread of its own."""
+    failures: list[BaseException] = []
+
+    def work(function: Callable[..., None], arguments: Sequence[object]) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                function(*arguments)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=part) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
+    def nothing(*arguments: object, **named: object) -> None:
+        pass
+
+    def expect(bar: Barrier, count: int, pred: object = True) -> None:
+        if pred:
+            bar.add(True, int(count))
+
+    def arrive(bar: Barrier, count: int, pred: object = True) -> None:
+        if pred:
+            bar.add(True, 0)
+
+    def wait(bar: Barrier, parity: int, pred: object = True) -> None:
+        if pred:
+            bar.wait(int(parity))
+
     language = SimpleNamespace(
         constexpr=object,
         int64=Type("int64"),
         float32=Type("float32"),
         num_warps=lambda: warps,
         program_id=lambda axis: value(place["number"]),
+        num_programs=lambda axis: value(place["programs"]),
         cdiv=lambda a, b: value(-(-a // b)),
         minimum=lambda a, b: value(np.minimum(a, b)),
         where=lambda c, a, b: value(np.where(c, a, b)),
@@ -159,16 +230,18 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         load=load,
         store=store,
         convert_layout=lambda x, layout: x,
-        allocate_shared_memory=lambda dtype, shape, layout: Shared(np.full([int(s) for s in shape], np.nan)),
+        allocate_shared_memory=allocate,
+        warp_specialize=specialise,
         NVMMADistributedLayout=nothing,
         BlockedLayout=nothing,
         SliceLayout=nothing,
         jit=lambda *a, **k: a[0] if a else lambda f: f,
     )
     barriers = SimpleNamespace(
-        MBarrierLayout=nothing, init=nothing, wait=nothing, expect=nothing, invalidate=nothing, arrive=nothing
+        MBarrierLayout=nothing, init=nothing, invalidate=nothing, wait=wait, expect=expect, arrive=arrive
     )
     return {
+        "range": lambda *ends: map(value, range(*map(int, ends))),
         "gl": language,
         "tl": language,
         "gluon": language,

@@ -69,7 +69,8 @@ def matmul(
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of [n, *space, ci] with a kernel stored [*window, ci, co] ("hwio") or [co, *window, ci] ("ohwi")."""
+    """A convolution of [n, *space, ci] with a kernel stored [*window, ci, co] ("hwio") or [co, *window, ci]
+    ("ohwi")."""
 
     n: int
     space: tuple[int, ...]
@@ -100,57 +101,58 @@ class Convolution:
     def case(self, dot: Dot) -> Case:
         return Case(dot, self.shapes, {t: contiguous(s) for t, s in self.shapes.items()})
 
+    @property
+    def source(self) -> Operand:
+        """The input at the places that the windows cover."""
+        steps = ({f"y{a}": self.stride, f"j{a}": self.dilation} for a in range(len(self.space)))
+        return Operand("I", (form(n=1), *(form(-self.pad, **s) for s in steps), form(i=1)))
+
+    @property
+    def windows(self) -> tuple[str, ...]:
+        return tuple(f"j{a}" for a in range(len(self.space)))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return ("n", *(f"y{a}" for a in range(len(self.space))))
+
+    @property
+    def extent(self) -> dict[str, int]:
+        sizes = (self.n, *self.outer, *self.window, self.ci, self.co)
+        return dict(zip((*self.places, *self.windows, "i", "o"), sizes, strict=True))
+
+    @property
+    def result(self) -> tuple[Affine, ...]:
+        return tuple(form(**{v: 1}) for v in (*self.places, "o"))
+
     def forward(self) -> Case:
-        d = range(len(self.space))
-        source = Operand(
-            "I", (form(n=1), *(form(-self.pad, **{f"y{a}": self.stride, f"j{a}": self.dilation}) for a in d), form(i=1))
+        dot = dict(
+            output="O",
+            index=self.result,
+            left=self.source,
+            right=self.weights([form(**{j: 1}) for j in self.windows]),
+            batch=(),
+            rows=self.places,
+            columns=("o",),
+            summed=("i", *self.windows),
         )
-        extent = (
-            {"n": self.n, "i": self.ci, "o": self.co}
-            | {f"y{a}": self.outer[a] for a in d}
-            | {f"j{a}": self.window[a] for a in d}
-        )
-        rows, windows = ("n", *(f"y{a}" for a in d)), tuple(f"j{a}" for a in d)
-        index = (form(n=1), *(form(**{f"y{a}": 1}) for a in d), form(o=1))
-        return self.case(
-            one_class(
-                dict(output="O", index=index, left=source, right=self.weights([form(**{j: 1}) for j in windows]), batch=(), rows=rows, columns=("o",), summed=("i", *windows)),
-                extent,
-            )
-        )  # fmt: skip
+        return self.case(one_class(dot, self.extent))
 
     def kernel_gradient(self) -> Case:
-        d = range(len(self.space))
-        source = Operand(
-            "I", (form(n=1), *(form(-self.pad, **{f"y{a}": self.stride, f"j{a}": self.dilation}) for a in d), form(i=1))
+        dot = dict(
+            output="K",
+            index=self.weights([form(**{j: 1}) for j in self.windows]).index,
+            left=self.source,
+            right=Operand("O", self.result),
+            batch=(),
+            rows=(*self.windows, "i"),
+            columns=("o",),
+            summed=self.places,
         )
-        given = Operand("O", (form(n=1), *(form(**{f"y{a}": 1}) for a in d), form(o=1)))
-        extent = (
-            {"n": self.n, "i": self.ci, "o": self.co}
-            | {f"y{a}": self.outer[a] for a in d}
-            | {f"j{a}": self.window[a] for a in d}
-        )
-        windows = tuple(f"j{a}" for a in d)
-        index = self.weights([form(**{j: 1}) for j in windows]).index
-        summed = ("n", *(f"y{a}" for a in d))
-        return self.case(
-            one_class(
-                dict(
-                    output="K",
-                    index=index,
-                    left=source,
-                    right=given,
-                    batch=(),
-                    rows=(*windows, "i"),
-                    columns=("o",),
-                    summed=summed,
-                ),
-                extent,
-            )
-        )
+        return self.case(one_class(dot, self.extent))
 
     def input_gradient(self) -> Case:
-        """By residue classes of the input's places modulo the stride: place = z + s*q, window = w(z) + (s/g)*t, where g = gcd(stride, dilation)."""
+        """By residue classes of the input's places modulo the stride s: place = z + s*q, window = w(z) + s/g*t with
+        g = gcd(s, dilation)."""
         s, e, p = self.stride, self.dilation, self.pad
         g = math.gcd(s, e)
         step = s // g
@@ -175,12 +177,25 @@ class Convolution:
         given = Operand("O", (form(n=1), *(form(**{f"q{a}": 1, f"m{a}": 1, f"t{a}": -e // g}) for a in d), form(o=1)))
         index = (form(n=1), *(form(**{f"z{a}": 1, f"q{a}": s}) for a in d), form(i=1))
         weights = self.weights([form(**{f"w{a}": 1, f"t{a}": step}) for a in d])
-        dot = Dot("I", index, given, weights, (), ("n", *(f"q{a}" for a in d)), ("i",), (*(f"t{a}" for a in d), "o"), tuple(classes), tuple(lows), tuple(extents))  # fmt: skip
+        dot = Dot(
+            output="I",
+            index=index,
+            left=given,
+            right=weights,
+            batch=(),
+            rows=("n", *(f"q{a}" for a in d)),
+            columns=("i",),
+            summed=(*(f"t{a}" for a in d), "o"),
+            classes=tuple(classes),
+            low=tuple(lows),
+            extent=tuple(extents),
+        )
         return self.case(dot)
 
 
 def reference(case: Case, arrays: dict[str, np.ndarray], output: np.ndarray) -> np.ndarray:
-    """The exact meaning in float64, point by point: points at which an operand would be read outside do not count. `output` gives what no element writes."""
+    """The exact meaning in float64, point by point: points at which an operand would be read outside do not count.
+    `output` gives what no element writes."""
     dot, result = case.dot, output.astype(np.float64)
     result = result.copy()
     for residues, low, extent in zip(dot.classes, dot.low, dot.extent, strict=True):

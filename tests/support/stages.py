@@ -99,7 +99,8 @@ def run_backend(program, arrays, setting: Setting, expected, backend: str, rough
     try:
         lowering = lower(program, setting.types, setting.values)
         executable = choose(backend, "cpu", None).build(lowering)
-        with warnings.catch_warnings(action="error"):
+        # NumPy, by which kernels are interpreted, warns of every division by zero
+        with warnings.catch_warnings(action="error" if backend == "torch" else "ignore"):
             got = [t.numpy() for t in executable(to_tensors(program.input_names(), arrays).tensors)]
     except Exception as error:
         raise Disagreement(f"backend: {type(error).__name__}: {error}\n{show(program)}") from error

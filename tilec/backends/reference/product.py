@@ -176,12 +176,12 @@ class _Result:
             self.code = total
 
     def bind(self, name: str) -> list[str]:
-        """Lines that make it a tensor over `kept`."""
+        """Lines that make it a tensor over `kept`, of the product's type, which the next factor has too."""
         if not self.outer.headers:
-            return [*self.before, *self.lines, f"{name} = {self.code}"]
+            narrowed = f".to(torch.{self.dtype})" if self.inner.headers and self.dtype in NARROW else ""
+            return [*self.before, *self.lines, f"{name} = {self.code}{narrowed}"]
         shape = tuple_text([self.domain.extent[v] for v in self.kept])
-        dtype = "float32" if self.inner.headers and self.dtype in NARROW else self.dtype
-        start = f"{name} = torch.empty({shape}, dtype=torch.{dtype}, device=device)"
+        start = f"{name} = torch.empty({shape}, dtype=torch.{self.dtype}, device=device)"
         target = self.outer.part(name, self.kept)
         return [start, *self.before, *self.outer.wrap([*self.lines, f"{target} = {self.code}"])]
 

@@ -86,7 +86,9 @@ class Task:
         if self.flat.default is not None:
             default = self.local[self.flat.default]
             same = self.types[self.flat.default].dtype == self.type.dtype
-            return f"{default}.clone()" if same else f"{default}.to(torch.{self.type.dtype})"
+            # in the order of a new output, for which the views that are written to have been laid out
+            layout = "memory_format=torch.contiguous_format"
+            return f"{default}.clone({layout})" if same else f"{default}.to(torch.{self.type.dtype}, {layout})"
         return f"torch.full({tuple_text(self.type.shape)}, {self.identity}, {kind})"
 
     def part(self, domain: Domain, tensor: str | None = None) -> str:

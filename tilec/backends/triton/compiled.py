@@ -32,6 +32,12 @@ def interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def own_storage(t: torch.Tensor) -> torch.Tensor:
+    """The same elements at the same strides in storage of their own: the interpreter takes tensors whose storages begin
+    at one address, as slices of one NumPy array do, for the same storage."""
+    return t.new_empty(0).set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
+
+
 @cache
 def kernel_folder() -> Path:
     """Where kernels' files go: below TILEC_CACHE; a folder of this process alone if that cannot be written."""

@@ -14,6 +14,7 @@ from tilec.backends.triton.compiled import (
     check_device,
     compile_for,
     interpreting,
+    own_storage,
 )
 from tilec.backends.triton.launched import Launched
 from tilec.backends.triton.plan import (
@@ -45,7 +46,7 @@ class PlannedCall:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         tensors = dict(zip(self._names, inputs, strict=True))
         if not self._cuda:
-            return self._run(tensors, 0)
+            return self._run({name: own_storage(t) for name, t in tensors.items()}, 0)
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):

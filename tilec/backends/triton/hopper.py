@@ -36,8 +36,10 @@ def plan_hopper(
 ) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
-    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output any of these).
-    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and `Pointer(output + ".parts")` names a float32
+    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32"
+    for both operands; the output any of these).
+    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and
+    `Pointer(output + ".parts")` names a float32
     workspace of `split` times the output's elements: the second launch's `total` times the first's constant SPLIT.
     """
     if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in BYTES for t in _names(dot)):
@@ -74,7 +76,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
     """Do a tile's extents suit wgmma, its registers and shared memory?"""
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
-    staged = m * n * out_size if config.specialise else 0
+    staged = m * n * out_size * config.consumers
     shared = config.stages * (m + n) * k * size + staged
     varying = any(v.varies and boxes[v.name] > 1 for v in problem.summed)
     rows = 16 * config.warps
@@ -82,6 +84,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
         powers
         and not varying
         and config.warps in (4, 8)
+        and config.consumers * config.warps <= 8
         and m % rows == 0
         and 16 <= n <= 256
         and m * n <= rows * 256
@@ -129,9 +132,10 @@ def _launches(
     if guards is None:
         return None
     out = None
-    if len(problem.table) == 1 and config.split == 1:
+    if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
-    steps = {side: _strides(forms, tensors[name]) for side, name, forms in (("left", dot.left.tensor, problem.left), ("right", dot.right.tensor, problem.right), ("out", dot.output, problem.out))}  # fmt: skip
+    written = {**sides, "out": (dot.output, problem.out, ())}
+    steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     design = Design(
         name="product",
         problem=problem,
@@ -146,7 +150,7 @@ def _launches(
         ),
         split=config.split > 1,
         scaled=dot.scale != 1.0,
-        specialise=config.specialise,
+        consumers=config.consumers,
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
     )
     return _assemble(dot, design, boxes, config, tensors, steps)
@@ -168,7 +172,8 @@ def _operand_view(
     summed: Sequence[str],
     clip: Mapping[int, int],
 ) -> View | None:
-    """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the other way round."""
+    """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the
+    other way round."""
     for order, other in ((own, summed), (summed, own)):
         found = view(tensor, forms, problem, boxes, order, clip)
         if found is not None and found.inner in other:
@@ -178,7 +183,7 @@ def _operand_view(
 
 
 def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
-    """The one map through which a tile is stored, if there is one that does not reach past the last row or column."""
+    """The maps through which a tile is stored, if there are some that do not reach past the last row or column."""
     clip: dict[int, int] = {}
     for v in problem.rows + problem.columns:
         for axis, form in enumerate(problem.out):
@@ -188,7 +193,7 @@ def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], ord
                     return None
                 clip[axis] = tensor.shape[axis] if size is None else min(size, tensor.shape[axis])
     found = view(tensor, problem.out, problem, boxes, order, clip)
-    if found is None or len(found.choices) > 1 or any(d.step > 1 for d in found.dims):
+    if found is None:
         return None
     boxed = [d.boxed for d in found.dims if d.boxed is not None]
     return found if boxed == [n for n in order if boxes[n] > 1] else None
@@ -243,7 +248,7 @@ def _assemble(
         ("out", dot.output, design.out),
     ):
         maps: tuple[Descriptor, ...] = () if found is None else descriptors(tensors[name], found, boxes)
-        values |= {"out_map" if side == "out" else f"{side}_map_{k}": each for k, each in enumerate(maps)}
+        values |= {f"{side}_map_{k}": each for k, each in enumerate(maps)}
         values |= {f"{side}_{symbol}": step for symbol, step in steps[side].items()}
         values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
@@ -259,7 +264,7 @@ def _assemble(
     first = Launch(
         kernel=design.name,
         text=kernel(design),
-        grid=(min(tiles, PROCESSORS * (8 // config.warps)) if config.specialise else tiles, 1, 1),
+        grid=(min(tiles, PROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles, 1, 1),
         arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,

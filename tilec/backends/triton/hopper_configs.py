@@ -1,6 +1,7 @@
 """Which tiles to take: candidates for tuning, and a first guess.
 
-The guess minimises a model of the time: full waves of tiles over the multiprocessors, each tile paying for its multiplications at the rate that its extents reach and for
+The guess minimises a model of the time: full waves of tiles over the multiprocessors, each tile paying for its
+multiplications at the rate that its extents reach and for
 what it does once. The rates are measured ones, relative to 128 by 256.
 """
 
@@ -16,8 +17,10 @@ PROCESSORS = 132
 CLOCK = 1.7e3  # cycles a microsecond under load
 MULTIPLY = 2048  # 16-bit multiply-adds a cycle and multiprocessor, half as many in tf32
 DELIVER = 40  # bytes a cycle that the level-two cache brings to each of many multiprocessors
-ONCE = 3.0  # microseconds that a tile costs beside its sum: filling the buffers, storing
-OVERLAPPED = 1.5  # the same where copies have a warp of their own and run ahead into the next tile
+# microseconds that a tile costs beside its sum, filling buffers and storing, by the number of consumers: copies that
+# run
+# ahead hide the first, consumers that take turns the second
+OVERLAPPED = {0: 3.0, 1: 1.5, 2: 0.7}
 SECOND = 4.0  # microseconds for the kernel that adds shares
 MOVE = 3.0e6  # bytes a microsecond to and from memory
 SHARED_MEMORY = 226 * 1024
@@ -97,24 +100,24 @@ def _candidates(
                 steps = tiles(summed, own[2]) * walked
                 step = max(m * n * k * size / (2 * MULTIPLY), (m + n) * k * size / DELIVER) / CLOCK
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
-                for stages, specialise, split in itertools.product(
-                    (4, 3, 5, 2), (False, True), _splits(count, steps, len(dot.classes))
+                group = 1 if tiles(dot.columns, own[1]) <= 4 else 8
+                for stages, consumers, split in itertools.product(
+                    (4, 3, 5, 2), OVERLAPPED, _splits(count, steps, len(dot.classes))
                 ):
                     share = -(-steps // split)
-                    held = stages * (m + n) * k * size + (m * n * out_size if specialise else 0)
+                    held = stages * (m + n) * k * size + consumers * m * n * out_size
                     if held > SHARED_MEMORY or stages > max(share + 1, 3) or (stages == 2 and share > 2):
                         continue
-                    beside = (
-                        1
-                        if specialise
-                        else max(1, min(SHARED_MEMORY // held, 8 // warps if m * n >= 128 * 128 else 16 // warps))
-                    )
+                    if consumers * warps > 8:
+                        continue
+                    room = 8 // (warps * max(consumers, 1)) if m * n >= 128 * 128 else 16 // (warps * max(consumers, 1))
+                    beside = max(1, min(SHARED_MEMORY // held, room if consumers == 0 else 1))
                     waves = -(-count * split // (PROCESSORS * beside))
-                    time = waves * (share * step * beside + (OVERLAPPED if specialise and waves > 1 else ONCE))
+                    time = waves * (share * step * beside + OVERLAPPED[consumers if waves > 1 else 0])
                     if split > 1:
                         time += SECOND + 8 * split * elements / MOVE
                     time *= 1 + 0.01 * abs(stages - 4) + 0.02 * (k > line)
-                    yield time, Config(boxes, warps, stages, split, specialise=specialise, tf32=tf32)
+                    yield time, Config(boxes, warps, stages, split, group, consumers, tf32=tf32)
 
 
 def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[tuple[tuple[str, int], ...]]:

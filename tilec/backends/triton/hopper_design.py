@@ -13,8 +13,10 @@ from tilec.ir.index import Affine
 
 @dataclass(frozen=True)
 class Design:
-    """What a kernel's text depends on. `loose`: axes of each operand that can be left by points whose variables are in range; `tails`: summed variables
-    past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or columns; `ones`: stride parameters that are 1."""
+    """What a kernel's text depends on. `loose`: axes of each operand that can be left by points whose variables are in
+    range; `tails`: summed variables
+    past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
+    columns; `ones`: stride parameters that are 1."""
 
     name: str
     problem: Problem
@@ -27,13 +29,18 @@ class Design:
     ones: frozenset[str]
     split: bool
     scaled: bool
-    specialise: bool
+    consumers: int
     boxed: frozenset[str]
 
     @property
     def exact(self) -> bool:
         """Must sums that are not finite be taken again?"""
         return bool(self.tails or any(self.loose.values()))
+
+    @property
+    def specialise(self) -> bool:
+        """Do copies have a warp of their own?"""
+        return self.consumers > 0
 
     @property
     def forms(self) -> Mapping[str, tuple[Affine, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.ir.index import Affine
@@ -21,8 +21,10 @@ class Operand:
 class Dot:
     """Out[index] = sum over the summed variables of left * right * scale, for every residue class.
 
-    The left operand holds the rows, the right one the columns. `classes` assigns the residues, once a class ({} alone where there are none);
-    `low` and `extent` give, for each class, the exact range of every variable over the class's valid points (of rows and columns: over the elements of the output).
+    The left operand holds the rows, the right one the columns. `classes` assigns the residues, once a class ({} alone
+    where there are none);
+    `low` and `extent` give, for each class, the exact range of every variable over the class's valid points (of rows
+    and columns: over the elements of the output).
     """
 
     output: str
@@ -40,29 +42,35 @@ class Dot:
 
     def turned(self) -> Dot:
         """The same with the operands exchanged."""
-        return Dot(
-            self.output, self.index, self.right, self.left, self.batch, self.columns, self.rows, self.summed, self.classes, self.low, self.extent, self.scale
-        )  # fmt: skip
+        return replace(self, left=self.right, right=self.left, rows=self.columns, columns=self.rows)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Choices that change speed, not meaning: `boxes` is a tile's extent (a power of two) in each variable, 1 where a variable is not named; `stages` counts buffers;
-    `split` shares the sum among programs; `group` rows of tiles are walked column by column; `specialise` gives the copies a warp of their own
-    and keeps as many programs as fit on the chip. `tf32` allows float32 operands to be multiplied as tf32."""
+    """Choices that change speed, not meaning.
+
+    `boxes` is a tile's extent in each variable, a power of two, 1 where a variable is not named; `warps` multiply a
+    tile;
+    `stages` counts buffers; `split` shares the sum among programs; `group` rows of tiles are walked column by column.
+    With `consumers` 1 or 2, copies have a warp of their own and programs stay for many tiles; two consumers take turns.
+    `mapped` stores the elements of residue classes through tensor maps too, one a class, which the host has to make.
+    `tf32` allows float32 operands to be multiplied as tf32.
+    """
 
     boxes: tuple[tuple[str, int], ...]
     warps: int = 8
     stages: int = 4
     split: int = 1
     group: int = 8
-    specialise: bool = False
+    consumers: int = 0
+    mapped: bool = False
     tf32: bool = False
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable under its name in the kernel. It counts from 0 to `size` - 1; in a class where a summed one varies, its first value is `<name>_low`
+    """A variable under its name in the kernel. It counts from 0 to `size` - 1; in a class where a summed one varies,
+    its first value is `<name>_low`
     and its size `<name>_n`, both from the table of classes; elsewhere its first value is already part of the forms."""
 
     name: str
@@ -75,7 +83,8 @@ class Variable:
 class Problem:
     """A Dot in the kernel's names: b0.. batch, r0.. rows, c0.. columns, s0.. summed, z0.. residues.
 
-    `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary; `ranges` the first and last value of everything
+    `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary;
+    `ranges` the first and last value of everything
     a form may hold, None where a class sums over nothing.
     """
 
@@ -117,7 +126,8 @@ def coefficients(form: Affine) -> list[tuple[str, int]]:
 
 
 def normalise(dot: Dot) -> Problem | None:
-    """The Dot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch variable varies at all."""
+    """The Dot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch
+    variable varies at all."""
     groups: dict[str, list[Variable]] = {"b": [], "r": [], "c": [], "s": []}
     renamed: dict[str, Affine] = {}
     live = [k for k in range(len(dot.classes)) if all(dot.extent[k][v] > 0 for v in dot.batch + dot.rows + dot.columns)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tilec.backends.triton.hopper_design import Design, Lines, joined
-from tilec.backends.triton.hopper_views import View
+from collections.abc import Sequence
+
+from tilec.backends.triton.hopper_design import Design, Lines, joined, spell
+from tilec.backends.triton.hopper_views import BIAS, Dim, View
 
 
 def extents(w: Lines, d: Design) -> None:
@@ -15,11 +17,8 @@ def counts(w: Lines, d: Design) -> None:
     """Tile extents, the accumulator's layout, how many tiles there are."""
     p = d.problem
     extents(w, d)
-    w("mma: gl.constexpr = gl.NVMMADistributedLayout(")
-    w(
-        "    version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BN, 256 // left_map_0.dtype.primitive_bitwidth]",
-        ")",
-    )
+    w("DEPTH: gl.constexpr = 256 // left_map_0.dtype.primitive_bitwidth")
+    w("mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, DEPTH])")
     for v in p.rows + p.columns:
         w(f"{v.name}_tiles = gl.cdiv({v.name}_n, B_{v.name})")
     w(f"row_tiles = {joined([f'{v.name}_tiles' for v in p.rows], '*', '1')}")
@@ -44,13 +43,14 @@ def place(w: Lines, d: Design) -> None:
         for k, value in enumerate(values[1:], 1):
             if value != values[0]:
                 w(f"{name} = gl.where(kind == {k}, {value}, {name})")
-    w("area = row_tiles * column_tiles", "outer = tile // area", "tile = tile % area")
-    w(
-        "span = GROUP * column_tiles",
-        "first_row = tile // span * GROUP",
-        "height = gl.minimum(row_tiles - first_row, GROUP)",
-    )
-    w("row = first_row + tile % span % height", "column = tile % span // height")
+    if p.batch or d.split:
+        w("area = row_tiles * column_tiles", "outer = tile // area", "tile = tile % area")
+    with w.block("if GROUP == 1:"):
+        w("row = tile // column_tiles", "column = tile % column_tiles")
+    with w.block("else:"):
+        w("span = GROUP * column_tiles", "first_row = tile // span * GROUP")
+        w("height = gl.minimum(row_tiles - first_row, GROUP)")
+        w("row = first_row + tile % span % height", "column = tile % span // height")
     for group, counter in ((p.rows, "row"), (p.columns, "column")):
         for v in reversed(group[1:]):
             w(f"{v.name} = {counter} % {v.name}_tiles * B_{v.name}", f"{counter} = {counter} // {v.name}_tiles")
@@ -87,3 +87,30 @@ def advance(w: Lines, d: Design) -> None:
     for inner, outer in zip(order, order[1:], strict=False):
         w(f"over = {inner.name} >= {inner.name}_n", f"{inner.name} = gl.where(over, 0, {inner.name})")
         w(f"{outer.name} = gl.where(over, {outer.name} + B_{outer.name}, {outer.name})")
+
+
+def coordinate(w: Lines, side: str, dim: Dim) -> str:
+    """Where a tile begins at a dimension of a map; which residue it has there is left in `<side>_part_<axis>`."""
+    if dim.step == 1:
+        return spell(dim.form)
+    if len(dim.residues) == 1:
+        whole = dim.rest - dim.residues[0]
+        return (
+            f"{dim.boxed} + ({spell(whole)}) // {dim.step}"
+            if whole.terms
+            else f"{dim.boxed} + {int(whole.constant) // dim.step}"
+        )
+    w(f"whole = {spell(dim.rest)} + {BIAS * dim.step}", f"{side}_part_{dim.axis} = whole % {dim.step}")
+    w(f"{side}_at_{dim.axis} = {dim.boxed} + whole // {dim.step} - {BIAS}")
+    return f"{side}_at_{dim.axis}"
+
+
+def choose(w: Lines, side: str, view: View, copies: Sequence[str]) -> None:
+    """The copy of the map that the residues choose."""
+    for k, (choice, copy) in enumerate(zip(view.choices, copies, strict=True)):
+        tests = [f"({side}_part_{dim.axis} == {r})" for dim, r in zip(view.split, choice, strict=True)]
+        if len(copies) == 1:
+            w(copy)
+            continue
+        with w.block("else:" if k == len(copies) - 1 else f"{'elif' if k else 'if'} {joined(tests, '&', '')}:"):
+            w(copy)

@@ -1,7 +1,9 @@
 """Tensor maps: how the boxes of a tile are copied between a tensor and shared memory.
 
-An axis of a tensor map is walked by one boxed variable with coefficient 1, or it is one scalar coordinate. A coefficient s above 1 becomes 1 in the views of one
-residue of the coordinate modulo s each: base shifted, stride scaled. What lies outside a map reads as zero, negative coordinates included.
+An axis of a tensor map is walked by one boxed variable with coefficient 1, or it is one scalar coordinate. A
+coefficient s above 1 becomes 1 in the views of one
+residue of the coordinate modulo s each: base shifted, stride scaled. What lies outside a map reads as zero, negative
+coordinates included.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a tensor map: tensor axis `axis`, walked by `boxed` in steps of `step`, else at the coordinate `form`.
+    """One dimension of a tensor map: tensor axis `axis`, walked by `boxed` in steps of `step`, else at the coordinate
+    `form`.
 
     `residues` are those that the coordinate's other part may have modulo `step`; there is a map for each.
     """
@@ -60,7 +63,8 @@ class Dim:
 
 @dataclass(frozen=True)
 class View:
-    """The maps of one tensor: dimensions outermost first, the last one contiguous. `choices` are the residues of each map at the dimensions that have several."""
+    """The maps of one tensor: dimensions outermost first, the last one contiguous. `choices` are the residues of each
+    map at the dimensions that have several."""
 
     dims: tuple[Dim, ...]
 
@@ -90,7 +94,8 @@ def view(
 ) -> View | None:
     """The maps through which a tile reaches a tensor, or None where TMA's rules do not allow any.
 
-    `order` names the variables that may be boxed beside the contiguous one, in the order in which a tile counts them; `clip` gives axes sizes below the tensor's.
+    `order` names the variables that may be boxed beside the contiguous one, in the order in which a tile counts them;
+    `clip` gives axes sizes below the tensor's.
     """
     if tensor.inner is None or not 1 <= len(forms) <= MAX_RANK:
         return None

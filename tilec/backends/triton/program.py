@@ -34,8 +34,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     types = dict(lowering.types)
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
-    steps: list[Step] = []
-    last = last_reads(flat)
+    groups: list[tuple[tuple[Statement, ...], list[Step]]] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
@@ -48,15 +47,27 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
             made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
         group = (s, *riding) if made is not None else (s,)
         t = types[group[-1].output]
-        steps.append(Allocate(group[-1].output, t.shape, t.dtype))
+        steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
         if made is None and _elements(t):
             made = statement_steps(defracted[s.output], s, types, known, setting)
-        steps += made or []
+        groups.append((group, [*steps, *(made or ())]))
         done |= {g.output for g in group}
-        unused = [n for g in group for n in last.get(g.output, ()) if n not in {x.output for x in group[:-1]}]
+    return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
+
+
+def _with_releases(groups: Sequence[tuple[tuple[Statement, ...], list[Step]]], flat: Program) -> list[Step]:
+    """The steps of all groups, with each intermediate let go after the last group that reads it."""
+    kept = {g[-1].output for g, _ in groups} - set(flat.outputs)
+    last: dict[str, int] = {}
+    for place, (group, _) in enumerate(groups):
+        last.update(dict.fromkeys([n for s in group for n in (s.output, *reads(s)) if n in kept], place))
+    steps: list[Step] = []
+    for place, (_, made) in enumerate(groups):
+        steps += made
+        unused = tuple(n for n, p in last.items() if p == place)
         if unused:
-            steps.append(Release(tuple(unused)))
-    return Plan(tuple(_without_overwritten(steps)), flat.outputs)
+            steps.append(Release(unused))
+    return steps
 
 
 def ridden_steps(
@@ -158,19 +169,6 @@ def _makes(step: Step) -> tuple[str, ...]:
         case TorchLines(writes=writes):
             return writes
     return ()
-
-
-def last_reads(program: Program) -> dict[str, list[str]]:
-    """For each statement, by output, the intermediates that nothing reads after it."""
-    last: dict[str, str] = {}
-    for s in program.statements:
-        last[s.output] = s.output
-        last.update(dict.fromkeys(reads(s), s.output))
-    result: dict[str, list[str]] = {}
-    for s in program.statements:
-        if s.output not in program.outputs:
-            result.setdefault(last[s.output], []).append(s.output)
-    return result
 
 
 def _elements(t: TensorType) -> int:

@@ -77,6 +77,7 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
     }
     strides = {**strides, at: _contiguous(types[at].shape), values: _contiguous(types[values].shape)}
     count = math.prod(out.shape[:split])
+    content = f"{s.output}.default"
     steps: list[Step] = [
         Allocate(at, types[at].shape, "int64"),
         *carry(position, position, types, strides),
@@ -92,10 +93,17 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
             (sources, starts),
             (s.output,),
         ),
+        *([_contiguous_default(s, content)] if s.default is not None else []),
         _segments(s, types, domain, count, columns, split, aggregation, dtype),
-        Release((at, values, sources, starts)),
+        Release((at, values, sources, starts, *([content] if s.default is not None else []))),
     ]
     return steps
+
+
+def _contiguous_default(s: Statement, content: str) -> Step:
+    assert s.default is not None
+    line = f"{python_name(content)} = {python_name(s.default)}.contiguous()"
+    return TorchLines((line,), (s.default,), (content,), (s.output,))
 
 
 def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain) -> tuple[int, ...]:
@@ -196,7 +204,7 @@ def _segments(
         ("out", Pointer(s.output)),
     ]
     if default:
-        arguments.append(("default", Pointer(str(s.default))))
+        arguments.append(("default", Pointer(f"{s.output}.default")))
     arguments.append(("width", width))
     grid = (count, -(-width // block), 1)
     return Launch(

@@ -1,0 +1,65 @@
+"""Machine code of every family for two architectures and every type, made without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilec
+from tilec import spec
+
+pytest.importorskip("triton")
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+EVERY = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
+CONVOLUTION = "O[n, y, x, o : N, H, W, CO] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o]);"
+FAMILIES = {
+    "map": ("function (X[M, N]) -> (O) { O = X == 1 ? X : X + X; }", ((33, 40),), EVERY),
+    "reduce": ("function (X[M, N]) -> (O) { O[i : M] = >(X[i, j]); }", ((33, 400),), EVERY),
+    "split reduce": ("function (X[M, N]) -> (O) { O[] = +(X[i, j]); }", ((300, 4000),), EVERY),
+    "logsumexp": ("function (X[M, N]) -> (O) { O[i : M] = logsumexp(X[i, j]); }", ((33, 400),), FLOATS),
+    "outer": ("function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = >(A[i, k] + B[k, j]); }", ((33, 40), (40, 50)), EVERY),
+    "dot": (f"function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {{ {CONVOLUTION} }}", ((2, 9, 9, 33), (3, 3, 33, 40)), FLOATS),
+    "scatter": ("function (U[K, D], Ix[K]) -> (O) { O[Ix[k], j : 7, D] = +(U[k, j]); }", ((9, 4), (9,)), EVERY),
+    "random": ("function (X[N], S[]) -> (O) { O[i : N] = X[i] + randn(S, i); }", ((40,), ()), FLOATS),
+}  # fmt: skip
+INTEGERS = {"scatter": 1, "random": 1}  # the place of an input that is an integer whatever the others are
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cubins(family: str, target: str) -> None:
+    source, shapes, dtypes = FAMILIES[family]
+    f = tilec.compile(source, backend="triton")
+    for dtype in dtypes if target == "sm_90" else dtypes[:3]:
+        inputs = [spec(s, "int64" if INTEGERS.get(family) == k else dtype) for k, s in enumerate(shapes)]
+        lowered = f.lower(*inputs, target=target)
+        assert len(lowered.asm("cubin")) > 1000, dtype
+        assert f".target {target}" in lowered.asm("ptx"), dtype
+
+
+def test_products_use_tensor_cores() -> None:
+    source, shapes, _ = FAMILIES["dot"]
+    f = tilec.compile(source, backend="triton")
+    for target, dtype, instruction in (
+        ("sm_80", "float16", "mma.sync"),
+        ("sm_80", "float32", "mma.sync"),
+        ("sm_90", "bfloat16", "wgmma"),
+    ):
+        text = f.lower(*(spec(s, dtype) for s in shapes), target=target).asm("ptx")
+        assert instruction in text, (target, dtype)
+
+
+def test_a_gradient_over_residue_classes_is_one_kernel() -> None:
+    source = "function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) { O[n, y, x, o : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, c] * K[j, i, c, o]); }"  # noqa: E501
+    gradient = tilec.compile(source, backend="triton").grad(("I",))
+    specs = [spec(s, "float16") for s in ((4, 57, 57, 64), (3, 3, 64, 64), (4, 19, 19, 64))]
+    for target in ("sm_80", "sm_90"):
+        lowered = gradient.lower(*specs, target=target)
+        assert len(lowered.kernels) == 1
+        assert len(lowered.asm("cubin")) > 1000
+
+
+def test_unknown_targets_are_refused() -> None:
+    lowered = tilec.compile("Y = X + 1;", backend="triton").lower(spec((3,)), target="sm_50")
+    with pytest.raises(tilec.Unsupported, match="there is no target 'sm_50'"):
+        lowered.asm("ptx")

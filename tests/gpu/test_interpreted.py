@@ -1,0 +1,23 @@
+"""A sample of the runner's cases on interpreted kernels; `run.py --interpret` does them all."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from gpu_cases import plan
+from gpu_examine import Settings, examine
+from run import GOOD
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+SETTINGS = Settings(device="cpu", small=True)
+
+
+@pytest.mark.parametrize("kind", ["table", "sized", "random"])
+def test_a_sample(kind: str) -> None:
+    names = [name for name in plan(0, ["float32"]) if name.startswith(kind)][:60]
+    verdicts = {name: examine(name, SETTINGS) for name in names}
+    assert {n: v for n, v in verdicts.items() if v.status not in (*GOOD, "unsupported")} == {}
+    assert sum(v.status == "ok" for v in verdicts.values()) > len(names) / 2

@@ -1,0 +1,128 @@
+"""Programs that random testing, or reading, once found to go wrong at some stage: source and inputs."""
+
+import numpy as np
+
+F = np.arange(1.0, 7.0)
+ONE = np.array(2.0)
+IX = np.arange(6)
+
+FOUND = {
+    "a mean under a fraction, differentiated": (
+        "function (A[N, K], B[M]) -> (T) { T[i : 4] = mean(A[p, clamp((p - 1)/2, 0, 2)]) * B[i + 3]; }",
+        [F.reshape(2, 3), F],
+    ),
+    "variables in constraints alone after reduce": (
+        "function (A[]) -> (T) { T[i + 2*j - 1 : 3] = mean(A[]), i < 2; }",
+        [ONE],
+    ),
+    "a variable whose coefficients cancel": (
+        "function (A[N]) -> (T) { T[i : 3] = *(A[2*j - 2*j + 2]), j < 1; }",
+        [F],
+    ),
+    "a statement equal to another": (
+        "function (A[6]) -> (T, U) { P = (6 + 6) / 2; T = reshape(A, P); U = A; }",
+        [F],
+    ),
+    "bound variables in another order once canonical": (
+        "function (A[N], B[M]) -> (T) { T[i : 2] = A[i] * mean(B[(1*q - 1*p + 2)/2] * in(B[q])); }",
+        [F[:2], F[:3]],
+    ),
+    "a size told by a padded access": ("function (A[N]) -> (T) { T[i] = assign(pad(A[i], 1.5)); }", [F]),
+    "a sum of one int8 term": ("function (A[N]) -> (T) { T[i : N] = +(A[i]); }", [np.array([3, -1], np.int8)]),
+    "gather from nothing": ("function (A, I) -> (T) { T = gather(A, I); }", [np.zeros((0, 3)), IX[:4]]),
+    "pad in the value of pad": (
+        "function (A[], B[N, M]) -> (T) { T = prod(pad(A[], pad(B[N - 1 - p, 2*p - q], 0.5))) + A, p < 2, q < 1; }",
+        [ONE, F.reshape(2, 3)],
+    ),
+    "constraints of nested aggregations in everyone's order": (
+        "function (A[N, M]) -> (T) { T = max(A[q, 0]) * mean(A[p, q]) * sum(A[p, q] + A[r, p]), p < 2, r < 2, q < 2; }",
+        [F.reshape(2, 3)],
+    ),
+    "the order of nested constraints, once bound": (
+        "function (A[4, 3]) -> (T) { T = max(A[p, q]) * A * mean(A[clamp((q + 3)/2, -1, 3), p]), p < 3, q < 2; }",
+        [np.arange(12.0).reshape(4, 3)],
+    ),
+    "the order of nested constraints": (
+        "function (A[2]) -> (T) { T[] = *(A[1] - A[(k + 1) % 2] + A[i]), (i + i)/2 < 4, k < 1; }",
+        [F[:2]],
+    ),
+    "a default and an output that elements place": (
+        "function (A[N], Ix[N], D[M]) -> (T) { T[Ix[i] - 2 : M] = >(A[i] * A[i]) default D; }",
+        [F[:4], np.array([3, 2, 3, 9]), F[:3]],
+    ),
+    "a scalar in the place of its access": ("function (A[N]) -> (T) { U = ceil(3.0) != 1.5; T = min(U[]); }", [F]),
+    "minus one next to uint8": (
+        "function (A[N], S[]) -> (T, U) { T = min(S, A); U = A > S; }",
+        [np.array([3, 255], np.uint8), np.array(-1)],
+    ),
+    "the reciprocal of an integer": (
+        "function (A[2, 3], B[2, 4]) -> (T) { T[] = >(-min(A[i, k % 2], A[B[j, k], j])); }",
+        [F.reshape(2, 3) * 0, np.zeros((2, 4), int)],
+    ),
+    "a value without axes for an output that has one": (
+        "function (A[]) -> (T) { T[i : 3] = +(round(0.5 * A[])), i < 1; }",
+        [ONE],
+    ),
+    "fractions under clamp, padded": (
+        "function (A[2]) -> (T) { T[i : 6] = pad(A[clamp((i - 3)/2, 0, 1)], 9); }",
+        [F[:2]],
+    ),
+    "fractions under clamp, kept": (
+        "function (A[2]) -> (T) { T[i : 6] = A[clamp((i - 3)/2, 0, 1)] no_defract; }",
+        [F[:2]],
+    ),
+    "fractions of elements under clamp": (
+        "function (A[2], Ix[K]) -> (T) { T[i : 6] = A[clamp((Ix[i] - 1)/2, 0, 1)]; }",
+        [F[:2], IX],
+    ),
+    "fractions under clamp in an output": (
+        "function (A[N]) -> (T) { T[clamp((i - 1)/2, 0, 1) : 3] = +(A[i]); }",
+        [F],
+    ),
+    "a condition about one of an axis of one": (
+        "function (A[3, 3, 1], D[2, 2]) -> (T) { T[i : 2] = +(pad(in(A[0, i, j]), 0) == 0 ? D[i, j]); }",
+        [np.zeros((3, 3, 1)), F[:4].reshape(2, 2)],
+    ),
+    "what in() says to a convolution": (
+        "function (D[4, 4], A[4], B[2]) -> (T) { T[i : 2] = +(D[i, j] * A[j] * in(B[j])); }",
+        [np.arange(16.0).reshape(4, 4), F[:4], F[:2]],
+    ),
+    "what in() says to a convolution with a window": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * -(K[k] * in(B[k]) * 2)); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in what in() says to a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[clamp(i/2, 0, 1)])) no_defract; }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "fractions under clamp in a constraint on a convolution": (
+        "function (D[9], K[3]) -> (T) { T[i : 7] = +(D[i + k] * K[k]), clamp(i/2, 0, 1) < 2 no_defract; }",
+        [np.arange(9.0), F[:3]],
+    ),
+    "a variable of a convolution that stands in in() alone": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[q])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "a scale of reverse_grad with more elements": (
+        "function (A, B) -> (T) { T = reverse_grad(A, B); }",
+        [F[:1], F[:3]],
+    ),
+    "the scale of reverse_grad in a convolution": (
+        "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * reverse_grad(K[k], B[k])); }",
+        [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "minus the negative of uint8": (
+        "function (A[N], B[N], C[N]) -> (S, T, U, V) { S = A - -B; T = C - -B; U = C + -B; V = A - -C; }",
+        [np.array([-3, 200, 7], np.int16), np.array([200, 0, 255], np.uint8), F[:3]],
+    ),
+    "minus the negative of the least int8": (
+        "function (A[N], B[N]) -> (T, U) { T[i : N] = A[i] - -B[i]; U[i : N] = float64(A[i]) + -B[i]; }",
+        [np.array([1, -2, 3], np.int32), np.array([-128, 127, 1], np.int8)],
+    ),
+    "zero added to minus zero": (
+        "function (A[N]) -> (T, U) { T = 1 / (A + 0); U[i : N] = 1 / (0 + A[i]); }",
+        [np.array([-0.0, 0.0, 2.0])],
+    ),
+    "a literal of 2^63": ("function (A[N]) -> (T) { T = A + --9223372036854775808; }", [np.array([2, -1])]),
+    "a negative power of integers": ("function (A[N]) -> (T) { T = pow(A, -1); }", [np.array([2, 1, -1])]),
+}
