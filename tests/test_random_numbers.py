@@ -129,6 +129,23 @@ def test_huge_seeds_are_taken_modulo_2_to_64():
         tilec.compile("Y = X + S;")(x, 2**63)
 
 
+def test_seeds_are_integer_expressions():
+    x = torch.zeros(2, 3)
+    for text, seed in {
+        "S + 1": 5,
+        "shape(X, 1)": 3,
+        "T + S": 12,
+        "int64(1.5 * S)": 6,
+        "max(S, 7)": 7,
+        "-S": -4,
+        "sum(Ix[i])": 6,
+        "Ix[1] - 9": -7,
+    }.items():
+        f = tilec.compile(f"function (X, S, Ix[N]) -> (Y) {{ T = S * 2; Y = X + rand({text}) + 0 * T; }}")
+        got = f(x, 4, torch.tensor([1, 2, 3])).numpy()
+        np.testing.assert_array_equal(got, uniform(seed, np.arange(6).reshape(2, 3)), err_msg=text)
+
+
 @pytest.mark.parametrize("seed", [1.0, torch.tensor(1.0), True, torch.tensor([1])])
 def test_other_seeds_are_refused(seed):
     with pytest.raises(tilec.TileError, match="the seed of rand is"):
@@ -198,8 +215,9 @@ def test_deep_expressions_keep_their_positions():
     """An expression deep enough to be cut before it is differentiated: its parts have another shape than the whole."""
     deep = "B * rand(S)"
     for _ in range(12):
-        deep = f"sin({deep}) + B"
+        deep = f"sin({deep}) + B * (rand(S) < 0.9) - 0.1 * randn(S + 1)"
     source = f"function (X[N, M], B[M], S[]) -> (Y) {{ Y = X * ({deep}); }}"
+    assert sum("Draw" in s.output for s in grad(parse(source), ("X", "B")).statements) == 2
     arrays = [np.random.default_rng(0).normal(size=(3, 4)), np.linspace(0.1, 0.4, 4), np.array(2)]
     program = parse(source)
     (y,) = check(program, arrays)

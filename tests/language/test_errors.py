@@ -50,7 +50,8 @@ BODIES = [
     ("ArityMistake", "O[i : N] = B[«clamp(i, 0)»];", "takes 3 arguments"),
     ("ArityMistake", "O[i : N] = «rand(K)» + B[i];", "a seed and a counter"),
     ("ArityMistake", "O = A + «rand(K, 1, 2)»;", "takes 1 to 2 arguments, not 3"),
-    ("RankMistake", "O = B + rand(«A» + 1);", "the seed of `rand` is one integer, and `A` has rank 2"),
+    ("RankMistake", "O = B + rand(«A»);", "the seed of `rand` is one integer, and this has rank 2"),
+    ("RankMistake", "O = B + rand(«index(B, 0) + 1»);", "is one integer, and this has rank 1"),
     # affine
     ("AffineMistake", "O[i, j : N, N] = +(A[«i*j», i]);", "a product of two index expressions"),
     ("AffineMistake", "O[i : N] = +(B[«(i + 1) * (i + 2)»]);", "a product of two"),

@@ -34,6 +34,14 @@ FOUND = {
         "function (A[], B[N, M]) -> (T) { T = prod(pad(A[], pad(B[N - 1 - p, 2*p - q], 0.5))) + A, p < 2, q < 1; }",
         [ONE, F.reshape(2, 3)],
     ),
+    "constraints of nested aggregations in everyone's order": (
+        "function (A[N, M]) -> (T) { T = max(A[q, 0]) * mean(A[p, q]) * sum(A[p, q] + A[r, p]), p < 2, r < 2, q < 2; }",
+        [F.reshape(2, 3)],
+    ),
+    "the order of nested constraints, once bound": (
+        "function (A[4, 3]) -> (T) { T = max(A[p, q]) * A * mean(A[clamp((q + 3)/2, -1, 3), p]), p < 3, q < 2; }",
+        [np.arange(12.0).reshape(4, 3)],
+    ),
     "the order of nested constraints": (
         "function (A[2]) -> (T) { T[] = *(A[1] - A[(k + 1) % 2] + A[i]), (i + i)/2 < 4, k < 1; }",
         [F[:2]],
@@ -94,6 +102,10 @@ FOUND = {
     "a variable of a convolution that stands in in() alone": (
         "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * K[k] * in(B[q])); }",
         [np.arange(9.0), F[:3], F[:2]],
+    ),
+    "a scale of reverse_grad with more elements": (
+        "function (A, B) -> (T) { T = reverse_grad(A, B); }",
+        [F[:1], F[:3]],
     ),
     "the scale of reverse_grad in a convolution": (
         "function (D[9], K[3], B[2]) -> (T) { T[i : 7] = +(D[i + k] * reverse_grad(K[k], B[k])); }",

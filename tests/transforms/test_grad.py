@@ -191,7 +191,9 @@ def test_random_numbers_carry_no_gradient():
     assert found == ["GX = DY * (rand(S) > 0.5);", "DX = as_type(GX, X);", "DS = as_type(0 ? S : 0.0, S);"]
 
 
-@pytest.mark.parametrize("step", ["tanh({})", "sin({0}) * X", "max(X, {})", "X / (1 + {})", "pow({}, 3)"])
+@pytest.mark.parametrize(
+    "step", ["tanh({})", "sin({0}) * X", "max(X, {})", "X / (1 + {})", "pow({}, 3)", "tanh({}) * rand(7)"]
+)
 def test_deep_expressions_have_gradients_of_linear_size(step):
     def size(depth: int, order: int) -> int:
         body = "X"

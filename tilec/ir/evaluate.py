@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilec.errors import AssignmentMistake, InputMistake, SizeMistake, UnboundIndex, Unsupported, WriteConflict
-from tilec.ir.functions import RANDOM
+from tilec.ir.functions import counts_positions
 from tilec.ir.infer import aggregate_type
 from tilec.ir.oracle.accumulate import Accumulator, wrap
 from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
-from tilec.ir.program import Access, Call, Expr, Index, Program, Statement, index_variables, reads, walk
+from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import kind, promote
 
 
@@ -92,7 +92,7 @@ class _Run(Evaluator):
             raise UnboundIndex(f"nothing bounds the index variables {', '.join(site.variables)}", s.span)
         value = self.value(s.body, Points({}, site, whole=True))
         at = Points({}, site, whole=True, shape=np.shape(value.data))
-        if any(isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1 for e in walk(s.body)):
+        if any(map(counts_positions, walk(s.body))):
             value = self.value(s.body, at)  # now that the shape over which the draws are counted is known
         data = np.asarray(wrap(value.data, value.type.dtype))
         if not all(self.form_value(f, at)[1] for f in site.forms):

@@ -218,7 +218,8 @@ _row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logadd
 _unary("sign", np.sign, "torch.sign({0})", None, "promote", "sign_({0})")
 _row("ident", 1, "promote", lambda x: x, "{0}", lambda g, a, f: (g,), triton="{0}")
 _unary("recip", lambda x: 1 / x, "torch.reciprocal({0})", lambda x, f: -(f * f), triton="divide_(1, {0})")
-_row("reverse_grad", 2, "like0", lambda x, s: x, "{0}", lambda g, a, f: (-(g * a[1]), None), triton="{0}")
+_row("reverse_grad", 2, "like0", lambda x, s: np.broadcast_arrays(x, s)[0], "{0}",
+     lambda g, a, f: (-(g * a[1]), None), triton="{0}")  # fmt: skip
 
 # casts: `float32(x)` and friends; `as_type(x, Y)` is x in the element type of Y (what a gradient ends with)
 for _dtype in CASTS:
@@ -247,3 +248,8 @@ _row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", tri
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
 RANDOM = ("rand", "randn")
+
+
+def counts_positions(e: Expr) -> bool:
+    """Is this a draw whose number is its place in the elementwise statement?"""
+    return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, TypeMistake
 from tilec.ir.functions import FUNCTIONS, STRUCTURAL, call
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad, walk
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad
 from tilec.language import indices
+from tilec.language.ranks import rank_of
 from tilec.language.syntax import Apply, check_arity
 from tilec.language.values import Expansion, Region, Values
 
@@ -140,16 +141,16 @@ def _random(values: Values, e: Apply, region: Region) -> Expr:
 
 def _one_seed(values: Values, e: Call) -> None:
     """Over whole tensors the seed is a single integer, which gives no shape."""
-    for name in (x for x in walk(e.args[0]) if isinstance(x, Name)):
-        symbol = values.scope.symbols[name.name]
-        if symbol.rank:
-            raise RankMistake(
-                f"the seed of `{e.function}` is one integer, and `{name.name}` has rank {symbol.rank}",
-                name.span,
-                hint=values.scope.rank_reason(symbol),
-            )
-        if symbol.rank is None and symbol.kind == "input":
-            symbol.rank, symbol.rank_span = 0, name.span
+    seed = e.args[0]
+    symbol = values.scope.symbols[seed.name] if isinstance(seed, Name) else None
+    rank = rank_of(seed, values.scope)
+    if rank:
+        reason = None if symbol is None else values.scope.rank_reason(symbol)
+        raise RankMistake(
+            f"the seed of `{e.function}` is one integer, and this has rank {rank}", seed.span, hint=reason
+        )
+    if symbol is not None and symbol.rank is None and symbol.kind == "input":
+        symbol.rank, symbol.rank_span = 0, seed.span
 
 
 def _tuple(values: Values, e: Apply, region: Region) -> Expr:

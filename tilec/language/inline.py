@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, SizeMistake, Span
-from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.functions import STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -100,8 +100,7 @@ def _substituted(program: Program, values: Values, e: Apply, region: Region) -> 
 
 def _is_scalar(e: Expr) -> bool:
     if isinstance(e, Call):
-        placed = e.function in RANDOM and len(e.args) == 1  # its number is its position in a statement of its own
-        return not placed and e.function not in (*STRUCTURAL, "shape", "index", "as_type")
+        return not counts_positions(e) and e.function not in (*STRUCTURAL, "shape", "index", "as_type")
     return isinstance(e, (Int, Float, Name))
 
 

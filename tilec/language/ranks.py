@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tilec.ir.functions import RANDOM
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, walk
 from tilec.language.indices import SIZE_FUNCTIONS, SIZE_OPERATORS
 from tilec.language.scope import Scope
 
 
 def rank_of(e: Expr, scope: Scope) -> int | None:
-    """Rank of an elementwise expression, where the ranks of what it reads are known."""
+    """Rank of an elementwise expression, where the ranks of what it reads are known. Seeds have rank 0."""
     ranks: list[int | None] = [0]
     stack = [e]
     while stack:
@@ -20,7 +21,7 @@ def rank_of(e: Expr, scope: Scope) -> int | None:
             case Call():
                 rule = _RANKS.get(e.function)
                 if rule is None:
-                    stack.extend(e.args[:1] if e.function == "as_type" else e.args)
+                    stack.extend(e.args[:1] if e.function == "as_type" else e.args[e.function in RANDOM :])
                 else:
                     ranks.append(rule(e, [scope.symbols[a.name].rank if isinstance(a, Name) else 0 for a in e.args]))
             case Pad():

@@ -87,15 +87,15 @@ def _needs_symbol(s: Statement) -> bool:
 
 
 def _constraints(s: Statement) -> Iterator[Constraint]:
-    """The statement's own, then those of nested aggregations that are not among those already given."""
-    yield from s.constraints
-    given = set(s.constraints)
-    for root in expressions(s):
-        for e in walk(root):
-            for c in e.constraints if isinstance(e, Aggregate) else ():
-                if c not in given:
-                    given.add(c)
-                    yield c
+    """The statement's own and those of nested aggregations, each once, in an order that is everyone's: an aggregation
+    that is read back has its constraints in the order of the text."""
+    nested = (e.constraints for root in expressions(s) for e in walk(root) if isinstance(e, Aggregate))
+    pending = [list(cs) for cs in (s.constraints, *nested) if cs]
+    while pending:
+        later = {c for cs in pending for c in cs[1:]}
+        first = next((cs[0] for cs in pending if cs[0] not in later), pending[0][0])
+        yield first
+        pending = [rest for cs in pending if (rest := [c for c in cs if c != first])]
 
 
 def show_constraint(c: Constraint) -> str:

@@ -47,7 +47,7 @@ def keep_aggregate(new: Aggregate) -> Aggregate:
     if anchored or conditions:
         new = replace(new, guard=conjunction([*map(_itself, anchored), *_conditions(new.guard), *conditions]))
     bound = tuple(v for v in direct_variables(*_conditions(new.guard), new.body) if v in new.bound)
-    kept = (c for v in bound for c in new.constraints if v in index_variables(c.expr))
+    kept = tuple(c for c in new.constraints if set(index_variables(c.expr)).intersection(bound))
     return replace(new, bound=bound, constraints=tuple(dict.fromkeys(kept)))
 
 

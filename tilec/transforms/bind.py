@@ -130,15 +130,17 @@ class _Binder:
                 self.structural(s, s.body)
                 return
             s = replace(s, body=self._lifted(s.body, s))
-        shape = broadcast_shape([o for o in self._operands(s) if o.shape], s.body.span or s.span)
+        roots = (s.body,) if s.guard is None else (s.body, s.guard)
+        shape = broadcast_shape([o for o in self._operands(*roots) if o.shape], s.body.span or s.span)
         taken = {e.name for e in walk(s.body) if isinstance(e, Index)} if "aggregate" in called else ()
         whole = axes(shape, taken)
         values = Values(self.scope, whole)
         guard = None if s.guard is None else values.bind(s.guard)
         self.emit(replace(s, index=whole.variables, sizes=whole.sizes, body=values.bind(s.body), guard=guard))
 
-    def _operands(self, s: Statement) -> Iterator[Operand]:
-        stack = [s.body] if s.guard is None else [s.body, s.guard]
+    def _operands(self, *roots: Expr) -> Iterator[Operand]:
+        """What gives an elementwise expression its shape."""
+        stack = list(roots)
         while stack:
             match e := stack.pop():
                 case Name():
@@ -154,7 +156,18 @@ class _Binder:
                     elif len(args) == 1:
                         yield Operand(f"shape({first.name})", (len(self.sizes.shape(first)),), e.span)
                 case Call():
-                    stack.extend(reversed(e.args))
+                    if e.function in RANDOM:
+                        self._check_seed(e)
+                    stack.extend(reversed(e.args[e.function in RANDOM :]))
+
+    def _check_seed(self, e: Call) -> None:
+        for operand in self._operands(e.args[0]):
+            if operand.shape:
+                raise RankMistake(
+                    f"the seed of {e.function} is one integer, but {operand.label} has shape {operand.shape}",
+                    operand.span or e.span,
+                    hint="each element of the statement gets a number; the seed, one integer, says of which series",
+                )
 
     def _operand(self, e: Name) -> Operand:
         t = self.types.get(e.name)

@@ -6,10 +6,10 @@ any order grow linearly with the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.functions import RANDOM, STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -17,6 +17,7 @@ from tilec.ir.program import (
     Expr,
     Index,
     Inside,
+    Int,
     Name,
     Program,
     Statement,
@@ -28,7 +29,7 @@ from tilec.transforms.naming import Names
 from tilec.transforms.pullback import product
 
 LEVELS = 8  # of an elementwise expression that is cut
-WHOLE = 10**6  # of one that counts its elements' positions, which a part of another shape would not have
+WHOLE = 10**6  # of one that is not cut
 TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a conditional's branch, which it guards
 
 
@@ -57,13 +58,50 @@ def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> Non
         result.append(made)
         return Name(made.output)
 
-    levels = WHOLE if any(map(counts_positions, walk(s.body))) else LEVELS
-    result.append(replace(s, body=_shallow(s.body, assign, lambda e: isinstance(e, (Access, Aggregate)), levels)))
+    def apart(e: Expr) -> bool:
+        return isinstance(e, (Access, Aggregate))
+
+    body = s.body
+    if any(map(counts_positions, walk(body))) and _depth(body) > LEVELS:
+        draws: dict[Expr, Expr] = {}
+        for e in filter(counts_positions, walk(body)):
+            if e not in draws:
+                whole = _over(tuple(dict.fromkeys(_shaping(body))), e)
+                made = Statement(names.fresh("Draw"), None, None, _shallow(whole, assign, apart, WHOLE))
+                result.append(made)
+                draws[e] = Name(made.output)
+        body = _replaced(body, draws)
+    result.append(replace(s, body=_shallow(body, assign, apart, LEVELS)))
 
 
-def counts_positions(e: Expr) -> bool:
-    """Is this a draw whose counter is its place in the statement?"""
-    return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1
+def _over(names: Sequence[Name], draw: Expr) -> Expr:
+    """A draw in a statement of its own that has the shape of the one it stands in, where it counts the same positions:
+    a part of that statement might have another."""
+    for name in reversed(names):
+        draw = Call("select", (Int(0), name, draw))
+    return Call("float32", (draw,))
+
+
+def _shaping(e: Expr) -> Iterator[Name]:
+    """The names that give an elementwise expression its shape."""
+    match e:
+        case Name():
+            yield e
+        case Call("index" | "as_type", (first, *_)):
+            yield from _shaping(first)
+        case Call(function, args) if function != "shape":
+            for a in args[function in RANDOM :]:
+                yield from _shaping(a)
+
+
+def _depth(e: Expr) -> int:
+    return 1 + max(map(_depth, e.args), default=0) if isinstance(e, Call) else 1
+
+
+def _replaced(e: Expr, new: Mapping[Expr, Expr]) -> Expr:
+    if not isinstance(e, Call):
+        return e
+    return new[e] if e in new else replace(e, args=tuple([_replaced(a, new) for a in e.args]))
 
 
 def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None:

@@ -196,15 +196,6 @@ class Values:
 
     def _random(self, e: Call) -> Expr:
         """A draw with its counter: in an elementwise statement the element's row-major position, if none is given."""
-        if self.axes is not None:
-            for name in (x for x in walk(e.args[0]) if isinstance(x, Name)):
-                t = self.scope.types.get(name.name)
-                if t is not None and t.shape:
-                    raise RankMistake(
-                        f"the seed of {e.function} is one integer, but {name.name} has shape {t.shape}",
-                        name.span or e.span,
-                        hint="each element of the statement gets a number; the seed, one integer, says of which series",
-                    )
         args = tuple(map(self.bind, e.args))
         if len(args) == 1:
             assert self.axes is not None, "a draw beside indices has a counter"

@@ -339,10 +339,8 @@ class Evaluator(Memory):
         """The seed and the counter of a draw: its row-major position in an elementwise statement, if none is given."""
         if at.whole and np.ndim(args[0].data):
             raise RankMistake(f"the seed of {e.function} is one integer", e.span)
-        if len(args) == 1:
-            shape = at.shape or ()
-            args = [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INT)]
-        return args
+        shape = at.shape or ()
+        return args if len(args) == 2 else [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INT)]
 
     def nested(self, e: Aggregate, at: Points) -> Value:
         """A nested aggregation at each point: evaluated once for each combination of its free variables."""
