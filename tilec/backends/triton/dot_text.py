@@ -134,7 +134,7 @@ class _Writer:
             if self.space.single(v):
                 k.value_of[v] = k.low(v)
         self._place()
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         s = self.space.statement
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
         k.emit(f"address = {address}")
@@ -305,7 +305,7 @@ class _Writer:
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset())
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         self._finish(frame)
         value, held = finish(frame, self.space, "acc", self.accumulator.dtype, self.riding)
         output = self.riding[-1].output if self.riding else s.output

@@ -26,8 +26,8 @@ RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
     "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
-    "at_step", "window", "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid", "value", "result",
-    "reached", *device_functions(),
+    "at_step", "window", "at_window", "UNROLL", "share", "acc", "top", "total", "new_top", "highest", "scaled", "valid",
+    "value", "result", "reached", *device_functions(),
 )  # fmt: skip
 
 
@@ -205,9 +205,10 @@ class Kernel:
 class Frame:
     """Blocks whose dimensions are the given axes (by name; None: no dimension of its own)."""
 
-    def __init__(self, kernel: Kernel, axes: Sequence[str], tails: Mapping[str, str], inner: frozenset[str]):
-        """`tails`: for each axis, the 1-D test that its position is inside, where blocks may overhang. `inner`:
-        axes and scalar variables that the innermost scope binds; what depends on none of them is written outside."""
+    def __init__(self, kernel: Kernel, axes: Sequence[str], tails: Mapping[str, str], *inner: frozenset[str]):
+        """`tails`: for each axis, the 1-D test that its position is inside, where blocks may overhang. `inner`: for
+        each scope inside the kernel's own, the axes and variables that it binds; a line goes to the outermost scope
+        that binds all it depends on."""
         self.kernel = kernel
         self.axes = tuple(axes)
         self.tails = dict(tails)
@@ -222,9 +223,8 @@ class Frame:
         return frozenset(a.name for a in found if a is not None and a.block is not None)
 
     def depth(self, variables: frozenset[str]) -> int:
-        if variables & self.inner or self.dimensions(variables) & self.inner:
-            return len(self.kernel.scopes) - 1
-        return 0
+        needed = variables | self.dimensions(variables)
+        return max((place for place, bound in enumerate(self.inner, 1) if needed & bound), default=0)
 
     def spread(self, text: str, axis: str) -> str:
         """A 1-D block as a block of this frame."""

@@ -76,7 +76,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     if rows and columns:
         m, n = space.count(tuple(rows)), space.count(tuple(columns))
         bn = min(_power(n), 64)
-        bm = min(_power(m), 4096 // bn, 64)
+        bm = min(_power(m), 4096 // bn, 128)
         return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None)
     along = _runs_along(space, seen, reductions)
     if not along and points <= 64:
@@ -156,7 +156,7 @@ def _steps(
     for v in space.reductions:
         if v not in reductions:
             k.value_of[v] = k.low(v)
-    outer_frame = Frame(k, [a.name for a in axes], tails, frozenset())
+    outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
         reached = _reduction(k, axes, tails, reductions, tiling, accumulator, body)
@@ -168,8 +168,8 @@ def _steps(
     _store(k, outer_frame, value, held, reached, target, shape, riding)
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
-    constants = tuple((c, n) for c, n in blocks)
-    k.constants = dict(constants)
+    k.constants = {**dict(blocks), **k.constants}
+    constants = tuple(k.constants.items())
     tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
     if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
         return []
@@ -259,22 +259,9 @@ def _reduction(
     """Lines of the loop over the reduction, into `body`; the name of the test that a point was valid, where needed."""
     s = k.space.statement
     tiled = tiling.reduction is not None
-    count = k.count(reductions)
+    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions)
+    frame = walk.frame
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])])
-    k.scopes.append(Scope())
-    if tiled:
-        r = Axis("red", tuple(reductions), "BR")
-        position = "first + tl.arange(0, BR)"
-        k.emit(f"red = ({position}).to(tl.int64)" if k.wide else f"red = {position}")
-        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
-    else:
-        r = Axis("red", tuple(reductions), None)
-        k.emit(f"red = tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + step")
-        frame = Frame(k, [a.name for a in axes], tails, frozenset((*reductions, "red")))
-    end = "red_end" if tiling.parts > 1 else count
-    if tiled:
-        k.emit(f"red_in = red < {end}")
-    k.decode(r)
     evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
@@ -292,22 +279,78 @@ def _reduction(
     wants_reached = s.default is not None
     if wants_reached:
         k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
-    inner = k.scopes.pop()
     body += accumulator.start(shape)
     if wants_reached:
         body.append(f"reached = tl.full({shape}, False, tl.int1)")
-    start = "0"
-    if tiling.parts > 1:
-        part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
-        body += [f"red_from = tl.program_id(2) * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
-        start = "red_from"
-    header = f"for first in range({start}, {end}, BR):" if tiled else f"for step in range({start}, {end}):"
-    body += [header, *(f"    {line}" for line in inner.lines)]
+    body += walk.before
+    lines: list[str] = []
+    for headers in reversed(walk.headers):
+        lines = [*k.scopes.pop().lines, *lines]
+        for header in reversed(headers):
+            lines = [header, *(f"    {line}" for line in lines)]
+    body += lines
     if tiled:
         body += accumulator.reduce(len(axes))
         if wants_reached:
             body.append(f"reached = tl.reduce(reached, {len(axes)}, either_)")
     return "reached" if wants_reached else None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, the frame inside."""
+
+    before: tuple[str, ...]
+    headers: tuple[tuple[str, ...], ...]
+    frame: Frame
+
+
+def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+    """Block by block of all summed variables together; in parts where the reduction is split over programs."""
+    count = k.count(reductions)
+    k.scopes.append(Scope())
+    position = "first + tl.arange(0, BR)"
+    k.emit(f"red = ({position}).to(tl.int64)" if k.wide else f"red = {position}")
+    frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
+    start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
+    k.emit(f"red_in = red < {end}")
+    k.decode(Axis("red", tuple(reductions), "BR"))
+    before: list[str] = []
+    if tiling.parts > 1:
+        part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
+        before = [f"red_from = tl.program_id(2) * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
+    return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
+
+
+def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str]) -> Walk:
+    """Point by point: one summed variable innermost, several of its values at a time so that their reads overlap."""
+    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v)))
+    windows = tuple(v for v in reductions if v != inner)
+    integer = "tl.int64" if k.wide else "tl.int32"
+    headers: list[tuple[str, ...]] = []
+    scopes: list[frozenset[str]] = []
+    if windows:
+        k.scopes.append(Scope())
+        k.emit(f"window = tl.full((), 0, {integer}) + at_window")
+        k.decode(Axis("window", windows, None))
+        headers.append((f"for at_window in range(0, {k.count(windows)}):",))
+        scopes.append(frozenset((*windows, "window")))
+    unroll = _unroll(k.space, inner)
+    k.scopes.append(Scope())
+    k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
+    k.decode(Axis("red", (inner,), None))
+    k.constants["UNROLL"] = unroll
+    headers.append((f"for first in range(0, {k.extent(inner)}, UNROLL):", "for step in tl.static_range(UNROLL):"))
+    scopes.append(frozenset((inner, "red")))
+    return Walk((), tuple(headers), Frame(k, [a.name for a in axes], tails, *scopes))
+
+
+MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
+
+
+def _unroll(space: Space, v: str) -> int:
+    """The largest power of two up to that many which divides the variable's extent in every class."""
+    return math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
 
 
 def _store(
