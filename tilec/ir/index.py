@@ -259,7 +259,8 @@ def replace_constraints(constraints: tuple[Constraint, ...], mapping: Mapping[st
 
 
 def substitute_affine(s: Statement, mapping: Mapping[str, Affine]) -> Statement:
-    """A statement with index variables replaced by forms, each place by its own division."""
+    """A statement with index variables replaced by forms, each place by its own division; `init`, whose variables name
+    an element, stays."""
     return replace(
         s,
         index=None if s.index is None else tuple(linear(i).substitute(mapping).to_expr() for i in s.index),
