@@ -9,6 +9,7 @@ from tilec.backends.reference.convolution import convolution
 from tilec.backends.reference.fused import fused
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
+from tilec.backends.reference.recurrence import recurrence
 from tilec.backends.reference.scatter import scatter
 from tilec.backends.reference.task import Task
 from tilec.errors import InternalMistake
@@ -32,7 +33,7 @@ def library(task: Task) -> list[str] | None:
 
 
 EXACT: tuple[Rule, ...] = (general, scattered)
-SPECIAL: tuple[Rule, ...] = (empty, library, product)
+SPECIAL: tuple[Rule, ...] = (recurrence, empty, library, product)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 

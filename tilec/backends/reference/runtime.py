@@ -63,6 +63,16 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
     return torch.nn.functional.pad(t, amounts, value=value)
 
 
+def still(t: Tensor, rank: int) -> Tensor:
+    """A tensor over time and lanes that is the same at all times, without its time; one of rank 0 has none."""
+    return t[0] if rank and t.dim() == rank else t
+
+
+def clamped(index: int, size: int) -> int:
+    """The nearest position inside."""
+    return min(max(index, 0), size - 1)
+
+
 def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
     """Truncating division, 0 where the divisor is."""
     a, b = _both(a, b)

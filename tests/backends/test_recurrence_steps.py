@@ -1,0 +1,65 @@
+"""Recurrences on the torch backend against the oracle and eager loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from agreement import agree, run, tensors
+from support.recurrences import RECURRENCES
+
+import tilec
+
+
+@pytest.mark.parametrize("case", RECURRENCES)
+def test_each_recurrence(case):
+    source, arrays = RECURRENCES[case]
+    agree(source, *(torch.from_numpy(np.asarray(a)) for a in arrays))
+
+
+SHUFFLE = """function (B[N, T, D], H0[N, D]) -> (H) {
+    H[n, t, i : N, T, D] = relu(B[n, t, i] + H[n, t - 1, (i - 1) % D]) init H0[n, i];
+}"""
+
+
+def test_the_shuffle_equals_the_eager_loop_bit_for_bit():
+    b, h = tensors((3, 40, 16), (3, 16), dtype=torch.float32)
+    wanted = []
+    state = h
+    for t in range(b.shape[1]):
+        state = torch.relu(b[:, t] + torch.roll(state, 1, -1))
+        wanted.append(state)
+    assert torch.equal(tilec.compile(SHUFFLE)(b, h), torch.stack(wanted, 1))
+
+
+def test_half_precision_rounds_every_state():
+    b, h = tensors((2, 10, 8), (2, 8), dtype=torch.bfloat16)
+    state = h
+    for t in range(10):
+        state = torch.relu(b[:, t] + torch.roll(state, 1, -1))
+    assert torch.equal(tilec.compile(SHUFFLE)(b, h)[:, -1], state)
+
+
+def test_a_large_matrix_is_a_matrix_product_in_each_step():
+    source = """function (W[D, D], X[T, N, D], H0[N, D]) -> (H) {
+        H[t, n, i : T, N, D] = tanh(sum(W[i, j] * H[t - 1, n, j]) + X[t, n, i]) init H0[n, i];
+    }"""
+    w, x, h = tensors((40, 40), (5, 3, 40), (3, 40))
+    (got,), text = run(source, [w / 6, x, h])
+    for t in range(5):
+        h = torch.tanh(h @ (w / 6).mT + x[t])
+        torch.testing.assert_close(got[t], h)
+    assert "torch.matmul" in text
+
+
+def test_a_large_log_step_is_a_log_product():
+    source = """function (P[S, S], E[T, N, S], F0[N, S]) -> (F) {
+        F[t, n, j : T, N, S] = logsumexp(F[t - 1, n, i] + P[i, j]) + E[t, n, j] init F0[n, j];
+    }"""
+    p, e, f = tensors((50, 50), (4, 2, 50), (2, 50))
+    p[p < -1] = -torch.inf
+    (got,), text = run(source, [p, e, f])
+    for t in range(4):
+        f = torch.logsumexp(f[:, :, None] + p, 1) + e[t]
+        torch.testing.assert_close(got[t], f)
+    assert "rt.log_product" in text
