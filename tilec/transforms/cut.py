@@ -10,7 +10,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tilec.ir.functions import STRUCTURAL
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Name, Program, Statement, index_variables
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Name,
+    Program,
+    Statement,
+    index_variables,
+    reads_itself,
+)
 from tilec.transforms.adjoint import constraining
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import product
@@ -21,10 +33,11 @@ TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a co
 
 def cut(program: Program, names: Names) -> tuple[Statement, ...]:
     """The same program. Elementwise statements read whole tensors only and are a few levels deep; so are assignments
-    whose indices are all on the left. Other contractions stay: an intermediate would have an element for each point."""
+    whose indices are all on the left. Other contractions stay: an intermediate would have an element for each point;
+    and so do recurrences, of which a part is no statement of its own."""
     result: list[Statement] = []
     for s in program.statements:
-        if isinstance(s.body, Call) and s.body.function in STRUCTURAL:
+        if reads_itself(s) or isinstance(s.body, Call) and s.body.function in STRUCTURAL:
             result.append(s)
         elif s.index is None:
             _cut_elementwise(s, names, result)
