@@ -14,8 +14,8 @@ from tilec.backends.reference.task import Task
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
-RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
-IMPORTS = "import torch\n\nimport tilec.backends.reference.runtime as rt\n"
+RESERVED = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+IMPORTS = "import numpy as np\nimport torch\n\nimport tilec.backends.reference.runtime as rt\n"
 _count = 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from tilec.backends.reference.access import Frame
 from tilec.backends.reference.code import indented, tuple_text
 from tilec.backends.reference.domain import Domain
+from tilec.backends.reference.host import HostStep
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.reference.steps import Level, reads_own
@@ -142,29 +143,66 @@ class _Loop:
     def lines(self) -> list[str]:
         task, level = self.task, self.level
         body = level.prepared(self.s.body)
-        evaluator = Evaluator(level.step, body, *self.tests)
-        written = self._write(evaluator, body)
-        count = self.domain.extent[level.time]
-        steps = f"range({count - 1}, -1, -1)" if self.skew.falling else f"range({count})"
-        edges, repeated = self._repeated()
-        step = [*level.step.lines, *written, *repeated]
+        loop = self._host(body) or self._torch(body)
         return [
             *self._allocation(),
             *level.before,
             *level.frame.prologue,
             *level.frame.lines,
-            *self._targets(),
-            *edges,
-            f"for k in {steps}:",
-            *indented(step),
+            *loop,
             f"{task.out} = {self._output()}",
         ]
 
-    # the buffer
+    def _torch(self, body: Expr) -> list[str]:
+        """The loop in torch calls."""
+        level, lists = self.level, [*self.level.lists, (self.rows, self._target())]
+        written = self._write(Evaluator(level.step, body, *self.tests), body)
+        step = [*level.step.lines, *written]
+        for pair in self._margins(self._slice()):
+            target, source = (self.task.names.fresh("edge") for _ in pair)
+            lists += zip((target, source), pair, strict=True)
+            step.append(f"{target}[k].copy_({source}[k])")
+        count = self.domain.extent[level.time]
+        steps = f"range({count - 1}, -1, -1)" if self.skew.falling else f"range({count})"
+        return [*(f"{name} = ({text}).unbind(0)" for name, text in lists), f"for k in {steps}:", *indented(step)]
 
-    def _row(self) -> int:
-        """The buffer's row of step 0."""
-        return self.level.start - self.skew.first[0]
+    def _host(self, body: Expr) -> list[str] | None:
+        """The loop in NumPy, for the CPU, beside the one in torch calls; None where it does not suit."""
+        level, names = self.level, self.task.names
+        lanes = [self.domain.extent[v] for v in self.skew.names[1:]]
+        host = HostStep(body, level.types, self.task.type.dtype, lanes, names)
+        if level.step.lines or not host.suits(body) or not all(map(host.test, self.tests)):
+            return None
+        row = names.fresh("row")
+        host.write(body, row, self.tests)
+        texts = dict(level.lists)
+        lists = [(row, self._target())]
+        for tensor, x in host.rows.items():
+            name, moves, _ = level.locals[tensor].text.partition("[")
+            if moves:
+                lists.append((x, texts[name]))
+            else:
+                host.before.append(f"{x} = {name}.detach().numpy()")
+        for pair in self._margins(self._slice()):
+            target, source = (names.fresh("edge") for _ in pair)
+            lists += zip((target, source), pair, strict=True)
+            host.lines.append(f"{target}[...] = {source}")
+        parts = [f"rt.rows({text}, {self.skew.falling})" for _, text in lists]
+        heads = ", ".join(name for name, _ in lists) + ("," if len(lists) == 1 else "")
+        loop = [
+            *host.before,
+            "with np.errstate(all='ignore'):",
+            f"    for {heads} in zip({', '.join(parts)}):",
+            *indented(host.lines, 2),
+        ]
+        return ["if device.type == 'cpu':", *indented(loop), "else:", *indented(self._torch(body))]
+
+    def _slice(self) -> str:
+        """Text of the buffer's rows that steps write."""
+        first = self.level.start - self.skew.first[0]
+        return f"[{first}:{first + self.domain.extent[self.level.time]}]"
+
+    # the buffer
 
     def _allocation(self) -> list[str]:
         task, skew, s = self.task, self.skew, self.task.flat
@@ -190,7 +228,7 @@ class _Loop:
                 value = Call("select", (Pad(Inside(own), ZERO), ZERO, value))
         for low, high in boxes:
             lines += self._filled(value, low, high)
-        return [*lines, *(f"{target.format('')}.copy_({source.format('')})" for target, source in self._margins())]
+        return [*lines, *(f"{target}.copy_({source})" for target, source in self._margins(""))]
 
     def _filled(self, value: Expr, low: list[int], high: list[int]) -> list[str]:
         task, names = self.task, self.skew.names
@@ -205,36 +243,24 @@ class _Loop:
         )
         return [*frame.prologue, *frame.lines, f"{self.state}[{place}] = {code}"]
 
-    def _margins(self) -> list[tuple[str, str]]:
-        """The parts of the buffer that repeat an end of a lane, and those ends; over the rows that steps write."""
+    def _margins(self, rows: str) -> list[tuple[str, str]]:
+        """The parts of the buffer's rows that repeat an end of a lane, and those ends."""
         found = []
         for k, (before, after) in self.skew.wraps.items():
             n = self.skew.high[k] - self.skew.low[k] + 1
             for target, source, count in ((0, n, before), (before + n, before, after)):
                 if count:
-                    parts = (f"{self.state}{{0}}.narrow({k}, {place}, {count})" for place in (target, source))
-                    found.append(tuple(parts))
-        return found  # type: ignore[return-value]
+                    part = f"{self.state}{rows}.narrow({k}, {{0}}, {count})"
+                    found.append((part.format(target), part.format(source)))
+        return found
 
-    def _repeated(self) -> tuple[list[str], list[str]]:
-        """Lines before the loop and in each step that keep the margins of lanes that wrap what they repeat."""
-        rows = f"[{self._row()}:]"
-        before, step = [], []
-        for pair in self._margins():
-            target, source = (self.task.names.fresh("edge") for _ in pair)
-            before += [
-                f"{name} = {text.format(rows)}.unbind(0)" for name, text in zip((target, source), pair, strict=True)
-            ]
-            step.append(f"{target}[k].copy_({source}[k])")
-        return before, step
-
-    def _targets(self) -> list[str]:
-        """The rows that the steps write."""
+    def _target(self) -> str:
+        """The elements that the steps write, row by row."""
         parts = []
         for v, first in zip(self.skew.names, self.skew.first, strict=True):
             low = self.domain.low[v] - first
             parts.append(f"{low}:{low + self.domain.extent[v]}")
-        return [f"{self.rows} = {self.state}[{', '.join(parts)}].unbind(0)"]
+        return f"{self.state}[{', '.join(parts)}]"
 
     def _output(self) -> str:
         skew = self.skew
@@ -257,6 +283,11 @@ class _Loop:
         if self.tests:
             test = " & ".join(evaluator.condition(c) for c in conditions)
             return [f"torch.where({test}, {evaluator.tensor(value, dtype)}, {target}, out={target})"]
-        if value.call is not None and value.held == dtype and lanes <= value.variables:
+        whole = value.held == dtype and lanes <= value.variables
+        if isinstance(body, Call) and body.function == "relu" and whole:
+            inner = evaluator.value(body.args[0])
+            if inner.call is not None and inner.held == dtype and lanes <= inner.variables:
+                return [inner.call.format(target), f"{target}.relu_()"]
+        if value.call is not None and whole:
             return [value.call.format(target)]
         return [f"{target}.copy_({evaluator.tensor(value, dtype)})"]

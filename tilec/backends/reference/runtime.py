@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 Tensor = torch.Tensor
@@ -61,6 +62,14 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
         if not any(amounts):
             return t
     return torch.nn.functional.pad(t, amounts, value=value)
+
+
+def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
+    """The rows of a tensor on the CPU as arrays that share its memory, from the last to the first where `falling`."""
+    array = t.detach().numpy()
+    if array.ndim == 1:
+        array = array[:, None]  # an element of a vector would be a number, not a view
+    return list(array[::-1] if falling else array)
 
 
 def still(t: Tensor, rank: int) -> Tensor:

@@ -89,6 +89,7 @@ class Level:
         self.before: list[str] = []
         self.lines: list[str] = []
         self.frame = Frame(domain, self.order, task.types, task.local, task.names)
+        self.lists: list[tuple[str, str]] = []  # names of lists of a step's slices, and what they are slices of
         self.feeds: dict[Expr, Access] = {}
         self.step = StepFrame(self)
 
@@ -169,7 +170,7 @@ class Level:
         """Text of a step's slice of a tensor over the level's order."""
         name = self.names.fresh("f")
         if self.time in variables:
-            self.frame.lines.append(f"{name} = ({text}).unbind(0)")
+            self.lists.append((name, text))
             return f"{name}[{self.shift()}]"
         self.frame.lines.append(f"{name} = rt.still({text}, {len(self.order)})")
         return name
@@ -295,7 +296,8 @@ def nested(outer: Level, e: Aggregate) -> Expr:
         constant = f"torch.full({sizes}, {identity}, dtype=torch.{element.dtype}, device=device)"
         number = outer.step.assign("number", constant)
         lines = [f"if {first} <= k <= {last}:", *indented(lines), "else:", f"    {name} = {number}"]
-    outer.before += [*level.frame.prologue, *level.frame.lines, *level.before]
+    lists = (f"{name} = ({text}).unbind(0)" for name, text in level.lists)
+    outer.before += [*level.frame.prologue, *level.frame.lines, *level.before, *lists]
     outer.step.lines += lines
     return outer.pseudo("aggregate", ElementType(element.dtype, element.weak), name, variables)
 
