@@ -63,3 +63,8 @@ def test_a_large_log_step_is_a_log_product():
         f = torch.logsumexp(f[:, :, None] + p, 1) + e[t]
         torch.testing.assert_close(got[t], f)
     assert "rt.log_product" in text
+
+
+def test_elementwise_steps_run_in_numpy_on_the_cpu():
+    _, text = run(SHUFFLE, tensors((1, 4, 8), (1, 8), dtype=torch.float32))
+    assert "np.maximum" in text and "torch.add" in text.split("else:")[1]

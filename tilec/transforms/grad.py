@@ -31,6 +31,7 @@ from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
 from tilec.transforms.recurrence import padded
 from tilec.transforms.reversal import cotangents
+from tilec.transforms.scans import scan_gradient, split_scans
 from tilec.transforms.simplify import simplify
 
 MOST_TERMS = 8  # cotangents added up in one statement
@@ -57,7 +58,8 @@ class _Reverse:
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
-        self.program = replace(program, statements=cut(program, self.names))
+        program = replace(program, statements=cut(program, self.names))
+        self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = _depend_on(self.program, frozenset(wanted))
@@ -157,6 +159,10 @@ class _Reverse:
             self._elementwise(s, cotangent)
 
     def _contraction(self, s: Statement, cotangent: str) -> None:
+        scanned = scan_gradient(s, cotangent, self.extents, self.names, self.statements.append)
+        if scanned is not None:
+            self._receive(scanned.output, scanned)
+            return
         contraction = Contraction(s, cotangent, self.extents, self._emit)
         for flipped in contraction.contributions(lambda tensor: tensor in self.active and tensor != s.output):
             self._receive(flipped.output, flipped)

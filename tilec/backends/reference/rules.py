@@ -10,6 +10,7 @@ from tilec.backends.reference.fused import fused
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
 from tilec.backends.reference.recurrence import recurrence
+from tilec.backends.reference.scan import scan
 from tilec.backends.reference.scatter import scatter
 from tilec.backends.reference.task import Task
 from tilec.errors import InternalMistake
@@ -32,8 +33,13 @@ def library(task: Task) -> list[str] | None:
     return convolution(task, exact_lines)
 
 
+def cumulative(task: Task) -> list[str] | None:
+    """An aggregation over everything before, or after, each element."""
+    return scan(task, lines_for)
+
+
 EXACT: tuple[Rule, ...] = (general, scattered)
-SPECIAL: tuple[Rule, ...] = (recurrence, empty, library, product)
+SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, library, product)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 

@@ -200,6 +200,21 @@ def below_infinity(*tensors: Tensor) -> bool:
     return all(t.numel() == 0 or bool(t.amax() < float("inf")) for t in tensors)
 
 
+def log_cumulative(t: Tensor, dim: int) -> Tensor:
+    """logsumexp of all elements up to each, 16-bit ones in float32; what follows +inf is +inf, what follows NaN NaN."""
+    return torch.logcumsumexp(t, dim)
+
+
+def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: bool) -> Tensor:
+    """`size` elements along a dimension, those of t from place `first` on. Where t has none, an element that all
+    terms (past the last one of a sum that rises) or none of them make up."""
+    at = torch.arange(first, first + size, device=t.device)
+    outside = at < 0 if rising else at >= t.shape[dim]
+    shape = [1] * t.dim()
+    shape[dim] = size
+    return t.index_select(dim, at.clamp(0, t.shape[dim] - 1)).masked_fill(outside.view(shape), identity)
+
+
 CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
 
 
