@@ -16,18 +16,23 @@ from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 
 
-def compile(source: str, *, entry: str | None = None, backend: str | None = None) -> Function:
+def compile(source: str, *, entry: str | None = None, backend: str | None = None, exact: bool = False) -> Function:
     """Compile Tile text to a Function.
 
     `entry` names the function to compile where the text holds several (default: the last). `backend` is "torch",
-    "triton" or None: chosen by the inputs' device. Raises TileError subclasses.
+    "triton" or None: chosen by the inputs' device. `exact` forbids re-association in recurrences: every state is then
+    computed from the one before it by the operations in the text, in their order, as an eager loop would; otherwise a
+    step that is affine in a semiring (`a*h + b`, `max(c, d + h)`, `logaddexp(c, d + h)`) may be composed with others
+    where that is faster, which rounds differently. It holds for gradients too. Raises TileError subclasses.
     """
-    return _compile(source, "<tile>", entry, backend)
+    return _compile(source, "<tile>", entry, backend, exact)
 
 
-def load(path: str | PathLike[str], *, entry: str | None = None, backend: str | None = None) -> Function:
+def load(
+    path: str | PathLike[str], *, entry: str | None = None, backend: str | None = None, exact: bool = False
+) -> Function:
     """Compile the Tile text in a file (UTF-8); errors name the file. Raises InputMistake if it cannot be read."""
-    return _compile(read(path), str(path), entry, backend)
+    return _compile(read(path), str(path), entry, backend, exact)
 
 
 def read(path: str | PathLike[str]) -> str:
@@ -40,13 +45,13 @@ def read(path: str | PathLike[str]) -> str:
         raise InputMistake(f"cannot read {path}: {error.strerror}") from None
 
 
-def _compile(source: str, filename: str, entry: str | None, backend: str | None) -> Function:
+def _compile(source: str, filename: str, entry: str | None, backend: str | None, exact: bool) -> Function:
     if not isinstance(source, str):
         raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}")
     if backend not in (None, *NAMES):
         raise InputMistake(f"no backend is called {backend!r}", hint="backends: " + ", ".join(NAMES))
     try:
-        return Function(parse(source, filename=filename, entry=entry), source, filename, backend)
+        return Function(parse(source, filename=filename, entry=entry), source, filename, backend, exact=exact)
     except TileError as error:
         raise error.located(source, filename) from None
 

@@ -10,7 +10,7 @@ import torch
 
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
-from tilec.backends.base import Executable, Kernel
+from tilec.backends.base import Executable, Kernel, Options
 from tilec.cost import Cost, cost
 from tilec.errors import InputMistake, NameMistake, TileError, Unsupported
 from tilec.ir.infer import infer
@@ -90,12 +90,14 @@ class Function:
         filename: str = "<tile>",
         backend: str | None = None,
         gradient: Gradient | None = None,
+        exact: bool = False,
     ):
         self.program = program
         self.source = source
         self.filename = filename
         self.backend = backend
         self.gradient = gradient
+        self.exact = exact
         self.inputs = program.input_names()
         self.outputs = program.outputs
         self._sizes = size_inputs(program)
@@ -115,7 +117,7 @@ class Function:
         return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
-        return Function, (self.program, self.source, self.filename, self.backend, self.gradient)
+        return Function, (self.program, self.source, self.filename, self.backend, self.gradient, self.exact)
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
@@ -174,7 +176,11 @@ class Function:
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
-            return lowering, chosen, Prepared(chosen.build(lowering), results, ignored)
+            return (
+                lowering,
+                chosen,
+                Prepared(chosen.build(lowering, Options.from_environment(self.exact)), results, ignored),
+            )
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
@@ -215,7 +221,8 @@ class Function:
                 program = grad(self.program, names)
             except TileError as error:
                 raise error.located(self.source, self.filename) from None
-            self._gradients[names] = Function(program, self.source, self.filename, self.backend, Gradient(self, names))
+            origin = Gradient(self, names)
+            self._gradients[names] = Function(program, self.source, self.filename, self.backend, origin, self.exact)
         return self._gradients[names]
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:

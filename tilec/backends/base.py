@@ -37,15 +37,17 @@ class Kernel:
 @dataclass(frozen=True)
 class Options:
     """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
-    statement may take; `block`: elements evaluated at a time."""
+    statement may take; `block`: elements evaluated at a time; `exact`: a recurrence is computed in its own order, which
+    a form that computes several times at once would change."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default
     block: int = knobs.BLOCK.default
+    exact: bool = False
 
     @staticmethod
-    def from_environment() -> Options:
-        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value)
+    def from_environment(exact: bool = False) -> Options:
+        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, exact)
 
 
 class Executable(Protocol):
