@@ -62,7 +62,7 @@ def test_a_large_log_step_is_a_log_product():
     for t in range(4):
         f = torch.logsumexp(f[:, :, None] + p, 1) + e[t]
         torch.testing.assert_close(got[t], f)
-    assert "rt.log_product" in text
+    assert "rt.log_step" in text
 
 
 def test_elementwise_steps_run_in_numpy_on_the_cpu():

@@ -235,6 +235,23 @@ def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
     return result
 
 
+def log_factor(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A right operand of `log_step`: itself, its column maxima, and its exponentials below them."""
+    top = _finite_or_zero(b.amax(-2, keepdim=True))
+    return b, top, torch.exp(b - top)
+
+
+def log_step(a: Tensor, factor: tuple[Tensor, Tensor, Tensor], budget: int) -> Tensor:
+    """`log_product` by the same matrix again and again; where something is not sure, by that function."""
+    b, top_b, exponentials = factor
+    top_a = a.amax(-1, keepdim=True)
+    total = torch.matmul(torch.sub(a, top_a).exp_(), exponentials)
+    least, most = torch.aminmax(total)
+    if least >= a.shape[-1] * CERTAIN[a.dtype] and most < float("inf"):
+        return total.log_().add_(top_a).add_(top_b)
+    return log_product(a, b, budget)
+
+
 def _finite_or_zero(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, 0.0)
 

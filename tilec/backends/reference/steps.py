@@ -381,12 +381,13 @@ def _product(
     b = _matrix(level, right, batch, inner, columns)
     if still:  # made once
         name = level.names.fresh("matrix")
-        level.frame.lines.append(f"{name} = {b}.contiguous()")
+        made = f"{b}.contiguous()"
+        level.frame.lines.append(f"{name} = {made if semiring is SUM else f'rt.log_factor({made})'}")
         b = name
     if semiring is SUM:
         code = f"torch.matmul({a}, {b})"
     else:
-        code = f"rt.log_product({a}, {b}, budget={level.task.options.memory_budget})"
+        code = f"rt.{'log_step' if still else 'log_product'}({a}, {b}, budget={level.task.options.memory_budget})"
     order = [*batch, *rows, *columns]
     code += f".reshape({tuple_text([extent[v] for v in order] + [1] * (len(lanes) - len(order)))})"
     places = [order.index(v) if v in order else None for v in lanes]
