@@ -7,6 +7,7 @@ line lies outside the tensor is masked. See `skew` for the coordinates and `step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,12 +15,14 @@ from tilec.backends.reference.access import Frame
 from tilec.backends.reference.code import indented, tuple_text
 from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.host import HostStep
+from tilec.backends.reference.parallel import FEWEST_STEPS, MOST_LANES, affine_steps
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.reference.steps import Level, reads_own
 from tilec.backends.reference.task import Task
 from tilec.errors import Unsupported
 from tilec.ir.functions import ONE, ZERO, call
+from tilec.ir.index import Affine
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -144,6 +147,8 @@ class _Loop:
         task, level = self.task, self.level
         body = level.prepared(self.s.body)
         loop = self._host(body) or self._torch(body)
+        if not task.options.exact:
+            loop = self._parallel(loop)
         return [
             *self._allocation(),
             *level.before,
@@ -152,6 +157,29 @@ class _Loop:
             *loop,
             f"{task.out} = {self._output()}",
         ]
+
+    def _parallel(self, loop: list[str]) -> list[str]:
+        """The loop behind an attempt to compute many times at once, where the step is affine and lanes are few."""
+        task, skew, level = self.task, self.skew, self.level
+        lanes = [self.domain.extent[v] for v in skew.names[1:]]
+        few = self.domain.extent[level.time] >= FEWEST_STEPS and math.prod(lanes) <= MOST_LANES
+        alone = not self.tests and not level.step.lines and not skew.wraps and len(skew.reads) == 1
+        if not few or not alone or task.type.dtype not in ("float32", "float64"):
+            return loop
+        ((access, read),) = skew.reads.items()
+        own = [Affine.variable(v) for v in skew.names[1:]]
+        if read.back != (-1 if skew.falling else 1) or list(read.forms[1:]) != own:
+            return loop
+        for semiring, scale, offset in affine_steps(self.s.body, access):
+            texts = []
+            for e in (scale, offset):
+                evaluator = Evaluator(level.frame, e)
+                texts.append(evaluator.tensor(evaluator.value(e), task.type.dtype))
+            first = level.start - skew.first[0]
+            row = first + self.domain.extent[level.time] if skew.falling else first - 1
+            parts = [self._target(), f"{self.state}[{row}]", *texts, str(skew.falling), repr(semiring.name)]
+            return [f"if not rt.affine_scan({', '.join(parts)}):", *indented(loop)]
+        return loop
 
     def _torch(self, body: Expr) -> list[str]:
         """The loop in torch calls."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -70,6 +71,48 @@ def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
     if array.ndim == 1:
         array = array[:, None]  # an element of a vector would be a number, not a view
     return list(array[::-1] if falling else array)
+
+
+SCANS: dict[
+    str, tuple[Callable[..., Tensor], Callable[..., Tensor], float, float]
+] = {  # times, plus, and the elements that leave a state alone
+    "real": (torch.mul, torch.add, 1.0, 0.0),
+    "log": (torch.add, torch.logaddexp, 0.0, -math.inf),
+    "max-plus": (torch.add, torch.maximum, 0.0, -math.inf),
+    "min-plus": (torch.add, torch.minimum, 0.0, math.inf),
+}
+
+
+def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool, semiring: str) -> bool:
+    """Fill `out` [steps, lanes...] with the states h = a x h + b after `start`, from the last step if `falling`.
+
+    `a` and `b` broadcast to out's shape. False where the result may not be what step by step comes out: where it holds
+    an infinity or NaN that a composition of steps could have made.
+    """
+    times, plus, one, zero = SCANS[semiring]
+    steps, lanes = out.shape[0], out.shape[1:]
+    length = max(1, math.isqrt(steps))
+    chunks = -(-steps // length)
+    scale, offset = (torch.full((chunks * length, *lanes), x, dtype=out.dtype, device=out.device) for x in (one, zero))
+    for target, source in ((scale, a), (offset, b)):
+        source = source.expand(out.shape)
+        target[:steps] = source.flip(0) if falling else source
+    scale, offset = (t.view(chunks, length, *lanes).transpose(0, 1).contiguous() for t in (scale, offset))
+    for k in range(1, length):
+        plus(times(scale[k], offset[k - 1]), offset[k], out=offset[k])
+        times(scale[k], scale[k - 1], out=scale[k])
+    heads = torch.empty((chunks, *lanes), dtype=out.dtype, device=out.device)
+    heads[0] = start
+    for k in range(1, chunks):
+        plus(times(scale[-1, k - 1], heads[k - 1]), offset[-1, k - 1], out=heads[k])
+    states = plus(times(scale, heads), offset).transpose(0, 1).reshape(chunks * length, *lanes)[:steps]
+    if semiring == "real":
+        sure = finite(states)
+    else:
+        sure = below_infinity(-states if semiring == "min-plus" else states)
+    if sure:
+        out.copy_(states.flip(0) if falling else states)
+    return sure
 
 
 def still(t: Tensor, rank: int) -> Tensor:
