@@ -68,3 +68,14 @@ def test_a_large_log_step_is_a_log_product():
 def test_elementwise_steps_run_in_numpy_on_the_cpu():
     _, text = run(SHUFFLE, tensors((1, 4, 8), (1, 8), dtype=torch.float32))
     assert "np.maximum" in text and "torch.add" in text.split("else:")[1]
+
+
+def test_what_a_guard_drops_is_zero_only_while_all_states_are_finite():
+    source = """function (A[T, D], W[D, D], H0[D]) -> (H) {
+        H[t, i : T, D] = A[t, i] + sum(W[i, j] > 0 ? W[i, j] * H[t - 1, j]) init H0[i];
+    }"""
+    a, w, h = tensors((4, 70), (70, 70), (70,))
+    agree(source, a, w / 20, h, contains="torch.matmul")
+    h[3] = torch.inf
+    w[:, 3] = -1.0
+    agree(source, a, w / 20, h, contains="rt.finite(H)")

@@ -18,7 +18,7 @@ from tilec.backends.reference.host import HostStep
 from tilec.backends.reference.parallel import FEWEST_STEPS, MOST_LANES, affine_steps
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, level_domain, plan_read, skewed
-from tilec.backends.reference.steps import Level, reads_own
+from tilec.backends.reference.steps import Level, Loose, reads_own
 from tilec.backends.reference.task import Task
 from tilec.errors import Unsupported
 from tilec.ir.functions import ONE, ZERO, call
@@ -51,7 +51,12 @@ def recurrence(task: Task) -> list[str] | None:
     domain = None if 0 in task.type.shape else level_domain(skew, skew.statement, task.types, None)
     if domain is None:
         return [f"{task.out} = {task.allocation(filled=True)}"]
-    return _Loop(task, skew, domain).lines()
+    loop = _Loop(task, skew, domain, Loose(True))
+    lines = loop.lines()
+    if not loop.loose.used:
+        return lines
+    exact = _Loop(task, skewed(task.flat, task.types), domain, Loose(False)).lines()
+    return [*lines, f"if not rt.finite({task.out}):", *indented(exact)]
 
 
 def _assigned(s: Statement) -> Statement:
@@ -110,14 +115,14 @@ def _constraining(e: Expr, own: str) -> Iterator[Access]:
 class _Loop:
     """A recurrence's buffer, its loop, and the part of the buffer that is the output."""
 
-    def __init__(self, task: Task, skew: Skew, domain: Domain):
-        self.task, self.skew, self.domain = task, skew, domain
+    def __init__(self, task: Task, skew: Skew, domain: Domain, loose: Loose):
+        self.task, self.skew, self.domain, self.loose = task, skew, domain, loose
         self.s = skew.statement
         self._plan(self.s.body, domain)
         if self.s.guard is not None:
             self._plan(self.s.guard, domain)
         self.state, self.rows = task.names.fresh("state"), task.names.fresh("rows")
-        self.level = Level(task, skew, self.state, domain, skew.names, domain.low[skew.names[0]])
+        self.level = Level(task, skew, self.state, domain, skew.names, domain.low[skew.names[0]], loose)
         mask = self.level.mask()
         self.tests = [] if mask is None else [mask]
         if self.s.guard is not None:

@@ -40,7 +40,8 @@ from tilec.ir.types import ElementType, TensorType, kind
 from tilec.lattice.sets import Box
 from tilec.transforms.recurrence import initial
 
-FEEDS = 4  # a feed may hold this many times the states' elements, or what the memory budget allows
+FEEDS = 4  # a feed may hold this many times the states' elements
+SMALL = 2**14  # or this many
 WORTH = 4096  # products in one step's aggregation, from which a matrix product is faster than a broadcast one
 
 
@@ -50,6 +51,15 @@ class Local:
 
     text: str
     variables: frozenset[str]
+
+
+@dataclass
+class Loose:
+    """Whether points that a guard drops may be zeros of one operand, and whether they are: then no state may be
+    infinite or NaN."""
+
+    allowed: bool
+    used: bool = False
 
 
 class StepFrame(Frame):
@@ -79,8 +89,10 @@ class Level:
     """An expression over time, lanes and the variables of the aggregations around it. `lines` is the code of a step,
     which runs at `start + step`; `before` what comes first."""
 
-    def __init__(self, task: Task, skew: Skew, state: str, domain: Domain, order: Sequence[str], start: int):
-        self.task, self.skew, self.state, self.domain = task, skew, state, domain
+    def __init__(
+        self, task: Task, skew: Skew, state: str, domain: Domain, order: Sequence[str], start: int, loose: Loose
+    ):
+        self.task, self.skew, self.state, self.domain, self.loose = task, skew, state, domain, loose
         self.order = tuple(order)
         self.start = start  # the time of step 0
         self.names = task.names
@@ -122,6 +134,8 @@ class Level:
                 return self.padded(e)
             case Aggregate():
                 return nested(self, e)
+            case Call("mul", (a, Inside())) if kind(expression_type(a, self.task.types).dtype) == 2:
+                return self.prepared(a)
         return rebuild(e, self.prepared)
 
     def padded(self, e: Pad) -> Expr:
@@ -163,8 +177,7 @@ class Level:
     def _large(self, e: Expr) -> bool:
         variables = [v for v in index_variables(e) if v in self.domain.extent]
         count = math.prod(self.domain.extent[v] for v in variables)
-        room = max(FEEDS * self.task.elements, self.task.options.memory_budget // 8)
-        return self.time in variables and count > room
+        return self.time in variables and count > max(FEEDS * self.task.elements, SMALL)
 
     def _steps(self, text: str, variables: frozenset[str]) -> str:
         """Text of a step's slice of a tensor over the level's order."""
@@ -285,7 +298,7 @@ def nested(outer: Level, e: Aggregate) -> Expr:
         constant = f"torch.tensor({identity}, dtype=torch.{element.dtype}, device=device)"
         return outer.pseudo("nothing", element, outer.step.assign("number", constant), frozenset())
     bound = tuple(v for v in domain.low if v not in outer.order)
-    level = Level(outer.task, outer.skew, outer.state, domain, (*outer.order, *bound), outer.start)
+    level = Level(outer.task, outer.skew, outer.state, domain, (*outer.order, *bound), outer.start, outer.loose)
     code, variables = _product(level, e, bound, element) or _broadcast(level, e, bound, element)
     name = outer.names.fresh("part")
     lines = [*level.step.lines, f"{name} = {code}"]
@@ -347,7 +360,9 @@ def _product(
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products, or a logsumexp of sums, of states and a feed as a matrix product."""
     semiring = {"sum": SUM, "logsumexp": LOG}.get(e.aggregation)
-    if semiring is None or e.guard is not None or level.domain.conditions or kind(element.dtype) != 2 or element.weak:
+    if semiring is None or level.domain.conditions or kind(element.dtype) != 2 or element.weak:
+        return None
+    if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
         return None
     split = split_factors(e.body, level.task.types) if semiring is SUM else split_terms(e.body)
     if split is None:
@@ -367,7 +382,9 @@ def _product(
         return None
     dtype = "float32" if element.dtype in NARROW else element.dtype
     times = "mul" if semiring is SUM else "add"
-    right, known, still = _operand(level, fixed, times, dtype)
+    if e.guard is not None:
+        level.loose.used = True
+    right, known, still = _operand(level, fixed, times, dtype, e.guard)
     left, found, _ = _operand(level, moving, times, dtype)
     if not summed <= known & found:
         return None
@@ -402,12 +419,16 @@ def _product(
     return code, frozenset(order)
 
 
-def _operand(level: Level, factors: Sequence[Expr], times: str, dtype: str) -> tuple[str, frozenset[str], bool]:
-    """Text of the product of factors as a tensor of one step, the variables it depends on, and whether it is the same
-    in every step."""
+def _operand(
+    level: Level, factors: Sequence[Expr], times: str, dtype: str, guard: Expr | None = None
+) -> tuple[str, frozenset[str], bool]:
+    """Text of the product of factors as a tensor of one step, 0 where the guard drops the point, the variables it
+    depends on, and whether it is the same in every step."""
     e = factors[0]
     for f in factors[1:]:
         e = Call(times, (e, f))
+    if guard is not None:
+        e = Call("select", (guard, e, ZERO))
     made = level.prepared(e)
     evaluator = Evaluator(level.step, made)
     value = evaluator.value(made)
