@@ -71,3 +71,7 @@ def test_completions_are_unimodular(tau):
     matrix = completed(tuple(tau), [3, 4, 5, 6][: len(tau)])
     assert matrix[0] == tau
     assert abs(sympy.Matrix(matrix).det()) == 1
+
+
+def test_a_single_element_that_reads_itself_has_no_order():
+    assert find_schedule([Dependence((), (), (), ())], 0) == Conflict((0,))

@@ -82,7 +82,7 @@ def _differences(n: int, text: str, rank: int) -> islpy.Set:
 def _half_space(tau: Vector) -> islpy.Set:
     image = "[" + ", ".join(f"o{i}" for i in range(len(tau))) + "]"
     total = " + ".join(f"{c}*o{i}" for i, c in enumerate(tau))
-    return islpy.Set(f"{{ {image} : {total} <= 0 }}")
+    return islpy.Set(f"{{ {image} : {total or 0} <= 0 }}")
 
 
 def _vector(point: islpy.Point, rank: int) -> Vector:
