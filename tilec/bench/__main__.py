@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tilec.bench.cpu import CASES
+from tilec.bench import cpu, recurrences
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     lines = header()
     print("\n".join(lines), flush=True)
-    for case in CASES:
+    for case in (*cpu.CASES, *recurrences.CASES):
         if given.only in case.name:
             lines.append(row(case, measure(case, rounds=3 if given.quick else 15)))
             print(lines[-1], flush=True)

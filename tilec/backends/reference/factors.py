@@ -158,7 +158,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
             return None
     groups: dict[frozenset[str], list[Expr]] = {}
     for e in expressions:
-        groups.setdefault(_variables(e, domain), []).append(e)
+        groups.setdefault(value_variables(e, domain), []).append(e)
     conditions = {c: frozenset(v for v in free(c.form) if domain.extent[v] > 1) for c in domain.conditions}
     operands: list[Operand] = []
     zeroed: set[int] = set()
@@ -181,7 +181,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
         zeroed.add(len(operands))
         zero = Int(0) if semiring is SUM else Call("neg", (Float(math.inf),))
         one = Call("select", (guard, Int(int(semiring.one)), zero))
-        operands.append(Operand(_ordered(_variables(guard, domain), [guard], types, domain), (one,)))
+        operands.append(Operand(_ordered(value_variables(guard, domain), [guard], types, domain), (one,)))
     result = Product(operands, scale)
     if zeroed:
         exposed = [o for k, o in enumerate(operands) if zeroed != {k} and o.factors]
@@ -224,7 +224,7 @@ def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorTy
     return access_conditions(access, types)
 
 
-def _variables(e: Expr, domain: Domain) -> frozenset[str]:
+def value_variables(e: Expr, domain: Domain) -> frozenset[str]:
     """The variables that the value depends on: what `in` names only constrains the point."""
     match e:
         case Inside():
@@ -232,8 +232,8 @@ def _variables(e: Expr, domain: Domain) -> frozenset[str]:
         case Access() | Index() | Pad():
             below = e.value if isinstance(e, Pad) else e
             found = frozenset(v for v in index_variables(e) if domain.extent[v] > 1)
-            return found if below is e else found | _variables(below, domain)
-    return frozenset().union(*(_variables(c, domain) for c in children(e)))
+            return found if below is e else found | value_variables(below, domain)
+    return frozenset().union(*(value_variables(c, domain) for c in children(e)))
 
 
 def _ordered(

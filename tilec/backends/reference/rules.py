@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from tilec.backends.reference.convolution import convolution
+from tilec.backends.reference.exponentials import exponentials
 from tilec.backends.reference.fused import fused
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
@@ -38,8 +39,13 @@ def cumulative(task: Task) -> list[str] | None:
     return scan(task, lines_for)
 
 
+def shifted_exponentials(task: Task) -> list[str] | None:
+    """The gradient of a log product."""
+    return exponentials(task, exact_lines)
+
+
 EXACT: tuple[Rule, ...] = (general, scattered)
-SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, library, product)
+SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 

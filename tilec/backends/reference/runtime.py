@@ -299,6 +299,30 @@ def _finite_or_zero(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, 0.0)
 
 
+def exponential_product(
+    w: Tensor,
+    weights: Tensor | int,
+    v: Tensor,
+    right: Tensor | int,
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+) -> Tensor | None:
+    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * right[.., k, j]`, times
+    `outer[.., i, j]`, where `valid`; None where that is not sure to be as accurate as adding the terms up."""
+    top_u, top_v = _finite_or_zero(u.amax(-1, keepdim=True)), _finite_or_zero(v.amax(-1, keepdim=True))
+    exponent = w + top_u + top_v.mT
+    if valid is not None:
+        exponent = exponent.masked_fill(~valid, float("-inf"))
+    if not exponent.amax() <= -math.log(v.shape[-2] * CERTAIN[u.dtype]):
+        return None
+    inner = exponent.exp_() * weights
+    if valid is not None:
+        inner = inner.masked_fill(~valid, 0.0)
+    result = torch.matmul(inner, torch.exp(v - top_v) * right) * torch.exp(u - top_u) * outer
+    return result if finite(result) else None
+
+
 def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
     """Compute the failed elements of a log product term by term, into `result`."""
     if below_infinity(a, b):
