@@ -79,3 +79,27 @@ def test_what_a_guard_drops_is_zero_only_while_all_states_are_finite():
     h[3] = torch.inf
     w[:, 3] = -1.0
     agree(source, a, w / 20, h, contains="rt.finite(H)")
+
+
+HIDDEN = """function (P[S, S], E[T, N, S], F0[N, S]) -> (F) {
+    F[t, n, j : T, N, S] = logsumexp(F[t - 1, n, i] + P[i, j]) + E[t, n, j] init F0[n, j];
+}"""
+
+
+@pytest.mark.parametrize("change", ["none", "banded", "an impossible step", "infinite", "wide"])
+def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change):
+    p, e, f, d = tensors((40, 40), (5, 3, 40), (3, 40), (5, 3, 40))
+    if change == "banded":
+        p[(torch.arange(40)[:, None] - torch.arange(40)).abs() > 2] = -torch.inf
+    elif change == "an impossible step":
+        e[2, 1] = -torch.inf
+    elif change == "infinite":
+        e[2, 1, 3] = torch.inf
+    elif change == "wide":
+        p = 1000 * p
+    function = tilec.compile(HIDDEN).grad()
+    assert "rt.exponential_step" in function.lower(p, e, f, d).source()
+    with np.errstate(all="ignore"):
+        wanted = tilec.interpret(function.tile, *(x.numpy() for x in (p, e, f, d)))
+    for g, w in zip(function(p, e, f, d), wanted, strict=True):
+        np.testing.assert_allclose(g.numpy(), w, rtol=1e-9, atol=1e-9)

@@ -52,11 +52,12 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     if len(powers) != 1 or math.prod(domain.extent.values()) < WORTH:
         return None
     factors = [f for f in split[0] if f is not powers[0]]
-    sides = _sides(_terms(powers[0].args[0], 1), domain)
-    if sides is None:
-        return None
     kept = [v for v in domain.output_variables() if domain.extent[v] > 1]
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
+    terms = terms_of(powers[0].args[0])
+    sides = sides_of(terms, domain, summed)
+    if sides is None:
+        return None
     batch = [v for v in kept if all(v in side for side in sides)]
     inner, right, outer = sides
     rows = [v for v in kept if v in inner and v not in batch]
@@ -64,7 +65,7 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     whole = (set(batch + rows + summed), set(batch + columns + summed), set(batch + rows + columns))
     if not summed or set(rows) & set(columns) or whole != tuple(map(set, sides)):
         return None
-    parts = _parts(_terms(powers[0].args[0], 1), factors, s.guard, sides, domain)
+    parts = parts_of(terms, factors, s.guard, sides, domain)
     if parts is None:
         return None
     orders = ([*batch, *rows, *summed], [*batch, *summed, *columns], [*batch, *rows, *columns])
@@ -78,6 +79,7 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     test = "None"
     if s.guard is not None:
         test = _matrix(task, domain, s.guard, orders[0], _shape(domain, batch, *groups[0]), "bool", lines)
+    texts[2:4] = [f"rt.right_factor({', '.join(texts[2:4])})"]
     result = f"rt.exponential_product({', '.join([*texts, test])})"
     lines.append(f"{task.out} = {result}")
     order = [*batch, *rows, *columns]
@@ -101,24 +103,27 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     ]
 
 
-def _terms(e: Expr, sign: int) -> list[tuple[int, Expr]]:
+def terms_of(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
+    """The terms of a sum, with their signs."""
     match e:
         case Call("add", (a, b)):
-            return [*_terms(a, sign), *_terms(b, sign)]
+            return [*terms_of(a, sign), *terms_of(b, sign)]
         case Call("sub", (a, b)):
-            return [*_terms(a, sign), *_terms(b, -sign)]
+            return [*terms_of(a, sign), *terms_of(b, -sign)]
         case Call("neg", (a,)):
-            return _terms(a, -sign)
+            return terms_of(a, -sign)
     return [(sign, e)]
 
 
-def _sides(terms: Sequence[tuple[int, Expr]], domain: Domain) -> tuple[Variables, Variables, Variables] | None:
+def sides_of(
+    terms: Sequence[tuple[int, Expr]], domain: Domain, reductions: Sequence[str]
+) -> tuple[Variables, Variables, Variables] | None:
     """The three sets of variables of the terms: those of the result that is subtracted and, of the other two, those
     with and without summed variables."""
     found = {value_variables(e, domain) for _, e in terms}
     largest = [v for v in found if not any(v < other for other in found)]
     taken = {value_variables(e, domain) for sign, e in terms if sign < 0}
-    summed = {v for v in domain.reductions() if domain.extent[v] > 1}
+    summed = set(reductions)
     inner = [v for v in largest if v in taken and v & summed]
     right = [v for v in largest if v not in taken and v & summed]
     outer = [v for v in largest if not v & summed]
@@ -127,13 +132,14 @@ def _sides(terms: Sequence[tuple[int, Expr]], domain: Domain) -> tuple[Variables
     return inner[0], right[0], outer[0]
 
 
-def _parts(
+def parts_of(
     terms: Sequence[tuple[int, Expr]],
     factors: Sequence[Expr],
     guard: Expr | None,
     sides: tuple[Variables, Variables, Variables],
     domain: Domain,
 ) -> list[Part] | None:
+    """What stands over each of the three sets of variables; None where something, or the guard, does not."""
     if guard is not None and not value_variables(guard, domain) <= sides[0]:
         return None
     exponents: list[Expr] = [ZERO, ZERO, ZERO]

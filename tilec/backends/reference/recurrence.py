@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.backends.reference.access import Frame
+from tilec.backends.reference.aggregates import nested
 from tilec.backends.reference.code import indented, tuple_text
 from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.host import HostStep
@@ -122,7 +123,7 @@ class _Loop:
         if self.s.guard is not None:
             self._plan(self.s.guard, domain)
         self.state, self.rows = task.names.fresh("state"), task.names.fresh("rows")
-        self.level = Level(task, skew, self.state, domain, skew.names, domain.low[skew.names[0]], loose)
+        self.level = Level(task, skew, self.state, domain, skew.names, domain.low[skew.names[0]], loose, nested)
         mask = self.level.mask()
         self.tests = [] if mask is None else [mask]
         if self.s.guard is not None:

@@ -302,25 +302,50 @@ def _finite_or_zero(t: Tensor) -> Tensor:
 def exponential_product(
     w: Tensor,
     weights: Tensor | int,
-    v: Tensor,
-    right: Tensor | int,
+    right: tuple[Tensor, Tensor],
     u: Tensor,
     outer: Tensor | int,
     valid: Tensor | None,
 ) -> Tensor | None:
-    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * right[.., k, j]`, times
-    `outer[.., i, j]`, where `valid`; None where that is not sure to be as accurate as adding the terms up."""
-    top_u, top_v = _finite_or_zero(u.amax(-1, keepdim=True)), _finite_or_zero(v.amax(-1, keepdim=True))
+    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * factor[.., k, j]`, times
+    `outer[.., i, j]`, where `valid`, with `right` the `right_factor` of v and factor; None where that is not sure to be
+    as accurate as adding the terms up."""
+    top_u, (top_v, powers) = _finite_or_zero(u.amax(-1, keepdim=True)), right
     exponent = w + top_u + top_v.mT
     if valid is not None:
         exponent = exponent.masked_fill(~valid, float("-inf"))
-    if not exponent.amax() <= -math.log(v.shape[-2] * CERTAIN[u.dtype]):
+    if not exponent.amax() <= -math.log(powers.shape[-2] * CERTAIN[u.dtype]):
         return None
     inner = exponent.exp_() * weights
     if valid is not None:
         inner = inner.masked_fill(~valid, 0.0)
-    result = torch.matmul(inner, torch.exp(v - top_v) * right) * torch.exp(u - top_u) * outer
+    result = torch.matmul(inner, powers) * torch.exp(u - top_u) * outer
     return result if finite(result) else None
+
+
+def right_factor(v: Tensor, factor: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Row maxima of v, and its exponentials below them times a factor."""
+    top = _finite_or_zero(v.amax(-1, keepdim=True))
+    return top, torch.exp(v - top) * factor
+
+
+def exponential_step(
+    w: Tensor,
+    weights: Tensor | int,
+    right: tuple[Tensor, Tensor],
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+    shape: Ints,
+    places: Ints,
+) -> Tensor | None:
+    """`exponential_product` with its dimensions taken apart and put in order: `places` says which of `shape` each
+    dimension of the result is, -1 for one of size 1."""
+    result = exponential_product(w, weights, right, u, outer, valid)
+    if result is None:
+        return None
+    result = result.reshape(shape).permute([p for p in places if p >= 0])
+    return result[tuple(slice(None) if p >= 0 else None for p in places)]
 
 
 def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
