@@ -125,6 +125,17 @@ def clamped(index: int, size: int) -> int:
     return min(max(index, 0), size - 1)
 
 
+def turned(t: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """`count` elements along a dimension from `start` on, going round; a view where no element comes twice."""
+    size = t.shape[dim]
+    pieces = []
+    while count > 0:
+        length = min(size - start, count)
+        pieces.append(t.narrow(dim, start, length))
+        start, count = 0, count - length
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
 def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
     """Truncating division, 0 where the divisor is."""
     a, b = _both(a, b)
