@@ -317,12 +317,6 @@ def test_tuning_needs_a_gpu() -> None:
         tilec.tune(tilec.compile(MATMUL), tilec.spec((2, 3)), tilec.spec((3, 4)))
 
 
-def test_recurrences_are_refused_clearly() -> None:
-    with pytest.raises(tilec.Unsupported) as caught:
-        tilec.compile("function (X[T]) -> (H) { H[t : T] = H[t - 1] + X[t]; }")(np.ones(3))
-    assert "^" in str(caught.value)
-
-
 def test_seven_spatial_dimensions() -> None:
     d = range(7)
     out = ", ".join(f"y{i}" for i in d)
@@ -341,3 +335,41 @@ def test_seven_spatial_dimensions() -> None:
     torch.testing.assert_close(d_image[window], kernel.detach().sum(-1))
     assert d_image.count_nonzero() == 2**7 * 2
     torch.testing.assert_close(d_kernel, image.detach()[window][..., None].expand_as(kernel))
+
+
+RUNNING = "function running(X[N]) -> (H) { H[t : N] = H[t - 1] + X[t]; }"
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs", "wanted"),
+    [
+        (RUNNING + "function (X[N], Y[N]) -> (Z) { Z = running(X) * running(Y); }", 2, [0, 1, 9, 36]),
+        ("H[t] = 2 * H[t - 1] + X[t]; Y = H + 1;", 1, [1, 2, 5, 12]),
+        ("function (X[N]) -> (G) { H[t : N] = H[t - 1] + X[t]; G[t : N] = G[t + 1] + H[t]; }", 1, [10, 10, 9, 6]),
+        ("function (X[N]) -> (H) { H[t : N] = H[clamp(t - 1, -1, N)] + X[t]; }", 1, [0, 1, 3, 6]),
+        ("function (X[N]) -> (H) { H[t : N] = H[t - 2*t - 1] + X[t] init 5; }", 1, [5, 6, 7, 8]),
+    ],
+)
+def test_recurrences_among_statements(source: str, inputs: int, wanted: list[int]) -> None:
+    assert tilec.compile(source)(*[torch.arange(4.0)] * inputs).tolist() == wanted
+
+
+def test_a_recurrence_by_a_size_that_is_a_value() -> None:
+    function = tilec.compile("function (X[N], K[]) -> (H) { H[t : N] = H[t - K] + X[t]; }")
+    assert function(torch.arange(5.0), 2).tolist() == [0, 1, 2, 4, 6]
+    with pytest.raises(tilec.NoSchedule, match="before this read"):
+        function(torch.arange(5.0), 0)
+
+
+def test_the_longest_common_subsequence() -> None:
+    function = tilec.compile("""function (A[N], B[M]) -> (L) {
+        L[i, j : N, M] = A[i] == B[j] ? L[i - 1, j - 1] + 1 : max(L[i - 1, j], L[i, j - 1]);
+    }""")
+    assert function(torch.tensor([1, 2, 3, 2, 4]), torch.tensor([2, 3, 4]))[-1, -1] == 3
+
+
+def test_exact_survives_pickling_and_differentiation() -> None:
+    function = pickle.loads(pickle.dumps(tilec.compile(RUNNING, exact=True)))
+    assert function.exact and function.grad().exact and not tilec.compile(RUNNING).exact
+    cost = function.lower(tilec.spec((4,))).cost()
+    assert cost.bytes_moved == cost.least_bytes == 32

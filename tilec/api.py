@@ -18,22 +18,38 @@ from tilec.language import parse
 from tilec.transforms.sizes import seed_inputs
 
 
-def compile(source: str, *, entry: str | None = None, backend: str | None = None, tune: bool = False) -> Function:
+def compile(
+    source: str,
+    *,
+    entry: str | None = None,
+    backend: str | None = None,
+    tune: bool = False,
+    exact: bool = False,
+) -> Function:
     """Compile Tile text to a Function.
 
     `entry` names the function to compile where the text holds several (default: the last). `backend` is "torch",
     "triton" or None: chosen by the inputs' device. `tune`: on the first call with new shapes or types, measure the
     candidates for each kernel and keep the choices on disk, gradients included; where the torch backend serves a call
-    there are none, and nothing happens. Raises TileError subclasses; InputMistake for backend="torch" with `tune`.
+    there are none, and nothing happens. `exact` forbids re-association in recurrences: every state is then
+    computed from the one before it by the operations in the text, in their order, as an eager loop would; otherwise a
+    step that is affine in a semiring (`a*h + b`, `max(c, d + h)`, `logaddexp(c, d + h)`) may be composed with others
+    where that is faster, which rounds differently. It holds for gradients too. Raises TileError subclasses;
+    InputMistake for backend="torch" with `tune`.
     """
-    return _compile(source, "<tile>", entry, backend, tune)
+    return _compile(source, "<tile>", entry, backend, tune, exact)
 
 
 def load(
-    path: str | PathLike[str], *, entry: str | None = None, backend: str | None = None, tune: bool = False
+    path: str | PathLike[str],
+    *,
+    entry: str | None = None,
+    backend: str | None = None,
+    tune: bool = False,
+    exact: bool = False,
 ) -> Function:
     """Compile the Tile text in a file (UTF-8); errors name the file. Raises InputMistake if it cannot be read."""
-    return _compile(read(path), str(path), entry, backend, tune)
+    return _compile(read(path), str(path), entry, backend, tune, exact)
 
 
 def read(path: str | PathLike[str]) -> str:
@@ -46,7 +62,7 @@ def read(path: str | PathLike[str]) -> str:
         raise InputMistake(f"cannot read {path}: {error.strerror}") from None
 
 
-def _compile(source: str, filename: str, entry: str | None, backend: str | None, tune: bool) -> Function:
+def _compile(source: str, filename: str, entry: str | None, backend: str | None, tune: bool, exact: bool) -> Function:
     if not isinstance(source, str):
         raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}")
     if backend not in (None, *NAMES):
@@ -54,7 +70,8 @@ def _compile(source: str, filename: str, entry: str | None, backend: str | None,
     if tune and backend == "torch":
         raise InputMistake("the torch backend has nothing to tune", hint="leave backend or tune out")
     try:
-        return Function(parse(source, filename=filename, entry=entry), source, filename, backend, tune=tune)
+        program = parse(source, filename=filename, entry=entry)
+        return Function(program, source, filename, backend, tune=tune, exact=exact)
     except TileError as error:
         raise error.located(source, filename) from None
 

@@ -29,7 +29,7 @@ def cost(program: Program, types: Mapping[str, TensorType]) -> Cost:
     shapes = {name: t.shape for name, t in types.items()}
     size = {name: prod(t.shape) * BYTES.get(t.dtype, 1) for name, t in types.items()}
     flops = sum(_operations(s) * _points(s, shapes) for s in program.statements)
-    moved = sum(size[s.output] + sum(size[r] for r in reads(s)) for s in program.statements)
+    moved = sum(size[s.output] + sum(size[r] for r in reads(s) if r != s.output) for s in program.statements)
     read = {r for s in program.statements for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
     return Cost(flops, moved, least)

@@ -16,8 +16,8 @@ class Span:
 class TileError(Exception):
     """Base of all errors that tilec raises on purpose.
 
-    `message` says what is wrong, `hint` what to do about it, `span` where it stands in `source` (named `filename`).
-    `str()` gives all of it, with the line and carets under the span.
+    `message` says what is wrong, `hint` what to do about it, `span` where it stands in `source` (named `filename`),
+    `others` further places that have a part in it. `str()` gives all of it, each line with carets under its spans.
     """
 
     def __init__(
@@ -28,10 +28,12 @@ class TileError(Exception):
         hint: str | None = None,
         source: str | None = None,
         filename: str = "<tile>",
+        others: tuple[Span, ...] = (),
     ):
         super().__init__(message)
         self.message = message
         self.span = span
+        self.others = others
         self.hint = hint
         self.source = source
         self.filename = filename
@@ -45,25 +47,33 @@ class TileError(Exception):
     @property
     def position(self) -> tuple[int, int] | None:
         """One-based line and column of the span's start, where both the span and the source are known."""
-        if self.span is None or self.source is None:
-            return None
-        before = self.source[: self.span.start]
-        return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        return None if self.span is None or self.source is None else _position(self.source, self.span)
 
     def __str__(self) -> str:
         lines = [self.message]
         if self.position is not None:
             assert self.span is not None and self.source is not None
             line, column = self.position
-            text = self.source.split("\n")[line - 1]
-            width = max(1, min(self.span.stop - self.span.start, len(text) - column + 1))
-            gutter = f"{line:>5} | "
             lines = [f"{self.filename}:{line}:{column}: {self.message}"]
-            lines.append(gutter + text.replace("\t", " "))
-            lines.append(" " * (len(gutter) - 2) + "| " + " " * (column - 1) + "^" * width)
+            places: dict[int, str] = {}  # number of a line -> the carets under it
+            texts = self.source.split("\n")
+            for span in (self.span, *self.others):
+                line, column = _position(self.source, span)
+                width = max(1, min(span.stop - span.start, len(texts[line - 1]) - column + 1))
+                under = places.get(line, "").ljust(column - 1)
+                places[line] = under[: column - 1] + "^" * width + under[column - 1 + width :]
+            for line, carets in places.items():
+                gutter = f"{line:>5} | "
+                lines.append(gutter + texts[line - 1].replace("\t", " "))
+                lines.append(" " * (len(gutter) - 2) + "| " + carets)
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
+
+
+def _position(source: str, span: Span) -> tuple[int, int]:
+    before = source[: span.start]
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
 class SyntaxMistake(TileError):
@@ -92,6 +102,10 @@ class AssignmentMistake(TileError):
 
 class WriteConflict(TileError):
     """An assign aggregation with two valid points for one output element."""
+
+
+class NoSchedule(TileError):
+    """A recurrence in which no order of the elements has every one computed before it is read."""
 
 
 class AggregationMistake(TileError):

@@ -110,6 +110,7 @@ class Function:
         backend: str | None = None,
         gradient: Gradient | None = None,
         tune: bool = False,
+        exact: bool = False,
     ):
         self.program = program
         self.source = source
@@ -117,6 +118,7 @@ class Function:
         self.backend = backend
         self.gradient = gradient
         self.tune = tune
+        self.exact = exact
         self.inputs = program.input_names()
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
@@ -140,7 +142,8 @@ class Function:
         return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
-        return Function, (self.program, self.source, self.filename, self.backend, self.gradient, self.tune)
+        made_of = (self.program, self.source, self.filename, self.backend, self.gradient, self.tune, self.exact)
+        return Function, made_of
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
@@ -212,7 +215,7 @@ class Function:
                 count = iter(range(len(kept)))
                 results = tuple(next(count) if f else None for f in floating)
             lowering = lower(program, types, values)
-            executable = chosen.build(lowering, Options.from_environment(tune))
+            executable = chosen.build(lowering, Options.from_environment(tune, self.exact))
             return lowering, chosen, Prepared(executable, results, replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
@@ -258,12 +261,14 @@ class Function:
             except TileError as error:
                 raise error.located(self.source, self.filename) from None
             origin = Gradient(self, names)
-            self._gradients[names] = Function(program, self.source, self.filename, self.backend, origin, self.tune)
+            self._gradients[names] = Function(
+                program, self.source, self.filename, self.backend, origin, self.tune, self.exact
+            )
         return self._gradients[names]
 
     def tuned(self) -> Function:
         """The same function, which measures candidates on its first call with new shapes or types."""
-        return Function(self.program, self.source, self.filename, self.backend, self.gradient, tune=True)
+        return Function(self.program, self.source, self.filename, self.backend, self.gradient, True, self.exact)
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
         """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.

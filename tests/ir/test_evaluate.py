@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TypeMistake, Unsupported, WriteConflict
+from tilec.errors import (
+    InputMistake,
+    NameMistake,
+    NoSchedule,
+    RankMistake,
+    SizeMistake,
+    TypeMistake,
+    Unsupported,
+    WriteConflict,
+)
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 
@@ -332,9 +341,18 @@ def test_input_mistakes():
         run(function("A", "O[i : 2] = +(A[i]);"), M)
 
 
-def test_recurrences_are_refused():
-    with pytest.raises(Unsupported):
-        run(function("B[T]", "H[t : T] = H[t - 1] + B[t];", "H"), A4)
+def test_recurrences():
+    assert run(function("B[T]", "H[t : T] = H[t - 1] + B[t];", "H"), A4).tolist() == np.cumsum(A4).tolist()
+    assert run(function("B[T]", "H[t : T] = H[t - 1] + B[t - 1];", "H"), A4).tolist() == [0, *np.cumsum(A4[:-1])]
+    fibonacci = function("N[]", "F[n : N] = F[n - 1] + F[n - 2] init n + 2;", "F")
+    assert run(fibonacci, 6).tolist() == [1, 2, 3, 5, 8, 13]
+    wrapped = function("B[T, D]", "H[t, i : T, D] = B[t, i] + H[t - 1, (i - 1) % D] init 10 * i - t;", "H")
+    b = np.arange(6.0).reshape(2, 3)
+    first = b[0] + np.array([21, 1, 11])
+    assert run(wrapped, b).tolist() == [first.tolist(), (b[1] + np.roll(first, 1)).tolist()]
+    for circle in ("H[t]", "H[(t - 1) % T]", "H[t - 1] + H[t + 1]"):
+        with pytest.raises(NoSchedule):
+            run(function("B[T]", f"H[t : T] = 2 * {circle} + B[t];", "H"), A4)
 
 
 def test_unknown_names_end_in_tile_errors():

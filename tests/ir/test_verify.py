@@ -26,6 +26,7 @@ from tilec.ir.verify import verify
 from tilec.language import parse
 
 i, j, X = Index("i"), Index("j"), Access("X", (Index("i"),))
+OWN = Access("O", (Index("i"),))
 X_ALONE = (Input("X", (3,)),)
 GOOD = Statement("O", (i,), (Int(3),), X)
 
@@ -52,7 +53,11 @@ BROKEN = {
     "no function is called": program(replace(GOOD, body=Call("plus", (X,)))),
     "takes 2 to 2 arguments": program(replace(GOOD, body=Call("add", (X,)))),
     "read before it is assigned": program(replace(GOOD, body=Access("Z", (i,)))),
-    "O is read before": program(replace(GOOD, body=Access("O", (i,)))),
+    "reads itself with another rank": program(replace(GOOD, body=Access("O", (i, i)))),
+    "does not read itself": program(replace(GOOD, init=X)),
+    "needs distinct bare": program(replace(GOOD, index=(Int(0),), body=OWN, init=Int(0))),
+    "has other variables": program(replace(GOOD, body=OWN, init=Access("X", (j,)))),
+    "`init` of O reads O": program(replace(GOOD, body=OWN, init=OWN)),
     "has rank 1, not 2": program(replace(GOOD, body=Access("X", (i, i)))),
     "as many sizes": program(replace(GOOD, sizes=(Int(3), Int(3)))),
     "has no sizes": program(replace(GOOD, sizes=None)),

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from tilec.errors import (
+    AggregationMistake,
     InputMistake,
+    NoSchedule,
     RankMistake,
     SizeMistake,
     TileError,
     TypeMistake,
     UnboundIndex,
-    Unsupported,
     WriteConflict,
 )
 from tilec.ir.types import TensorType
@@ -218,12 +219,19 @@ CASES = {
         "do not broadcast",
         "G",
     ),
-    "a recurrence": (
-        "function (A[N]) -> (H) { H[t : N] = H[t - 1] + A[t]; }",
+    "a recurrence without an order": (
+        "function (A[N]) -> (H) { H[t : N] = H[(t - 1) % N] + A[t]; }",
         {"A": f(2)},
-        Unsupported,
-        "H is a recurrence",
-        "H[t - 1]",
+        NoSchedule,
+        "no order computes every element of H before this read",
+        "H[(t - 1) % N]",
+    ),
+    "a recurrence at computed places": (
+        "function (A[N]) -> (H) { H[t % N : N] = +(H[t - 1] + A[t]); }",
+        {"A": f(2)},
+        AggregationMistake,
+        "the output index of a recurrence is affine",
+        "t % N",
     ),
     "a floating seed": (
         "function (S[]) -> (R) { R[k : 4] = rand(S, k); }",

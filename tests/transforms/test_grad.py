@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilec.errors import InputMistake, NameMistake, Unsupported
+from tilec.errors import InputMistake, NameMistake
 from tilec.ir.program import Call, walk
 from tilec.language import parse, show
 from tilec.transforms.grad import grad
@@ -176,14 +176,6 @@ def test_wrt():
         grad(program, [])
     with pytest.raises(NameMistake, match="no input is called Z"):
         grad(program, ["Z"])
-
-
-def test_recurrences_are_refused_where_the_gradient_needs_them():
-    source = "function (A[T]) -> (H) { H[t : T] = A[t] * H[t - 1]; }"
-    with pytest.raises(Unsupported) as caught:
-        grad(parse(source))
-    assert source[caught.value.span.start : caught.value.span.stop].startswith("H[t : T]")
-    assert grad(parse(source.replace("-> (H)", "-> (A)"))).statements
 
 
 def test_random_numbers_carry_no_gradient():

@@ -37,16 +37,18 @@ class Kernel:
 @dataclass(frozen=True)
 class Options:
     """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
-    statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device."""
+    statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device;
+    `exact`: a recurrence is computed in its own order, which computing several times at once would change."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default
     block: int = knobs.BLOCK.default
     tune: bool = False
+    exact: bool = False
 
     @staticmethod
-    def from_environment(tune: bool = False) -> Options:
-        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, tune)
+    def from_environment(tune: bool = False, exact: bool = False) -> Options:
+        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, tune, exact)
 
 
 class Executable(Protocol):

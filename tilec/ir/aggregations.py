@@ -3,7 +3,8 @@
 `identity` is what an element without valid points holds (for integers, the extremes of the type where it is infinite).
 `result` says how the type follows: accumulate (16-bit floats in float32, integers and bool to int64), keep,
 float, bool, int64.
-`times` names the scalar function that distributes over the aggregation, which makes the pair a semiring.
+`times` names the scalar function that distributes over the aggregation, which makes the pair a semiring: SEMIRINGS
+lists these with what else belongs to them.
 """
 
 from __future__ import annotations
@@ -40,3 +41,45 @@ AGGREGATIONS: dict[str, Aggregation] = {
     )
 }
 BY_SYMBOL = {a.symbol: a.name for a in AGGREGATIONS.values() if a.symbol}
+
+
+@dataclass(frozen=True)
+class Semiring:
+    """An aggregation `plus` and a scalar function `times` that distributes over it: a*(b + c) is a*b + a*c.
+
+    `add` is the aggregation of two as a scalar function, `zero` and `one` are the elements that the two operations
+    leave alone; `zero` times anything finite is `zero`. `kind`: the category of the element types it is for (0 bool,
+    1 integer, 2 floating).
+    """
+
+    name: str
+    plus: str
+    times: str
+    add: str
+    zero: float | int | bool
+    one: float | int | bool
+    kind: int
+
+
+SEMIRINGS: dict[str, Semiring] = {
+    s.name: s
+    for s in (
+        Semiring("real", "sum", "mul", "add", 0, 1, 2),
+        Semiring("counting", "sum", "mul", "add", 0, 1, 1),
+        Semiring("log", "logsumexp", "add", "logaddexp", -math.inf, 0, 2),
+        Semiring("max-plus", "max", "add", "max", -math.inf, 0, 2),
+        Semiring("min-plus", "min", "add", "min", math.inf, 0, 2),
+        Semiring("boolean", "any", "and", "or", False, True, 0),
+    )
+}
+
+
+def semirings(plus: str | None = None, times: str | None = None, add: str | None = None) -> tuple[Semiring, ...]:
+    """Those with this aggregation, this scalar function and this sum of two, as far as given."""
+    wanted = {"plus": plus, "times": times, "add": add}
+    return tuple(s for s in SEMIRINGS.values() if all(x in (None, getattr(s, k)) for k, x in wanted.items()))
+
+
+def distributes(times: str, plus: str) -> bool:
+    """Does the scalar function distribute over the aggregation?"""
+    return bool(semirings(plus, times))

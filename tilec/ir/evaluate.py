@@ -10,15 +10,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilec.errors import AssignmentMistake, InputMistake, SizeMistake, UnboundIndex, Unsupported, WriteConflict
+from tilec.errors import (
+    AssignmentMistake,
+    InputMistake,
+    NoSchedule,
+    SizeMistake,
+    TypeMistake,
+    UnboundIndex,
+    WriteConflict,
+)
 from tilec.ir.functions import counts_positions
-from tilec.ir.infer import aggregate_type
+from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.oracle.accumulate import Accumulator, wrap
 from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
-from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads, walk
-from tilec.ir.types import kind, promote
+from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.types import ElementType, TensorType, kind, promote
 
 
 def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -40,6 +48,11 @@ def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray
     return tuple(_outcome(run.tensors[name]) for name in program.outputs)
 
 
+def _same(a: Tensor, b: Tensor) -> bool:
+    equal = np.array_equal(a.data, b.data, equal_nan=a.data.dtype == np.float64 == b.data.dtype)
+    return (a.dtype, a.weak) == (b.dtype, b.weak) and equal
+
+
 def _outcome(tensor: Tensor) -> np.ndarray:
     dtype = "float64" if kind(tensor.dtype) == 2 else tensor.dtype
     return np.array(tensor.data, dtype)
@@ -49,16 +62,56 @@ class _Run(Evaluator):
     """One evaluation of a program, statement by statement."""
 
     def statement(self, s: Statement) -> Tensor:
-        if s.init is not None or s.output in reads(s):
-            raise Unsupported("the oracle does not run recurrences yet", s.span)
         if s.index is None:
             return self.elementwise(s)
         sizes = self.statement_sizes(s)
-        site = self.site(s.body, s.guard, s.constraints, zip(s.index, sizes, strict=True))
-        place = [form(e, size, self.size) for e, size in zip(s.index, sizes, strict=True)]
+        return self.recurrence(s, s.index, sizes) if reads_itself(s) else self.contraction(s, s.index, sizes)
+
+    def recurrence(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> Tensor:
+        """The whole statement evaluated over and over, reading what it gave the time before, until nothing changes.
+
+        Where each element depends on others along chains without a circle, every round settles one more link, whatever
+        stood there at first. So two beginnings that differ show a circle.
+        """
+        self.own = s.output
+        if s.init is not None:
+            self.initial = tuple(e.name for e in index if isinstance(e, Index)), s.init
+        try:
+            settled = [self.settle(s, index, sizes, start) for start in (0, 1)]
+        finally:
+            self.own = self.initial = None
+        if not _same(*settled):
+            raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
+        return settled[0]
+
+    def settle(self, s: Statement, index: tuple[Expr, ...], sizes: list[int], start: int) -> Tensor:
+        tensor = Tensor(np.full(sizes, bool(start)), "bool", True)
+        for _ in range(int(np.prod(sizes, dtype=object)) + 4):
+            self.tensors[s.output] = tensor
+            try:
+                new = self.contraction(s, index, sizes)
+            except TypeMistake:
+                if tensor.dtype != "bool":
+                    raise
+                new = Tensor(np.full(sizes, start), "int64", True)
+            if s.init is not None:
+                known = {n: TensorType(t.data.shape, t.dtype, t.weak) for n, t in self.tensors.items()}
+                element = promote(
+                    ElementType(new.dtype, new.weak, not sizes and not new.weak), expression_type(s.init, known)
+                )
+                new = Tensor(wrap(new.data, element.dtype), element.dtype, element.weak)
+            if _same(tensor, new):
+                del self.tensors[s.output]
+                return new
+            tensor = new
+        raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
+
+    def contraction(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> Tensor:
+        site = self.site(s.body, s.guard, s.constraints, zip(index, sizes, strict=True))
+        place = [form(e, size, self.size) for e, size in zip(index, sizes, strict=True)]
         exact = s.aggregation == "assign" and not any(f.dynamic for f in place)
         total = int(np.prod(sizes, dtype=object))
-        numbered = tuple(v for v in site.variables if v not in index_variables(*s.index))
+        numbered = tuple(v for v in site.variables if v not in index_variables(*index))
         accumulator = Accumulator(s.aggregation, total)
         writers = np.zeros(total if exact else 0, np.int64)
         for columns in self.candidates(site, {"": np.zeros(1, np.int64)}):
@@ -115,7 +168,7 @@ class _Run(Evaluator):
             self.tensor(a.tensor, a.span).data.shape[d]
             for root in (*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)))
             for a in walk(root)
-            if isinstance(a, Access)
+            if isinstance(a, Access) and a.tensor != s.output
             for d, i in enumerate(a.index)
             if isinstance(e, Index) and isinstance(i, Index) and i.name == e.name
         }

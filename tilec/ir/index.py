@@ -206,7 +206,21 @@ def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
             return Affine((), Fraction(min(max(values[0], values[1]), values[2])))
         if values[1]:
             return Affine((), Fraction(values[0] % values[1]))
+    if function == "mod":
+        args[0] = _without_modulo(args[0], args[1].to_expr())
     return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), Fraction(1)),))
+
+
+def _without_modulo(form: Affine, modulus: Expr) -> Affine:
+    """A form that is taken modulo `modulus` anyway, without the same modulo of its integer terms."""
+    total = Affine((), form.constant)
+    for atom, c in form.terms:
+        inner = Affine(((atom, c),))
+        if isinstance(atom, Call) and atom.function == "mod" and atom.args[1] == modulus and c.denominator == 1:
+            argument = linear(atom.args[0])
+            inner = argument * c if argument.is_integral else inner
+        total += inner
+    return total
 
 
 def canonical(e: Expr) -> Expr:
@@ -259,7 +273,8 @@ def replace_constraints(constraints: tuple[Constraint, ...], mapping: Mapping[st
 
 
 def substitute_affine(s: Statement, mapping: Mapping[str, Affine]) -> Statement:
-    """A statement with index variables replaced by forms, each place by its own division."""
+    """A statement with index variables replaced by forms, each place by its own division; `init`, whose variables name
+    an element, stays."""
     return replace(
         s,
         index=None if s.index is None else tuple(linear(i).substitute(mapping).to_expr() for i in s.index),

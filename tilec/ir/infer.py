@@ -22,6 +22,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    reads_itself,
 )
 from tilec.ir.types import (
     CASTS,
@@ -34,6 +35,7 @@ from tilec.ir.types import (
     promote,
 )
 
+TYPE_ROUNDS = 8  # of a recurrence's type: promotion only goes up, and not often
 NO_BOOL_AT_ALL = ("sub", "neg")
 NOT_BOOL = (*NO_BOOL_AT_ALL, "abs", "floor", "ceil", "round", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
@@ -96,13 +98,36 @@ def expression_type(e: Expr, tensors: Mapping[str, TensorType]) -> ElementType:
 
 
 def statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorType:
-    """Type of a bound statement's output. A guard only has to be typed; constraints hold integers alone."""
+    """Type of a bound statement's output. A guard only has to be typed; constraints hold integers alone.
+
+    A recurrence has the least type that its body gives back when it reads that type, `init` being of a type no higher.
+    """
+    if not reads_itself(s):
+        return _plain_statement_type(s, tensors)
+    mistake: TypeMistake | None = None
+    for start in ("bool", "int64"):  # some functions refuse bool, so the next type up is tried as well
+        known = TensorType((), start, weak=True)
+        known = TensorType(tuple(n.value for n in s.sizes or () if isinstance(n, Int)), known.dtype, known.weak)
+        try:
+            for _ in range(TYPE_ROUNDS):
+                result = _plain_statement_type(s, {**tensors, s.output: known})
+                if result == known:
+                    return result
+                known = result
+        except TypeMistake as error:
+            mistake = error
+    raise mistake or TypeMistake(f"the element type of {s.output} changes from step to step", s.span)
+
+
+def _plain_statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorType:
     typing = _Typing(tensors)
     if s.guard is not None:
         typing.of(s.guard)
     for e in s.index or ():
         typing.check_index(e)
     element = aggregate_type(s.aggregation, typing.of(s.body))
+    if s.init is not None:
+        element = promote(element, typing.of(s.init))
     if s.default is not None:
         element = _with_default(s, element, tensors[s.default].element())
     shape = tuple(size.value for size in s.sizes or () if isinstance(size, Int))

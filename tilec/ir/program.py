@@ -286,6 +286,17 @@ def reads(s: Statement) -> tuple[str, ...]:
     return tuple(found)
 
 
+def self_reads(s: Statement) -> tuple[Access, ...]:
+    """The accesses of a statement's guard and body that read its own output, those in nested aggregations included."""
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    return tuple(e for root in roots for e in walk(root) if isinstance(e, Access) and e.tensor == s.output)
+
+
+def reads_itself(s: Statement) -> bool:
+    """Is the statement a recurrence?"""
+    return bool(self_reads(s))
+
+
 def strip_spans(e):
     """A node without spans, all the way down: what a pass keeps when the text it came from no longer says the same."""
     if isinstance(e, tuple):

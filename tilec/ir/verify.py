@@ -24,6 +24,8 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    self_reads,
+    walk,
 )
 
 BOUND_HAS_NO = frozenset((*STRUCTURAL, "shape", "index", "as_type", "same"))
@@ -75,8 +77,22 @@ class _Verifier:
             self.index(e, outside)
         for e in (*(s.sizes or ()), *values):
             self.expression(e, outside)
+        self.recurrence(s)
         self.constraints(s.constraints, outside)
         self.ranks[s.output] = None if s.index is None else len(s.index)
+
+    def recurrence(self, s: Statement) -> None:
+        index = s.index or ()
+        found = self_reads(s)
+        _require(all(len(a.index) == len(index) for a in found), f"{s.output} reads itself with another rank", s.span)
+        if s.init is None:
+            return
+        _require(found, f"{s.output} has `init` and does not read itself", s.span)
+        names = {e.name for e in index if isinstance(e, Index)}
+        _require(len(names) == len(index), f"`init` of {s.output} needs distinct bare variables on the left", s.span)
+        _require(names.issuperset(index_variables(s.init)), f"`init` of {s.output} has other variables", s.span)
+        inner = any(isinstance(e, Access) and e.tensor == s.output for e in walk(s.init))
+        _require(not inner, f"`init` of {s.output} reads {s.output}", s.span)
 
     def sized(self, s: Statement) -> None:
         assert s.index is not None
@@ -121,7 +137,7 @@ class _Verifier:
                 _require(isinstance(e, Index), f"{type(e).__name__} is no expression")
 
     def access(self, e: Access, outside: frozenset[str]) -> None:
-        known = e.tensor in self.ranks or e.tensor == self.output and not self.bound
+        known = e.tensor in self.ranks or e.tensor == self.output
         _require(known, f"{e.tensor} is read before it is assigned", e.span)
         rank = self.ranks.get(e.tensor)
         _require(rank is None or rank == len(e.index), f"{e.tensor} has rank {rank}, not {len(e.index)}", e.span)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import islpy
@@ -56,8 +56,9 @@ class Domain:
     dependent: tuple[Condition, ...] = ()
 
 
-def accesses(e: Expr) -> Iterator[Access]:
-    """Accesses that constrain the point at which e stands: those in `pad` and in nested aggregations do not."""
+def accesses(e: Expr, own: str | None = None) -> Iterator[Access]:
+    """Accesses that constrain the point at which e stands: those in `pad`, in nested aggregations and of the tensor
+    `own` that the statement itself writes do not."""
     stack = [e]
     while stack:
         e = stack.pop()
@@ -67,7 +68,7 @@ def accesses(e: Expr) -> Iterator[Access]:
             case Aggregate():
                 pass
             case _:
-                if isinstance(e, Access):
+                if isinstance(e, Access) and e.tensor != own:
                     yield e
                 stack.extend(reversed(children(e)))
 
@@ -84,14 +85,15 @@ def domain_of(
     index: Sequence[Expr] = (),
     sizes: Sequence[int] = (),
     variables: Sequence[str] | None = None,
+    own: str | None = None,
 ) -> Domain:
     """Points at which every access of `roots` and `index` lies inside its tensor, `index` inside `sizes`, and the
-    constraints hold. `variables`: all free ones unless given."""
+    constraints hold. `variables`: all free ones unless given; `own`: the tensor whose reads constrain nothing."""
     found: dict[Condition, None] = {}
     dependent: dict[Condition, None] = {}
     pairs = list(zip(index, sizes, strict=True))
     for root in (*index, *roots):
-        for access in accesses(root):
+        for access in accesses(root, own):
             pairs.extend(zip(access.index, shapes[access.tensor], strict=True))
     for c in constraints:
         if not isinstance(c.bound, Int):
@@ -126,8 +128,8 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
 def domain(s: Statement, shapes: Shapes) -> Domain:
     """Valid points of a bound statement; guards and conditions on data are ignored."""
     roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    variables = index_variables(*expressions(s))
-    return domain_of(roots, shapes, s.constraints, s.index or (), sizes_of(s), variables)
+    variables = index_variables(*expressions(replace(s, init=None)))
+    return domain_of(roots, shapes, s.constraints, s.index or (), sizes_of(s), variables, s.output)
 
 
 def bounds(s: Statement, shapes: Shapes, fixed: Mapping[str, int] | None = None) -> Box | None:
@@ -247,15 +249,18 @@ class _Component:
         return None if math.isinf(low) or math.isinf(high) else (int(low), int(high))
 
     def _text(self, rows: Sequence[Affine] = ()) -> str:
-        """What isl reads: conditions on x0, x1, ... and, as o0, o1, ..., the rows."""
-        names = {v: f"x{i}" for i, v in enumerate(self.variables)}
-        writer = _Writer(names)
-        for c in self.conditions:
-            writer.facts.append(f"0 <= {writer.integer(c.form)} < {c.bound}")
-        for k, row in enumerate(rows):
-            writer.facts.append(f"o{k} = {writer.integer(row)}")
-        facts = " and ".join(dict.fromkeys(writer.facts)) or "true"
-        return f"exists {', '.join(writer.fresh)}: {facts}" if writer.fresh else facts
+        return writer_text({v: f"x{i}" for i, v in enumerate(self.variables)}, self.conditions, rows)
+
+
+def writer_text(names: dict[str, str], conditions: Iterable[Condition], rows: Sequence[Affine] = ()) -> str:
+    """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
+    writer = _Writer(names)
+    for c in conditions:
+        writer.facts.append(f"0 <= {writer.integer(c.form)} < {c.bound}")
+    for k, row in enumerate(rows):
+        writer.facts.append(f"o{k} = {writer.integer(row)}")
+    facts = " and ".join(dict.fromkeys(writer.facts)) or "true"
+    return f"exists {', '.join(writer.fresh)}: {facts}" if writer.fresh else facts
 
 
 class _Writer:

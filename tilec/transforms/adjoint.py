@@ -32,7 +32,6 @@ from tilec.ir.program import (
 )
 from tilec.transforms.extents import Extent, sizes
 from tilec.transforms.naming import (
-    Names,
     all_variables,
     fresh_variable,
     rename,
@@ -128,20 +127,23 @@ class Contraction:
     `emit` appends a statement to the gradient program under a fresh name like the one it has, which it returns.
     """
 
-    def __init__(
-        self, s: Statement, cotangent: str, known: Mapping[str, Extent], names: Names, emit: Callable[[Statement], str]
-    ):
+    def __init__(self, s: Statement, cotangent: str, known: Mapping[str, Extent], emit: Callable[[Statement], str]):
         assert s.index is not None
         self.s = separate(s)
         self.index = s.index
         self.extents = {**known, cotangent: known[s.output]}
         self.result = Access(s.output, s.index)
-        self.cotangent = Access(cotangent, s.index)
+        self.cotangent: Expr = Access(cotangent, s.index)
         self.emit = emit
         self.used = all_variables(self.s)
 
     def contributions(self, active: Callable[[str], bool]) -> Iterator[Statement]:
         """One statement for each access of an active tensor; its output is named after that tensor."""
+        for access, where, g in self.leaves(active):
+            yield self._flip(access, g, where)
+
+    def leaves(self, active: Callable[[str], bool]) -> Iterator[tuple[Access, Scope, Cotangent]]:
+        """Each access of an active tensor, the points at which it stands, and its cotangent there."""
         s = self.s
         guards = () if s.guard is None else (s.guard,)
         variables = index_variables(*self.index, *guards, s.body, *_parts(s.constraints))
@@ -155,7 +157,7 @@ class Contraction:
             assert isinstance(leaf.scope, Scope)
             groups.setdefault((_as_access(leaf), leaf.scope), []).append(leaf.cotangent)
         for (access, where), terms in groups.items():
-            yield self._flip(access, total(terms), where)
+            yield access, where, total(terms)
 
     def written(self) -> str:
         """The name of a tensor that says which elements of the output some point writes, or how many points do."""

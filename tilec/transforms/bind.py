@@ -24,16 +24,18 @@ from tilec.ir.program import (
     Program,
     Statement,
     expressions,
+    reads_itself,
     rebuild,
     walk,
 )
-from tilec.ir.types import WEAK_INT, TensorType, kind
+from tilec.ir.types import DEFAULT_FLOAT, WEAK_INT, TensorType, kind
 from tilec.language import show_expr
 from tilec.transforms.appearance import keep_variables
 from tilec.transforms.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
 from tilec.transforms.copies import drop_copies
 from tilec.transforms.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.naming import Names
+from tilec.transforms.recurrence import check_recurrence
 from tilec.transforms.sizes import DividesByZero, bind_inputs, counted, size_inputs
 from tilec.transforms.structural import EXPANSIONS, Argument, expand_reshape
 from tilec.transforms.values import Scope, Values
@@ -227,7 +229,11 @@ class _Binder:
     # contractions
 
     def contraction(self, s: Statement) -> None:
-        values = Values(self.scope, None)
+        own = reads_itself(s)
+        if own:  # its shape is known before its type is
+            sizes = self._sizes(s)
+            self.types[s.output] = TensorType(tuple(n.value for n in sizes), DEFAULT_FLOAT)
+        values = Values(self.scope, None, s.output if own else None)
         index = tuple(values.index(e) for e in s.index or ())
         if not AGGREGATIONS[s.aggregation].data_dependent:
             for e in index:
@@ -243,9 +249,12 @@ class _Binder:
             guard=None if s.guard is None else values.bind(s.guard),
             body=values.bind(s.body),
             constraints=values.constraints(s.constraints),
+            init=None if s.init is None else values.bind(s.init),
         )
         new = self._with_whole_default(keep_variables(new, s))
         self.emit(new)
+        if own:
+            check_recurrence(new, self.sizes.shapes)
         if any(map(scaled_by_sizes, expressions(s))):
             check_bounded(new, self.sizes.shapes)
         check_writes(new, self.sizes.shapes)
@@ -264,7 +273,7 @@ class _Binder:
         """Sizes from where the output's index variables stand bare as indices of what the statement reads."""
         found: dict[str, dict[str, int]] = {}
         for e in (*(s.index or ()), *(() if s.guard is None else (s.guard,)), s.body):
-            for access in (x for x in walk(e) if isinstance(x, Access)):
+            for access in (x for x in walk(e) if isinstance(x, Access) and x.tensor != s.output):
                 for axis, (i, size) in enumerate(zip(access.index, self.scope.shape(access), strict=True)):
                     if isinstance(i, Index):
                         found.setdefault(i.name, {})[f"dimension {axis} of {access.tensor}"] = size

@@ -22,6 +22,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    reads_itself,
     walk,
 )
 from tilec.transforms.adjoint import constraining
@@ -35,10 +36,11 @@ TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a co
 
 def cut(program: Program, names: Names) -> tuple[Statement, ...]:
     """The same program. Elementwise statements read whole tensors only and are a few levels deep; so are assignments
-    whose indices are all on the left. Other contractions stay: an intermediate would have an element for each point."""
+    whose indices are all on the left. Other contractions stay: an intermediate would have an element for each point;
+    and so do recurrences, of which a part is no statement of its own."""
     result: list[Statement] = []
     for s in program.statements:
-        if isinstance(s.body, Call) and s.body.function in STRUCTURAL:
+        if reads_itself(s) or isinstance(s.body, Call) and s.body.function in STRUCTURAL:
             result.append(s)
         elif s.index is None:
             _cut_elementwise(s, names, result)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_affine
-from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement
+from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement, reads_itself
 from tilec.lattice.hermite import integral_points, rank
 from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.reduce import placed
@@ -24,7 +24,7 @@ from tilec.transforms.reduce import placed
 def defract(program: Program) -> Program:
     """A reduced program without fractions, `no_defract` statements aside. Those whose output index is not made of bare
     variables and combinations of them, or that have no valid point for want of an integer, stay as they are; fractions
-    inside `pad`, or times a tensor's element, stay where they are."""
+    inside `pad`, or times a tensor's element, stay where they are, and so do recurrences."""
     shapes = shapes_of(program)
     return replace(program, statements=tuple(defract_statement(s, shapes) for s in program.statements))
 
@@ -33,7 +33,11 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     """One statement without fractions, given the shapes of what it reads."""
     output = [linear(e) for e in s.index or ()]
     outputs = list(dict.fromkeys(row.bare for row in output if row.bare))
-    if s.no_defract or any(not row.is_affine or set(row.variables()) - set(outputs) for row in output):
+    if (
+        s.no_defract
+        or reads_itself(s)
+        or any(not row.is_affine or set(row.variables()) - set(outputs) for row in output)
+    ):
         return s
     points = domain(s, shapes)
     forms = [f for c in (*points.conditions, *points.dependent) for f in _integer_parts(c.form)]

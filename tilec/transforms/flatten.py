@@ -1,5 +1,8 @@
 """Flatten: one aggregation a statement, and only those that a backend has: sum prod max min assign logsumexp any all.
 
+Recurrences are the exception: aggregations that read the statement's own output stay nested, as they are. Their
+output index becomes one bare variable a dimension.
+
 A nested aggregation becomes a statement of its own whose output index runs over the exact ranges of its free variables.
 mean, argmax and argmin are spelled out by the others (`transforms.spelled`).
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilec.errors import Unsupported
 from tilec.ir.index import Affine
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
@@ -23,14 +27,17 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
+    reads_itself,
     rebuild,
     substitute,
     walk,
 )
 from tilec.ir.types import TensorType
-from tilec.lattice.sets import Box, bounds_of, domain_of
+from tilec.lattice.sets import Box, bounds_of, domain_of, sizes_of
 from tilec.transforms.legality import check_writes
 from tilec.transforms.naming import Names
+from tilec.transforms.recurrence import reach
+from tilec.transforms.reduce import reduce_statement
 from tilec.transforms.spelled import SPELLED
 
 
@@ -50,6 +57,7 @@ class _Layer:
     constraints: tuple[Constraint, ...] = ()
     index: tuple[Expr, ...] = ()
     sizes: tuple[int, ...] = ()
+    own: str | None = None  # the output of a recurrence
 
 
 class _Flattener:
@@ -63,13 +71,29 @@ class _Flattener:
 
     def run(self) -> Program:
         for s in self.program.statements:
+            if reads_itself(s):
+                s = self._normal(s)
             nested = any(isinstance(e, Aggregate) for root in expressions(s) for e in walk(root))
             self.emit(self.hoisted(s) if nested else s)
         return replace(self.program, statements=tuple(self.statements))
 
+    def _normal(self, s: Statement) -> Statement:
+        """A recurrence over distinct bare variables."""
+        bare = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
+        if "" in bare or len(set(bare)) < len(bare):
+            s = reduce_statement(s, {**self.shapes, s.output: sizes_of(s)})
+            bare = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
+        if "" in bare or len(set(bare)) < len(bare):
+            raise Unsupported(
+                f"the recurrence {s.output} writes along a diagonal of its indices",
+                s.span,
+                hint="give the output an index variable of its own for each dimension",
+            )
+        return s
+
     def emit(self, s: Statement, bound: tuple[str, ...] = ()) -> None:
         """Append a statement, spelled out where it must be; `bound` are its aggregation's variables, if nested."""
-        spell = SPELLED.get(s.aggregation)
+        spell = None if reads_itself(s) else SPELLED.get(s.aggregation)
         if spell is None:
             self._append(s)
             return
@@ -85,18 +109,26 @@ class _Flattener:
         self.statements.append(s)
 
     def hoisted(self, s: Statement) -> Statement:
-        """The statement with its nested aggregations replaced by accesses to statements that are emitted first."""
+        """The statement with its nested aggregations replaced by accesses to statements that are emitted first; those
+        that read the statement's own output stay."""
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
-        layer = _Layer(roots, s.constraints, s.index or (), sizes)
-        return map_expressions(s, lambda e: self._replaced(e, (layer,), s))
+        layer = _Layer(roots, s.constraints, s.index or (), sizes, s.output)
+        init = s.init
+        if init is not None:  # its variables are the coordinates of what is read
+            box = reach(s, {**self.shapes, s.output: sizes})
+            ranges = [Constraint(_shifted(v, low), Int(high - low + 1)) for v, (low, high) in box.items()]
+            init = self._replaced(init, (_Layer((), tuple(ranges)),), s)
+        return replace(map_expressions(replace(s, init=None), lambda e: self._replaced(e, (layer,), s)), init=init)
 
     def _replaced(self, e: Expr, around: tuple[_Layer, ...], s: Statement) -> Expr:
         if not isinstance(e, Aggregate):
             return rebuild(e, lambda x: self._replaced(x, around, s))
-        within = (*around, _Layer((e.body,) if e.guard is None else (e.guard, e.body), e.constraints))
+        within = (*around, _Layer((e.body,) if e.guard is None else (e.guard, e.body), e.constraints, own=s.output))
         inner = rebuild(e, lambda x: self._replaced(x, within, s))
         assert isinstance(inner, Aggregate)
+        if any(isinstance(x, Access) and x.tensor == s.output for x in walk(inner)):
+            return inner
         free = index_variables(inner)
         box = self._box(around) if free else {}
         ranges = tuple((0, -1) if box is None else box[v] for v in free)
@@ -107,7 +139,8 @@ class _Flattener:
     def _box(self, around: tuple[_Layer, ...]) -> Box | None:
         roots = [root for layer in around for root in layer.roots]
         constraints = [c for layer in around for c in layer.constraints]
-        return bounds_of(domain_of(roots, self.shapes, constraints, around[0].index, around[0].sizes))
+        first = around[0]
+        return bounds_of(domain_of(roots, self.shapes, constraints, first.index, first.sizes, own=first.own))
 
     def _shared(self, e: Aggregate, free: tuple[str, ...], ranges: tuple[tuple[int, int], ...], s: Statement) -> str:
         """The output of the statement for a nested aggregation; one for all that differ in variables' names alone."""

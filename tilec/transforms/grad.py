@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.errors import InputMistake, NameMistake, Unsupported
+from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import CASTS, STRUCTURAL
 from tilec.ir.program import (
     Aggregate,
@@ -21,7 +21,7 @@ from tilec.ir.program import (
     Name,
     Program,
     Statement,
-    reads,
+    reads_itself,
     walk,
 )
 from tilec.transforms.adjoint import Contraction
@@ -29,6 +29,9 @@ from tilec.transforms.cut import cut
 from tilec.transforms.extents import Extent, extents
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
+from tilec.transforms.recurrence import padded
+from tilec.transforms.reversal import cotangents
+from tilec.transforms.scans import scan_gradient, split_scans
 from tilec.transforms.simplify import simplify
 
 MOST_TERMS = 8  # cotangents added up in one statement
@@ -38,8 +41,8 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     """The gradient: (inputs..., one cotangent an output) -> one gradient for each input named in `wrt` (default: all).
 
     The cotangent of output O is called DO and the gradient by input I is called DI, or like it where that is taken.
-    Raises NameMistake for a name that is no input, InputMistake if there is nothing to differentiate by and Unsupported
-    for a recurrence that the gradient must reverse.
+    Raises NameMistake for a name that is no input, InputMistake if there is nothing to differentiate by. A recurrence
+    is computed again and all its states are kept, wherever a derivative reads them.
     """
     wanted = program.input_names() if wrt is None else tuple(wrt)
     if not wanted:
@@ -55,7 +58,8 @@ class _Reverse:
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
-        self.program = replace(program, statements=cut(program, self.names))
+        program = replace(program, statements=cut(program, self.names))
+        self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = _depend_on(self.program, frozenset(wanted))
@@ -139,9 +143,14 @@ class _Reverse:
     # statements
 
     def _reverse(self, s: Statement) -> None:
-        if s.init is not None or s.output in reads(s):
-            raise Unsupported("the gradient of a recurrence is not supported yet", s.span)
         cotangent = self._cotangent(s.output)
+        if reads_itself(s):
+            whole = cotangents(s, cotangent, self.extents, self.names, self._emit)
+            if whole is not None:
+                self.statements.append(whole)
+                cotangent = whole.output
+                self.extents[cotangent] = self.extents[s.output]
+            s = padded(s)
         if s.index is not None:
             self._contraction(s, cotangent)
         elif isinstance(s.body, Call) and s.body.function in STRUCTURAL:
@@ -150,8 +159,12 @@ class _Reverse:
             self._elementwise(s, cotangent)
 
     def _contraction(self, s: Statement, cotangent: str) -> None:
-        contraction = Contraction(s, cotangent, self.extents, self.names, self._emit)
-        for flipped in contraction.contributions(self.active.__contains__):
+        scanned = scan_gradient(s, cotangent, self.extents, self.names, self.statements.append)
+        if scanned is not None:
+            self._receive(scanned.output, scanned)
+            return
+        contraction = Contraction(s, cotangent, self.extents, self._emit)
+        for flipped in contraction.contributions(lambda tensor: tensor in self.active and tensor != s.output):
             self._receive(flipped.output, flipped)
         if s.default is not None and s.default in self.active:
             unwritten = Call("select", (Name(contraction.written()), Int(0), Name(cotangent)))
@@ -197,7 +210,8 @@ def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:
     active = set(sources)
     for s in program.statements:
         body = s.body.args[0] if isinstance(s.body, Call) and s.body.function in STRUCTURAL else s.body
-        if any(name in active for name in value_reads(body)) or s.default in active:
+        roots = (body,) if s.init is None else (body, s.init)
+        if any(name in active for root in roots for name in value_reads(root)) or s.default in active:
             active.add(s.output)
     return active
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from tilec.errors import UnboundIndex, Unsupported, WriteConflict
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
+from tilec.errors import UnboundIndex, WriteConflict
+from tilec.ir.program import Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain_of, writes_conflict
 
 
 def features(s: Statement) -> frozenset[str]:
     """Functions that a statement calls, and "aggregate" where it holds one. Unsupported for what cannot be run yet."""
-    if s.init is not None:
-        raise Unsupported(f"{s.output} is a recurrence (it has `init`); those cannot be run yet", s.span)
     found: set[str] = set()
     for root in expressions(s):
         for e in walk(root):
             match e:
                 case Call(function):
                     found.add(function)
-                case Access(name) | Name(name) if name == s.output:
-                    raise Unsupported(
-                        f"{name} is a recurrence (it reads itself); those cannot be run yet", e.span or s.span
-                    )
                 case Aggregate():
                     found.add("aggregate")
     return frozenset(found)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Constraint, Int, Program, Statement, index_variables
+from tilec.ir.program import Constraint, Int, Program, Statement, index_variables, reads_itself
 from tilec.lattice.hermite import contains, identity
 from tilec.lattice.sets import Box, Domain, Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.appearance import anchor
@@ -19,9 +19,13 @@ from tilec.transforms.appearance import anchor
 
 def reduce(program: Program) -> Program:
     """A flat program with each statement in reduced form. Statements with a data-dependent, `%` or `clamp` output
-    index, and those whose output indices are distinct bare variables while no index is fractional, stay as they are."""
+    index, recurrences (flat ones are in such a form), and statements whose output indices are distinct bare variables
+    while no index is fractional, stay as they are."""
     shapes = shapes_of(program)
-    return replace(program, statements=tuple(reduce_statement(s, shapes) for s in program.statements))
+    return replace(
+        program,
+        statements=tuple(s if reads_itself(s) else reduce_statement(s, shapes) for s in program.statements),
+    )
 
 
 def reduce_statement(s: Statement, shapes: Shapes) -> Statement:

@@ -76,11 +76,13 @@ class Scope:
 
 
 class Values:
-    """Binds the expressions of one statement, each node once. `axes` is None in an indexed statement."""
+    """Binds the expressions of one statement, each node once. `axes` is None in an indexed statement; `own` is the
+    output of a recurrence."""
 
-    def __init__(self, scope: Scope, axes: Axes | None):
+    def __init__(self, scope: Scope, axes: Axes | None, own: str | None = None):
         self.scope = scope
         self.axes = axes
+        self.own = own  # the output of a recurrence, whose type is not known yet
         self.known: dict[int, Expr] = {}
 
     def bind(self, e: Expr) -> Expr:
@@ -125,7 +127,7 @@ class Values:
                     return replace(e, access=inner, value=self.bind(value))
                 return inner
             case Aggregate():
-                nested = Values(self.scope, None) if self.axes is not None else self
+                nested = Values(self.scope, None, self.own) if self.axes is not None else self
                 new = replace(
                     e,
                     guard=None if e.guard is None else nested.bind(e.guard),
@@ -190,7 +192,8 @@ class Values:
         value, like = self.bind(e.args[0]), e.args[1]
         tensors = self.scope.types
         result = expression_type(Call("as_type", (value, like)), tensors)
-        if result == expression_type(value, tensors):
+        known = not any(isinstance(x, Access) and x.tensor == self.own for x in walk(value))
+        if known and result == expression_type(value, tensors):
             return value
         return Call(result.dtype if result.dtype in CASTS else "bool", (value,), span=e.span)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.reference.code import Names, literal, tuple_text
 from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major, whole_arguments
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Pad, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, index_variables
 from tilec.ir.types import TensorType, kind
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
@@ -85,6 +85,9 @@ class Frame:
             flat = row_major(forms, shape)
             if flat.is_affine and flat.is_integral:
                 return self._view(f"{tensor}.reshape(-1)", access.tensor, [flat], (math.prod(shape),), variables)
+            turned = self._turned(access, forms, shape, variables)
+            if turned is not None:
+                return turned
         else:
             padded = self._padded(access, forms, shape, variables)
             if padded is not None:
@@ -117,6 +120,34 @@ class Frame:
         self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")
         moved = [f - a for f, a in zip(forms, low, strict=True)]
         sizes = [b - a + 1 for a, b in zip(low, high, strict=True)]
+        return self._view(name, access.tensor, moved, sizes, variables)
+
+    def _turned(
+        self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str | None:
+        """A view of a copy with the axes turned that one variable each goes round: `A[(i + 1) % N]`."""
+        text, moved, sizes = self.local[access.tensor], list(forms), list(shape)
+        for axis, form in enumerate(forms):
+            if form.is_affine:
+                continue
+            match form.atoms():
+                case (Call("mod", (e, Int(n))),) if form == Affine.of([(form.atoms()[0], 1)]) and n == shape[axis]:
+                    inner = linear(e)
+                case _:
+                    return None
+            names = inner.variables()
+            if len(names) != 1 or inner != Affine.variable(names[0]) + inner.constant or not inner.is_integral:
+                return None
+            (v,) = names
+            if self.domain.extent[v] > PADDING_LIMIT * n:
+                return None
+            low, count = self.domain.low[v], self.domain.extent[v]
+            text = f"rt.turned({text}, {axis}, {(low + int(inner.constant)) % n}, {count})"
+            moved[axis], sizes[axis] = Affine.variable(v) - low, count
+        if not all(f.is_affine and f.is_integral for f in moved):
+            return None
+        name = self.names.fresh(stem_of(access.tensor))
+        self.prologue.append(f"{name} = {text}")
         return self._view(name, access.tensor, moved, sizes, variables)
 
     def _plain_view(self, tensor: str, forms: list[Affine], shape: Sequence[int]) -> str | None:

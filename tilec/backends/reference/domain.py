@@ -132,20 +132,22 @@ def access_conditions(access: Access, types: Mapping[str, TensorType]) -> tuple[
     return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
 
 
-def constraining_accesses(e: Expr) -> Iterator[Access]:
-    """Accesses that constrain the point: all but those that a `pad` wraps, and those in its index."""
+def constraining_accesses(e: Expr, own: str | None = None) -> Iterator[Access]:
+    """Accesses that constrain the point: all but those that a `pad` wraps, those in its index, those of the nested
+    aggregations that a recurrence has, and its reads of the tensor `own` that it writes."""
     match e:
         case Pad():
-            yield from constraining_accesses(e.value)
+            yield from constraining_accesses(e.value, own)
         case Aggregate():
-            raise AssertionError("nested aggregations are statements of their own by now")
+            assert own is not None, "nested aggregations are statements of their own by now"
         case Access():
-            yield e
+            if e.tensor != own:
+                yield e
             for i in e.index:
-                yield from constraining_accesses(i)
+                yield from constraining_accesses(i, own)
         case _:
             for child in children(e):
-                yield from constraining_accesses(child)
+                yield from constraining_accesses(child, own)
 
 
 def size_of(e: Expr) -> int:
@@ -159,21 +161,28 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     ranges = bounds(s, shapes)
     if ranges is None:
         return None
-    s = _forward(s, ranges, types)
+    return boxed(_forward(s, ranges, types), ranges, types)
+
+
+def boxed(
+    s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType], own: str | None = None
+) -> Domain:
+    """The domain of a bound statement over a box that holds all its points; reads of `own` do not constrain."""
     low = {v: a for v, (a, _) in ranges.items()}
     extent = {v: b - a + 1 for v, (a, b) in ranges.items()}
     box = Domain(s, low, extent, (), None)
-    conditions = tuple(c for c in conditions_of(s, types) if not box.holds(c))
+    conditions = tuple(c for c in conditions_of(s, types, own) if not box.holds(c))
     return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
 
 
-def conditions_of(s: Statement, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None = None) -> tuple[Condition, ...]:
     """Everything that a bound statement asks of a point, its guard's value and tensors' elements in indices aside: the
-    accesses, those in `in` and of values that are dropped included, its constraints and its output index."""
+    accesses, those in `in` and of values that are dropped included, its constraints and its output index. Reads of
+    `own` ask nothing."""
     wanted: dict[Condition, None] = {}
     assert s.index is not None and s.sizes is not None
     for root in (s.body, *(() if s.guard is None else (s.guard,)), *s.index):
-        for access in constraining_accesses(root):
+        for access in constraining_accesses(root, own):
             wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))

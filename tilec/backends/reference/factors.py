@@ -10,6 +10,8 @@ from tilec.backends.reference.access import Frame, free, reach
 from tilec.backends.reference.code import Names, literal, tuple_text
 from tilec.backends.reference.domain import Condition, Domain, access_conditions, constraining_accesses
 from tilec.backends.reference.scalar import Evaluator
+from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
+from tilec.ir.aggregations import Semiring as Algebra
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
@@ -18,44 +20,46 @@ from tilec.ir.types import TensorType, kind
 
 @dataclass(frozen=True)
 class Semiring:
-    """How the generated code spells a semiring. Templates: `times` of two tensors, `total` over dimensions, `matrix`
-    product of two matrices (also `batched`, `broadcast`), `plus` of a running total and a part, `scaled` by a number.
-    `zero` and `one` are its elements; `test` says that no tensor holds what times zero is not zero."""
+    """How the generated code spells a semiring of `ir.aggregations`. Templates: `times` of two tensors, `total` over
+    dimensions, `matrix` product of two matrices (also `batched`, `broadcast`), `plus` of a running total and a part,
+    `scaled` by a number. `test` says that no tensor holds what times zero is not zero."""
 
-    name: str
+    algebra: Algebra
     times: str
     total: str
     matrix: tuple[str, str, str]
     plus: str
     scaled: str
-    zero: float
-    one: float
     test: str
+
+    @property
+    def zero(self) -> float:
+        return self.algebra.zero
+
+    @property
+    def one(self) -> float:
+        return self.algebra.one
 
 
 SUM = Semiring(
-    "sum",
+    ALGEBRAS["real"],
     "{0} * {1}",
     "torch.sum({0}, {1})",
     ("torch.mm({0}, {1})", "torch.bmm({0}, {1})", "torch.matmul({0}, {1})"),
     "{0}.add_({1})",
     "{0} * {1}",
-    0,
-    1,
     "rt.finite({0})",
 )
 LOG = Semiring(
-    "logsumexp",
+    ALGEBRAS["log"],
     "{0} + {1}",
     "torch.logsumexp({0}, {1})",
     ("rt.log_product({0}, {1}, budget={2})",) * 3,
     "torch.logaddexp({0}, {1})",
     "{0} + {1}",
-    -math.inf,
-    0,
     "rt.below_infinity({0})",
 )
-SEMIRINGS = {s.name: s for s in (SUM, LOG)}
+SEMIRINGS = {s.algebra.plus: s for s in (SUM, LOG)}
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
             return None
     groups: dict[frozenset[str], list[Expr]] = {}
     for e in expressions:
-        groups.setdefault(_variables(e, domain), []).append(e)
+        groups.setdefault(value_variables(e, domain), []).append(e)
     conditions = {c: frozenset(v for v in free(c.form) if domain.extent[v] > 1) for c in domain.conditions}
     operands: list[Operand] = []
     zeroed: set[int] = set()
@@ -177,7 +181,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
         zeroed.add(len(operands))
         zero = Int(0) if semiring is SUM else Call("neg", (Float(math.inf),))
         one = Call("select", (guard, Int(int(semiring.one)), zero))
-        operands.append(Operand(_ordered(_variables(guard, domain), [guard], types, domain), (one,)))
+        operands.append(Operand(_ordered(value_variables(guard, domain), [guard], types, domain), (one,)))
     result = Product(operands, scale)
     if zeroed:
         exposed = [o for k, o in enumerate(operands) if zeroed != {k} and o.factors]
@@ -220,7 +224,7 @@ def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorTy
     return access_conditions(access, types)
 
 
-def _variables(e: Expr, domain: Domain) -> frozenset[str]:
+def value_variables(e: Expr, domain: Domain) -> frozenset[str]:
     """The variables that the value depends on: what `in` names only constrains the point."""
     match e:
         case Inside():
@@ -228,8 +232,8 @@ def _variables(e: Expr, domain: Domain) -> frozenset[str]:
         case Access() | Index() | Pad():
             below = e.value if isinstance(e, Pad) else e
             found = frozenset(v for v in index_variables(e) if domain.extent[v] > 1)
-            return found if below is e else found | _variables(below, domain)
-    return frozenset().union(*(_variables(c, domain) for c in children(e)))
+            return found if below is e else found | value_variables(below, domain)
+    return frozenset().union(*(value_variables(c, domain) for c in children(e)))
 
 
 def _ordered(

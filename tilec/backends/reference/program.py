@@ -14,7 +14,7 @@ from tilec.backends.reference.task import Task
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
-RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+RESERVED = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
 IMPORTS = "import torch\n\nimport tilec.backends.reference.runtime as rt\n"
 _count = 0
 
@@ -75,7 +75,8 @@ def build(lowering: Lowering, options: Options) -> TorchProgram:
     results = ", ".join(local[o] for o in flat.outputs)
     body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
     header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
-    text = "\n".join([IMPORTS, "", header, *indented(body)]) + "\n"
+    numpy = "import numpy as np\n" if any("np." in line for line in body) else ""
+    text = "\n".join([numpy + IMPORTS, "", header, *indented(body)]) + "\n"
     return TorchProgram(name, text, tuple(s.output for s in flat.statements))
 
 

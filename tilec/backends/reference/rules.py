@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from tilec.backends.reference.convolution import convolution
+from tilec.backends.reference.exponentials import exponentials
 from tilec.backends.reference.fused import fused
 from tilec.backends.reference.general import general
 from tilec.backends.reference.product import product
+from tilec.backends.reference.recurrence import recurrence
+from tilec.backends.reference.scan import scan
 from tilec.backends.reference.scatter import scatter
 from tilec.backends.reference.task import Task
 from tilec.errors import InternalMistake
@@ -31,8 +34,18 @@ def library(task: Task) -> list[str] | None:
     return convolution(task, exact_lines)
 
 
+def cumulative(task: Task) -> list[str] | None:
+    """An aggregation over everything before, or after, each element."""
+    return scan(task, lines_for)
+
+
+def shifted_exponentials(task: Task) -> list[str] | None:
+    """The gradient of a log product."""
+    return exponentials(task, exact_lines)
+
+
 EXACT: tuple[Rule, ...] = (general, scattered)
-SPECIAL: tuple[Rule, ...] = (empty, library, product)
+SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 

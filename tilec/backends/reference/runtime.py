@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from tilec.backends.reference import philox as philox
@@ -64,6 +66,77 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
         if not any(amounts):
             return t
     return torch.nn.functional.pad(t, amounts, value=value)
+
+
+def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
+    """The rows of a tensor on the CPU as arrays that share its memory, from the last to the first where `falling`."""
+    array = t.detach().numpy()
+    if array.ndim == 1:
+        array = array[:, None]  # an element of a vector would be a number, not a view
+    return list(array[::-1] if falling else array)
+
+
+SCANS: dict[
+    str, tuple[Callable[..., Tensor], Callable[..., Tensor], float, float]
+] = {  # times, plus, and the elements that leave a state alone
+    "real": (torch.mul, torch.add, 1.0, 0.0),
+    "log": (torch.add, torch.logaddexp, 0.0, -math.inf),
+    "max-plus": (torch.add, torch.maximum, 0.0, -math.inf),
+    "min-plus": (torch.add, torch.minimum, 0.0, math.inf),
+}
+
+
+def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool, semiring: str) -> bool:
+    """Fill `out` [steps, lanes...] with the states h = a x h + b after `start`, from the last step if `falling`.
+
+    `a` and `b` broadcast to out's shape. False where the result may not be what step by step comes out: where it holds
+    an infinity or NaN that a composition of steps could have made.
+    """
+    times, plus, one, zero = SCANS[semiring]
+    steps, lanes = out.shape[0], out.shape[1:]
+    length = max(1, math.isqrt(steps))
+    chunks = -(-steps // length)
+    scale, offset = (torch.full((chunks * length, *lanes), x, dtype=out.dtype, device=out.device) for x in (one, zero))
+    for target, source in ((scale, a), (offset, b)):
+        source = source.expand(out.shape)
+        target[:steps] = source.flip(0) if falling else source
+    scale, offset = (t.view(chunks, length, *lanes).transpose(0, 1).contiguous() for t in (scale, offset))
+    for k in range(1, length):
+        plus(times(scale[k], offset[k - 1]), offset[k], out=offset[k])
+        times(scale[k], scale[k - 1], out=scale[k])
+    heads = torch.empty((chunks, *lanes), dtype=out.dtype, device=out.device)
+    heads[0] = start
+    for k in range(1, chunks):
+        plus(times(scale[-1, k - 1], heads[k - 1]), offset[-1, k - 1], out=heads[k])
+    states = plus(times(scale, heads), offset).transpose(0, 1).reshape(chunks * length, *lanes)[:steps]
+    if semiring == "real":
+        sure = finite(states)
+    else:
+        sure = below_infinity(-states if semiring == "min-plus" else states)
+    if sure:
+        out.copy_(states.flip(0) if falling else states)
+    return sure
+
+
+def still(t: Tensor, rank: int) -> Tensor:
+    """A tensor over time and lanes that is the same at all times, without its time; one of rank 0 has none."""
+    return t[0] if rank and t.dim() == rank else t
+
+
+def clamped(index: int, size: int) -> int:
+    """The nearest position inside."""
+    return min(max(index, 0), size - 1)
+
+
+def turned(t: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """`count` elements along a dimension from `start` on, going round; a view where no element comes twice."""
+    size = t.shape[dim]
+    pieces = []
+    while count > 0:
+        length = min(size - start, count)
+        pieces.append(t.narrow(dim, start, length))
+        start, count = 0, count - length
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
 def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
@@ -199,6 +272,21 @@ def below_infinity(*tensors: Tensor) -> bool:
     return all(t.numel() == 0 or bool(t.amax() < float("inf")) for t in tensors)
 
 
+def log_cumulative(t: Tensor, dim: int) -> Tensor:
+    """logsumexp of all elements up to each, 16-bit ones in float32; what follows +inf is +inf, what follows NaN NaN."""
+    return torch.logcumsumexp(t, dim)
+
+
+def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: bool) -> Tensor:
+    """`size` elements along a dimension, those of t from place `first` on. Where t has none, an element that all
+    terms (past the last one of a sum that rises) or none of them make up."""
+    at = torch.arange(first, first + size, device=t.device)
+    outside = at < 0 if rising else at >= t.shape[dim]
+    shape = [1] * t.dim()
+    shape[dim] = size
+    return t.index_select(dim, at.clamp(0, t.shape[dim] - 1)).masked_fill(outside.view(shape), identity)
+
+
 CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
 
 
@@ -219,8 +307,74 @@ def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
     return result
 
 
+def log_factor(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A right operand of `log_step`: itself, its column maxima, and its exponentials below them."""
+    top = _finite_or_zero(b.amax(-2, keepdim=True))
+    return b, top, torch.exp(b - top)
+
+
+def log_step(a: Tensor, factor: tuple[Tensor, Tensor, Tensor], budget: int) -> Tensor:
+    """`log_product` by the same matrix again and again; where something is not sure, by that function."""
+    b, top_b, exponentials = factor
+    top_a = a.amax(-1, keepdim=True)
+    total = torch.matmul(torch.sub(a, top_a).exp_(), exponentials)
+    least, most = torch.aminmax(total)
+    if least >= a.shape[-1] * CERTAIN[a.dtype] and most < float("inf"):
+        return total.log_().add_(top_a).add_(top_b)
+    return log_product(a, b, budget)
+
+
 def _finite_or_zero(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, 0.0)
+
+
+def exponential_product(
+    w: Tensor,
+    weights: Tensor | int,
+    right: tuple[Tensor, Tensor],
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+) -> Tensor | None:
+    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * factor[.., k, j]`, times
+    `outer[.., i, j]`, where `valid`, with `right` the `right_factor` of v and factor; None where that is not sure to be
+    as accurate as adding the terms up."""
+    top_u, (top_v, powers) = _finite_or_zero(u.amax(-1, keepdim=True)), right
+    exponent = w + top_u + top_v.mT
+    if valid is not None:
+        exponent = exponent.masked_fill(~valid, float("-inf"))
+    if not exponent.amax() <= -math.log(powers.shape[-2] * CERTAIN[u.dtype]):
+        return None
+    inner = exponent.exp_() * weights
+    if valid is not None:
+        inner = inner.masked_fill(~valid, 0.0)
+    result = torch.matmul(inner, powers) * torch.exp(u - top_u) * outer
+    return result if finite(result) else None
+
+
+def right_factor(v: Tensor, factor: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Row maxima of v, and its exponentials below them times a factor."""
+    top = _finite_or_zero(v.amax(-1, keepdim=True))
+    return top, torch.exp(v - top) * factor
+
+
+def exponential_step(
+    w: Tensor,
+    weights: Tensor | int,
+    right: tuple[Tensor, Tensor],
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+    shape: Ints,
+    places: Ints,
+) -> Tensor | None:
+    """`exponential_product` with its dimensions taken apart and put in order: `places` says which of `shape` each
+    dimension of the result is, -1 for one of size 1."""
+    result = exponential_product(w, weights, right, u, outer, valid)
+    if result is None:
+        return None
+    result = result.reshape(shape).permute([p for p in places if p >= 0])
+    return result[tuple(slice(None) if p >= 0 else None for p in places)]
 
 
 def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:

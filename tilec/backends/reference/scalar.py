@@ -215,6 +215,10 @@ class Evaluator:
         """The call that writes the value into a tensor `{0}`; None where torch has no such form."""
         if function in WITH_OUT and code.startswith("torch."):
             return code[:-1] + ", out={0})"
+        if function == "relu":
+            return f"torch.clamp_min({self.cast(args[0], held)}, 0, out={{0}})"
+        if function == "select" and not any(a.number is not None for a in args[1:]):
+            return code[:-1] + ", out={0})"
         if function in ARITHMETIC and kind(held) == 2 and args[0].number is None:
             return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
         return None

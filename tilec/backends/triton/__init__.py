@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from tilec.backends.base import Lowering, Options
+from tilec.backends.base import Executable, Lowering, Options
+from tilec.backends.reference import ReferenceBackend
 from tilec.backends.reference.code import identifier
 from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
 from tilec.backends.triton.tuned import known_choice, tune
+from tilec.errors import Unsupported
+from tilec.ir.program import reads_itself
 
 
 class TritonBackend:
@@ -25,8 +28,16 @@ class TritonBackend:
     def __init__(self, target: str | None = None, library: bool = False):
         self.target, self.library = target, library
 
-    def build(self, lowering: Lowering, options: Options | None = None) -> TritonProgram:
+    def build(self, lowering: Lowering, options: Options | None = None) -> Executable:
+        """The executable of a lowered program. Raises Unsupported for a recurrence, unless the torch backend may serve."""
         flat = lowering.stages["flat"]
+        for s in flat.statements:
+            if not reads_itself(s):
+                continue
+            if self.library and self.target is None:
+                return ReferenceBackend().build(lowering, options)
+            hint = "leave backend and target out: the torch backend runs it, on CUDA tensors too"
+            raise Unsupported(f"{s.output} is a recurrence; those have no kernel yet", s.span, hint=hint)
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()

@@ -40,20 +40,22 @@ ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules unde
 NUMBERED = ("argmax", "argmin")
 
 
-def constraining(e: Expr) -> Iterator[Access]:
-    """Accesses that the points of an expression must satisfy: all but padded ones and nested aggregations' own."""
+def constraining(e: Expr, own: str | None = None) -> Iterator[Access]:
+    """Accesses that the points of an expression must satisfy: all but padded ones, nested aggregations' own and reads
+    of the tensor `own` that the statement itself writes."""
     match e:
         case Access():
-            yield e
+            if e.tensor != own:
+                yield e
             for i in e.index:
-                yield from constraining(i)
+                yield from constraining(i, own)
         case Inside():
-            yield from constraining(e.access)
+            yield from constraining(e.access, own)
         case Pad():
-            yield from constraining(e.value)
+            yield from constraining(e.value, own)
         case Call():
             for a in e.args:
-                yield from constraining(a)
+                yield from constraining(a, own)
 
 
 @dataclass
@@ -76,12 +78,13 @@ class Site:
 @dataclass
 class Points:
     """Points at which expressions are evaluated, all at once. `whole`: an elementwise statement, over whole tensors;
-    `shape`: that of its result, once it is known."""
+    `shape`: that of its result, once it is known. `zeroed`: elements outside are 0."""
 
     columns: Columns
     site: Site
     whole: bool = False
     shape: tuple[int, ...] | None = None
+    zeroed: bool = False
     known: dict[int, Value] = field(default_factory=dict)
 
 
@@ -98,6 +101,8 @@ class Evaluator(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.forms: dict[int, tuple[Expr, list[Form]]] = {}  # by identity of the access, which is kept alive
+        self.own: str | None = None  # the output of the recurrence at hand, and what it holds outside
+        self.initial: tuple[tuple[str, ...], Expr] | None = None
 
     def size(self, e: Expr) -> int:
         """The integer that a size expression stands for; division truncates, operation by operation."""
@@ -127,7 +132,7 @@ class Evaluator(Memory):
         roots = [e for e, _ in index] + ([] if guard is None else [guard]) + [body]
         forms = [form(e, size, self.size) for e, size in index]
         for root in roots:
-            for access in constraining(root):
+            for access in constraining(root, self.own):
                 forms.extend(self.access_forms(access))
         forms.extend(form(c.expr, self.size(c.bound), self.size) for c in constraints)
         present = index_variables(*roots, *(c.expr for c in constraints))
@@ -288,7 +293,13 @@ class Evaluator(Memory):
             case Name(name):
                 return self.name(e, at)
             case Access():
-                return Value(self.fetch(e, self.locate(e, at)[0]), self.tensor(e.tensor, e.span).element())
+                place, good = self.locate(e, at)
+                data = self.fetch(e, place)
+                if e.tensor == self.own:
+                    data = self.before(e, at, data, good)
+                elif at.zeroed:
+                    data = np.where(good, data, np.zeros_like(data))
+                return Value(data, self.tensor(e.tensor, e.span).element())
             case Inside():
                 return Value(np.asarray(1), WEAK_INT)
             case Pad():
@@ -300,6 +311,25 @@ class Evaluator(Memory):
                     return self.structural(e, at)
                 return self.call(e, at)
         raise TypeMistake(f"{type(e).__name__} has no value", e.span)
+
+    def before(self, e: Access, at: Points, data: np.ndarray, good: np.ndarray | bool) -> np.ndarray:
+        """Elements of a recurrence's own output, `init` or 0 at the coordinates that lie outside."""
+        if np.all(good):
+            return data
+        other: np.ndarray = np.zeros((), data.dtype)
+        if self.initial is not None:
+            names, value = self.initial
+            parts = [self.form_value(form(i, None, self.size), at) for i in e.index]
+            whole: np.ndarray | bool = True
+            for _, sound in parts:
+                whole = whole & sound
+            count = np.broadcast_shapes((1,), *(np.shape(x) for x, _ in parts))
+            columns = {v: np.broadcast_to(x, count) for v, (x, _) in zip(names, parts, strict=True)}
+            columns[""] = np.zeros(count, np.int64)
+            site = Site(names, (), [], None)
+            found = self.value(value, Points(columns, site, zeroed=True))
+            other = np.where(whole, wrap(found.data, self.tensor(e.tensor, e.span).dtype), 0)
+        return np.where(good, data, other).astype(data.dtype)
 
     def name(self, e: Name, at: Points) -> Value:
         if e.name in self.sizes:

@@ -1,0 +1,70 @@
+"""Gradients of a log-semiring product, first and second order, where rows are -inf and elements infinite or NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from agreement import tensors
+
+import tilec
+
+SOURCE = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = logsumexp(A[i, k] + B[k, j]); }"
+product = tilec.compile(SOURCE)
+inf, nan = np.inf, np.nan
+
+
+def plain():
+    return tensors((4, 5), (5, 3))
+
+
+def changed(*places):
+    a, b = plain()
+    for tensor, place, value in places:
+        (a if tensor == "A" else b)[place] = value
+    return a, b
+
+
+CASES = {
+    "finite": plain(),
+    "a row of -inf": changed(("A", 2, -inf)),
+    "a column of -inf": changed(("B", (slice(None), 1), -inf)),
+    "all -inf": changed(("A", slice(None), -inf), ("B", slice(None), -inf)),
+    "+inf": changed(("A", (1, 3), inf)),
+    "+inf against -inf": changed(("A", (1, 3), inf), ("B", (3, 2), -inf)),
+    "NaN": changed(("A", (1, 3), nan)),
+    "wide": tuple(1000 * t for t in plain()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_as_the_oracle(case, order):
+    function, inputs = product, list(CASES[case])
+    shapes = [[(4, 3)], [(4, 5), (5, 3)]]
+    for k in range(order):
+        function = function.grad()
+        inputs += tensors(*shapes[k], seed=k + 1)
+    got = function(*inputs)
+    with np.errstate(all="ignore"):
+        wanted = tilec.interpret(function.tile, *(t.numpy() for t in inputs))
+    for g, w in zip(got if order else (got,), wanted if order else (wanted,), strict=True):
+        np.testing.assert_allclose(g.numpy(), w, rtol=1e-9, atol=1e-9)
+
+
+def test_no_element_without_terms_has_a_gradient_that_is_nan():
+    a, b = CASES["all -inf"]
+    for g in product.grad()(a, b, torch.ones(4, 3, dtype=torch.float64)):
+        assert g.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("scale", [3, None])
+def test_float32_against_float64(scale):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (
+        scale * torch.randn(64, 64, generator=generator) if scale else -2000 * torch.rand(64, 64, generator=generator)
+        for _ in "ab"
+    )
+    wanted = torch.logsumexp(a.double()[:, :, None] + b.double(), 1)
+    unit = torch.finfo(torch.float32).eps * wanted.abs()
+    assert ((product(a, b).double() - wanted).abs() <= 3e-6 + 2 * unit).all()

@@ -1,0 +1,87 @@
+"""Scans written with a constraint: torch's cumulative functions, the oracle's values, no N^2."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from agreement import agree, run, tensors
+
+import tilec
+
+AGGREGATIONS = ("+", "*", ">", "<", "logsumexp")
+FORMS = {
+    "all before": "O[i : N] = %s(X[k]), i - k < N;",
+    "all after": "O[i : N] = %s(X[k]), k - i < N;",
+    "without itself": "O[i : N] = %s(X[k]), i - k - 1 < N;",
+    "a longer output": "O[i : N + 3] = %s(X[k]), i - k - 2 < 2*N;",
+    "a longer output, backward": "O[i : N + 3] = %s(X[k]), k - i + 1 < 2*N;",
+    "fewer terms": "O[i : N] = %s(X[k]), k - i < N, k - 2 < N;",
+    "guarded": "O[i : N] = %s(X[k] > 0 ? X[k]), i - k + 2 < N + 2;",
+    "another place": "O[i : N] = %s(2*X[k + 1]), i - k < 2*N;",
+    "turned round": "O[i : N] = %s(X[N - 1 - k]), i - k < N;",
+}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form(form, aggregation):
+    (x,) = tensors((7,))
+    agree(f"function (X[N]) -> (O) {{ {FORMS[form] % aggregation} }}", x, contains="cum")
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_batched_and_permuted(aggregation):
+    x, y = tensors((2, 6, 3), (3,))
+    source = "function (X[B, N, C], Y[C]) -> (O) { O[c, i, b : C, N, B] = %s(X[b, k, c] * Y[c]), k - i < N; }"
+    agree(source % aggregation, x, y, contains="cum")
+
+
+inf, nan = np.inf, np.nan
+SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [1, -inf], [0, inf, 0, -inf, 1, nan])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("values", SPECIAL, ids=str)
+def test_infinities_and_nan(aggregation, values):
+    for constraint in ("i - k < N", "k - i < N"):
+        source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}"
+        agree(source, torch.tensor(values, dtype=torch.float64), contains="cum")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("aggregation", ["+", "*", ">"])
+def test_types(aggregation, dtype):
+    (x,) = tensors((8,), dtype=dtype)
+    tolerance = {torch.float32: 1e-5}.get(dtype, 2e-2)
+    agree(f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}", x, tolerance=tolerance)
+
+
+def test_what_is_no_scan():
+    (x,) = tensors((9,))
+    for body in ("X[k]), i - k < 3", "X[k] * X[i]), i - k < N", "X[k]), i - 2*k < N", "X[k]), k - i - 2 < 5"):
+        source = f"function (X[N]) -> (O) {{ O[i : N] = +({body}; }}"
+        agree(source, x)
+        assert "cum" not in run(source, [x])[1]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_long_scans_forward_and_backward(aggregation):
+    n = 50_000  # as pairs, 2.5e9 of them: minutes
+    function = tilec.compile(f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}")
+    x = torch.linspace(-1, 1, n, dtype=torch.float64) * (1e-4 if aggregation == "*" else 1)
+    x = (x + (aggregation == "*")).requires_grad_()
+    start = time.process_time()
+    function(x).sum().backward()
+    assert time.process_time() - start < 20
+    reference = {
+        "+": lambda t: t.cumsum(0),
+        "*": lambda t: t.cumprod(0),
+        ">": lambda t: t.cummax(0).values,
+        "<": lambda t: t.cummin(0).values,
+        "logsumexp": lambda t: t.logcumsumexp(0),
+    }[aggregation]
+    (wanted,) = torch.autograd.grad(reference(x).sum(), x)
+    torch.testing.assert_close(x.grad, wanted)

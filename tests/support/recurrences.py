@@ -1,0 +1,66 @@
+"""Recurrences of every kind, with inputs: (source, arrays) by what is special about them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape)
+
+
+RECURRENCES = {
+    "linear": ("function (B[T]) -> (H) { H[t : T] = H[t - 1] * 0.5 + B[t]; }", (normal(5),)),
+    "points that other reads leave": ("function (B[T]) -> (H) { H[t : T] = H[t - 1] + B[t - 1]; }", (normal(5),)),
+    "shuffle": (
+        "function (B[T, N, D], H0[N, D]) -> (H) "
+        "{ H[t, n, i : T, N, D] = relu(B[t, n, i] + H[t - 1, n, (i - 1) % D]) init H0[n, i]; }",
+        (normal(4, 2, 3), normal(2, 3)),
+    ),
+    "hidden Markov model": (
+        "function (P[S, S], E[T, S], F0[S]) -> (F) "
+        "{ F[t, j : T, S] = logsumexp(F[t - 1, i] + P[i, j]) + E[t, j] init F0[j]; }",
+        (normal(3, 3), normal(4, 3), normal(3)),
+    ),
+    "edit distance": (
+        "function (C[N, M]) -> (D) { D[i, j : N, M] = "
+        "min(min(D[i - 1, j] + 1, D[i, j - 1] + 1), D[i - 1, j - 1] + C[i, j]) init max(i, j) + 1; }",
+        (normal(4, 3),),
+    ),
+    "backward": ("function (B[T]) -> (H) { H[t : T] = H[t + 1] * 0.5 + B[t]; }", (normal(5),)),
+    "written one later": ("function (B[T]) -> (H) { H[t + 1 : T + 1] = H[t] * 0.5 + B[t]; }", (normal(5),)),
+    "written at every other": ("function (B[T]) -> (H) { H[2*t : 2*T] = H[2*t - 2] * 0.5 + B[t]; }", (normal(5),)),
+    "a window of the past": (
+        "function (B[T], W[K]) -> (H) { H[t : T] = B[t] + sum(W[k] * H[t - 1 - k]) init t; }",
+        (normal(5), normal(2)),
+    ),
+    "aggregated": ("function (W[K]) -> (H) { H[t : 6] = +(W[k] * H[t - 1 - k]) init 1; }", (normal(2),)),
+    "an aggregation in init": (
+        "function (W[K]) -> (H) { H[t : 6] = mean(W[k] * H[t - 1 - k]) init sum(W[i]) + t; }",
+        (normal(2),),
+    ),
+    "an aggregation over what init names": (
+        "function (B[T, D], V[D, K]) -> (H) "
+        "{ H[t, i : T, D] = B[t, i] + H[t - 1, i - 1] init sum(V[i, k]) + V[t, i]; }",
+        (normal(3, 4), normal(4, 2)),
+    ),
+    "a tree": ("function (B[N]) -> (H) { H[i : N] = B[i] + H[i/2 - 1] init 3; }", (normal(9),)),
+    "bool": ("function (B[N]) -> (H) { H[i : N] = B[i] > 0 & ~H[i - 1]; }", (normal(9),)),
+    "integers": ("function (B[N]) -> (H) { H[i : N] = 3 * H[i - 1] + B[i]; }", (np.arange(5, dtype=np.int16),)),
+    "a knight's move": (
+        "function (A[N, M]) -> (H) { H[i, j : N, M] = H[i - 1, j + 2] + H[i, j - 1] + A[i, j]; }",
+        (normal(4, 5),),
+    ),
+    "pointers": (
+        "function (A[T, D], I[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, I[t, i]] init t + i; }",
+        (normal(4, 3), RNG.integers(-1, 4, (4, 3))),
+    ),
+    "guarded": (
+        "function (A[T], X[T]) -> (H) { H[t : T] = A[t] > 0 ? H[t - 1] + A[t] default X; }",
+        (normal(6), normal(6)),
+    ),
+    "padded by hand": ("function (A[T]) -> (H) { H[t : T] = A[t] * pad(H[t - 1], 2 * t + 1); }", (normal(4),)),
+    "of length 0": ("function (A[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, i]; }", (normal(0, 3),)),
+}

@@ -1,0 +1,59 @@
+"""Gradients of scans in as many steps as elements: finite differences, and the rules that read every pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.gradcheck import check_gradient
+
+from tilec.ir.evaluate import evaluate
+from tilec.language import parse, show
+from tilec.transforms import scans
+from tilec.transforms.grad import grad
+
+AGGREGATIONS = ("+", "*", ">", "<", "logsumexp")
+inf, nan = np.inf, np.nan
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_first_and_second_order(aggregation):
+    for constraint in ("i - k < N", "k - i < N"):
+        check_gradient(f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}", normal(5))
+    source = "function (X[B, N, C], Y[C]) -> (O) { O[c, i, b : C, N, B] = %s(X[b, k, c] * Y[c]), i - k < N; }"
+    check_gradient(source % aggregation, normal(2, 4, 2), normal(2))
+
+
+VALUES = (
+    [1, 1, 2, 2, 1, 2, 3],
+    [0, 1, 0, 2, 0, 3, 0],
+    [-inf, 1, inf, 0, 2, 3, 1],
+    [-inf, -inf, -inf, 1, -inf, 2, 2],
+    [1, 2, nan, 3, 1, 1, 1],
+    [inf, 1, 1, 1, inf, 1, -inf],
+)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("values", VALUES, ids=str)
+def test_ties_zeros_and_infinities_as_the_rules_over_all_pairs(aggregation, values, monkeypatch):
+    if aggregation == "*" and np.isinf(values).any():
+        pytest.skip("terms that are infinite may add up otherwise once they are factored")
+    program = parse(f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}")
+    x, d = np.array(values, float), normal(7)
+    (got,) = evaluate(grad(program), [x, d])
+    monkeypatch.setattr(scans, "KINDS", ())
+    (wanted,) = evaluate(grad(program), [x, d])
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+def test_the_text():
+    lines = show(grad(parse("function (X[N]) -> (O) { O[i : N] = *(X[k]), i - k < N; }"))).splitlines()
+    assert [line.strip() for line in lines[1:-1]] == [
+        "O[i : N] = *(X[k]), i - k < N;",
+        "Received[i : N] = DO[i] + Received[i + 1] * pad(X[i + 1], 0);",
+        "DX[i : N] = Received[i] * pad(O[i - 1], 1);",
+    ]

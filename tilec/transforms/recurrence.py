@@ -1,0 +1,181 @@
+"""Statements that read their own output: what depends on what, an order in which to compute it, and the same statement
+with its reads spelled out as `pad`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tilec.errors import AffineMistake, AggregationMistake, NoSchedule, Span
+from tilec.ir.functions import ONE, ZERO
+from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Index,
+    Inside,
+    Pad,
+    Statement,
+    children,
+    rebuild,
+    substitute,
+    walk,
+)
+from tilec.lattice.schedule import Conflict, Dependence, find_schedule
+from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, domain, domain_of, sizes_of
+from tilec.transforms.naming import separate
+
+
+def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]:
+    """Each read of its own output in a bound statement, and what the elements written there depend on."""
+    outer = domain(s, shapes)
+    writes = [linear(e) for e in s.index or ()]
+    found = []
+    for access, layers in _own_reads(s):
+        variables, conditions = list(outer.variables), list(outer.conditions)
+        for e in layers:
+            inner = domain_of([e.body, *([] if e.guard is None else [e.guard])], shapes, e.constraints, own=s.output)
+            variables += e.bound
+            conditions += inner.conditions
+        reads = [linear(e) for e in access.index]
+        conditions += [Condition(form, n) for form, n in zip(reads, sizes_of(s), strict=True)]
+        elements = _elements((*reads, *writes))
+        forms = {k: Affine.variable(v) for k, v in elements.items()}
+        d = Dependence(
+            (*dict.fromkeys(variables), *elements.values()),
+            tuple(Condition(_freed(c.form, forms), c.bound) for c in dict.fromkeys(conditions)),
+            tuple(_freed(w, forms) for w in writes),
+            tuple(_freed(r, forms) for r in reads),
+        )
+        found.append((access, d))
+    return found
+
+
+def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...]]]:
+    """Reads of the statement's own output, each with the nested aggregations around it, outermost first."""
+    from_roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    stack: list[tuple[Expr, tuple[Aggregate, ...]]] = [(root, ()) for root in reversed(from_roots)]
+    while stack:
+        e, layers = stack.pop()
+        if isinstance(e, Access) and e.tensor == s.output:
+            yield e, layers
+        below = (*layers, e) if isinstance(e, Aggregate) else layers
+        stack.extend((x, below) for x in reversed(children(e)))
+
+
+def _elements(forms: tuple[Affine, ...]) -> dict[Expr, str]:
+    """A variable for each tensor's element in these forms: it may hold anything."""
+    atoms = dict.fromkeys(a for f in forms for a in f.atoms() if any(isinstance(x, Access) for x in walk(a)))
+    return {a: f"#{k}" for k, a in enumerate(atoms)}
+
+
+def _freed(form: Affine, elements: Mapping[Expr, Affine]) -> Affine:
+    result = Affine((), form.constant)
+    for atom, c in form.terms:
+        result += elements[atom] * c if atom in elements else Affine.of([(atom, c)])
+    return result
+
+
+def reach(s: Statement, shapes: Shapes) -> Box:
+    """Least and greatest coordinate, along each dimension, of the elements that a flat recurrence reads of itself,
+    those outside included, by the names of its output's variables."""
+    points = domain(s, shapes)
+    names = [e.name for e in s.index or () if isinstance(e, Index)]
+    box: Box = {}
+    for access, layers in _own_reads(s):
+        conditions = list(points.conditions)
+        variables = list(points.variables)
+        for e in layers:
+            inner = domain_of([e.body, *([] if e.guard is None else [e.guard])], shapes, e.constraints, own=s.output)
+            variables += e.bound
+            conditions += inner.conditions
+        for name, i, n in zip(names, access.index, sizes_of(s), strict=True):
+            form, value = linear(i), Affine.variable("#")
+            both = (Condition(form - value, 1), Condition(value - form, 1))
+            found = None
+            if not _elements((form,)):
+                found = bounds_of(Domain((*variables, "#"), (*conditions, *both)))
+            low, high = found["#"] if found else (0, n - 1)
+            a, b = box.get(name, (low, high))
+            box[name] = min(a, low), max(b, high)
+    return box
+
+
+def schedule(s: Statement, shapes: Shapes) -> tuple[int, ...]:
+    """The time of an element of a bound recurrence: an integer for each coordinate, such that every element that is
+    read is strictly earlier than what is computed from it. NoSchedule shows the reads that cannot all be so."""
+    found = dependences(s, shapes)
+    tau = find_schedule([d for _, d in found], len(s.index or ()))
+    if isinstance(tau, Conflict):
+        places = list(dict.fromkeys(a.span for k in tau.among if (a := found[k][0]).span is not None))
+        raise no_schedule(s, places, len(tau.among))
+    return tau
+
+
+def no_schedule(s: Statement, places: list[Span], count: int) -> NoSchedule:
+    what = "this read" if count == 1 else "these reads"
+    return NoSchedule(
+        f"no order computes every element of {s.output} before {what} of it",
+        places[0] if places else s.span,
+        others=tuple(places[1:]),
+        hint="an integer combination of the index variables must be less in what is read than in what is written",
+    )
+
+
+def check_recurrence(s: Statement, shapes: Shapes) -> None:
+    """AggregationMistake for an output index that no recurrence can have, NoSchedule where there is no order."""
+    for e in s.index or ():
+        if not linear(e).is_affine:
+            raise AggregationMistake(
+                "the output index of a recurrence is affine in the index variables",
+                e.span,
+                hint="read `%` on the right",
+            )
+    schedule(s, shapes)
+
+
+def padded(s: Statement) -> Statement:
+    """The statement with each read of its own output as `pad(H[e], the value of init there)`: what it says of another
+    tensor that holds the output already."""
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Pad):
+            inner = e.access if isinstance(e.access, Access) else e.access.access
+            indices = tuple(map(visit, inner.index))
+            access = replace(inner, index=indices)
+            kept = access if isinstance(e.access, Access) else replace(e.access, access=access)
+            return replace(e, access=kept, value=visit(e.value))
+        if isinstance(e, Inside) and e.access.tensor == s.output:
+            return ONE
+        e = rebuild(e, visit)
+        if isinstance(e, Access) and e.tensor == s.output:
+            return Pad(e, initial(s, e), span=e.span)
+        return e
+
+    s = separate(s)
+    guard = None if s.guard is None else visit(s.guard)
+    return replace(s, body=visit(s.body), guard=guard, init=None)
+
+
+def initial(s: Statement, access: Access) -> Expr:
+    """The value of a read outside of a recurrence's output."""
+    if s.init is None:
+        return ZERO
+    names = [e.name for e in s.index or () if isinstance(e, Index)]
+    return substituted(outside_zero(s.init), dict(zip(names, access.index, strict=True)))
+
+
+def outside_zero(e: Expr) -> Expr:
+    """An expression whose accesses are 0 where they lie outside; a nested aggregation has points of its own."""
+    if isinstance(e, Access):
+        return Pad(e, ZERO)
+    return e if isinstance(e, (Pad, Inside, Aggregate)) else rebuild(e, outside_zero)
+
+
+def substituted(e: Expr, index: dict[str, Expr]) -> Expr:
+    """Index variables replaced by index expressions; indices that can be made canonical become so."""
+    try:
+        return replace_indices(e, {v: linear(i) for v, i in index.items()})
+    except AffineMistake:
+        return substitute(e, index)
