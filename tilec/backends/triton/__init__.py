@@ -29,7 +29,7 @@ class TritonBackend:
         self.target, self.library = target, library
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable:
-        """The executable of a lowered program. Raises Unsupported for a recurrence, unless the torch backend may serve."""
+        """The executable of a lowered program. Raises Unsupported for a recurrence, unless torch may serve."""
         flat = lowering.stages["flat"]
         for s in flat.statements:
             if not reads_itself(s):
