@@ -6,7 +6,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.reference.access import free
 from tilec.backends.reference.domain import Condition
@@ -53,6 +53,12 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     dtype = _dot_type(factors, element.dtype, seen)
     if dtype is None:
         return None
+    found = sides_of(factors, space)
+    return None if found is None else replace(found, scale=scale, dtype=dtype)
+
+
+def sides_of(factors: list[Expr], space: Space) -> Dot | None:
+    """Factors (or terms) as two operands that share a summed variable, None where they are not."""
     wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in factors:
@@ -71,7 +77,7 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     zeros = _zeros(space, wide, left_set, right_set, set(outputs))
     if zeros is None:
         return None
-    return Dot(tuple(left), tuple(right), batch, rows, columns, summed, zeros[0], zeros[1], zeros[2], scale, dtype)
+    return Dot(tuple(left), tuple(right), batch, rows, columns, summed, zeros[0], zeros[1], zeros[2], 1, "")
 
 
 def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:

@@ -12,7 +12,7 @@ points exist, an accumulator that comes out infinite or NaN is computed again po
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilec.backends.reference.code import tuple_text
 from tilec.backends.reference.domain import Condition
@@ -49,40 +49,43 @@ def dot_steps(
     config = config or choose_config(dot, space, setting.shared)
     if riding and (config.parts > 1 or not space.covers):
         return None
-    writer = _Writer(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)
-    k = writer.kernel
-    text = writer.text(flat)
-    tiles = _tiles(dot, space, config)
-    launch = Launch(
-        k.name,
-        module_text(text),
-        (tiles, len(space.classes), config.parts),
-        tuple(k.parameters.items()),
-        tuple(k.constants.items()),
-        config.warps,
-        config.stages,
-        (s.output, *(r.output for r in riding)),
-    )
-    steps: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
+    writer = DotWriter(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)
+    steps = launched(writer, flat, config.parts)
     if config.parts == 1:
-        return [*steps, launch]
+        return steps
     parts = f"{s.output}.parts"
     shape = (config.parts, math.prod(seen.types[s.output].shape))
     held = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
     return [
-        *steps,
         Allocate(parts, shape, held.dtype),
-        launch,
+        *steps,
         *combine_parts(space, seen, flat, config.parts, held, wide),
         Release((parts,)),
     ]
+
+
+def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
+    """The launch of a written kernel, and the table of its classes."""
+    k, config = writer.kernel, writer.config
+    text = module_text(writer.text(flat))
+    launch = Launch(
+        k.name,
+        text,
+        (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts),
+        tuple(k.parameters.items()),
+        tuple(k.constants.items()),
+        config.warps,
+        config.stages,
+        (writer.space.statement.output, *(r.output for r in writer.riding)),
+    )
+    return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
 
 
 def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
     bm, bn = (min(n, max(LEAST, power(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
     config = Config(bm, bn, LEAST, 4, 1)
-    writer = _Writer(dot, space, seen, False, "ieee", config, "_repair")
+    writer = DotWriter(dot, space, seen, False, "ieee", config, "_repair")
     k = writer.kernel
     text = writer.repair_text(flat)
     grid = (_tiles(dot, space, config), len(space.classes), 1)
@@ -102,10 +105,11 @@ def _tiles(dot: Dot, space: Space, config: Config) -> int:
     return max(per_class)
 
 
-class _Writer:
+class DotWriter:
     def __init__(
         self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot", riding=()
     ):
+        self.repairs = suffix == "_repair"
         self.dot, self.space, self.seen, self.config = dot, space, seen, config
         self.precision, self.riding = precision, tuple(riding)
         s = space.statement
@@ -114,18 +118,22 @@ class _Writer:
         self.integer = "tl.int64" if wide else "tl.int32"
 
     def text(self, flat: Statement) -> str:
-        k, dot = self.kernel, self.dot
+        k, _dot = self.kernel, self.dot
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
             if self.space.single(v):
                 k.value_of[v] = k.low(v)
         self._place()
         self._loop()
-        if (dot.zero_left or dot.zero_right) and not dot_is_whole(dot):
+        if self._must_look():
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
         return k.text(flat, *self.riding)
+
+    def _must_look(self) -> bool:
+        """Whether some point may be a zero beside an infinity."""
+        return bool(self.dot.zero_left or self.dot.zero_right) and not dot_is_whole(self.dot)
 
     def repair_text(self, flat: Statement) -> str:
         k = self.kernel
@@ -268,28 +276,46 @@ class _Writer:
 
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
-        k, dot = self.kernel, self.dot
+        k = self.kernel
         k.emit("if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:  # some sum is not finite")
         kind_ = triton_type(self.accumulator.dtype)
-        count = k.count(dot.summed)
-        start, end = "0", count
-        head = [f"acc = tl.full((BM, BN), 0, {kind_})"]
-        if self.config.parts > 1:  # the parts' work must add up, however it is divided
-            head.append(f"share = tl.cdiv({count}, PARTS)")
-            start, end = "tl.program_id(2) * share", f"tl.minimum((tl.program_id(2) + 1) * share, {count})"
+        lines = [f"acc = tl.full((BM, BN), 0, {kind_})", *self._points(self._added)]
+        k.scopes[-1].lines += [f"    {line}" for line in lines]
+
+    def _added(self, values: list[str], valid: str) -> list[str]:
+        return [f"acc += tl.where({valid}, {' * '.join(values)}, 0.0)"]
+
+    def _points(self, step: Callable[[list[str], str], list[str]]) -> list[str]:
+        """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
+        values and the test that the point is valid."""
+        k, dot = self.kernel, self.dot
+        inner = inner_variables(dot, self.space, self.seen, self.config.bk)
+        windows = tuple(v for v in dot.summed if v not in inner)
+        count = k.count(inner)
+        block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
+        steps = f"tl.cdiv({count}, {block})"
         k.scopes.append(Scope())
-        k.emit(f"red = tl.full((), 0, {self.integer}) + step")
-        k.decode(Axis("red", dot.summed, None))
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, frozenset((*dot.summed, "red")))
+        k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
+        if windows:
+            k.emit(f"window = at_step // {steps}")
+            k.decode(Axis("window", windows, None))
+        place = f"at_step % {steps}" if windows else "at_step"
+        k.emit(f"red = {place} * {block} + lane")
+        k.decode(Axis("red", inner, None))
+        loop = frozenset((*dot.summed, "red", "window"))
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, loop)
         zeros = (*dot.zero_left, *dot.zero_right)
         factors = (*dot.left, *dot.right)
         evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         values = [_parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
-        tests = " & ".join(dict.fromkeys(self._tests(frame, evaluator, zeros)))
-        k.emit(f"acc += tl.where({tests}, {' * '.join(values)}, 0.0)")
+        tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
+        for line in step(values, " & ".join(dict.fromkeys(tests))):
+            k.emit(line)
         lines = k.scopes.pop().lines
-        k.scopes[-1].lines += [f"    {line}" for line in (*head, f"for step in range({start}, {end}):")]
-        k.scopes[-1].lines += [f"        {line}" for line in lines]
+        whole = f"{steps} * ({k.count(windows)})" if windows else steps
+        span = "start, end" if self.config.parts > 1 else f"0, {whole}"
+        nested = [f"for lane in range(0, {block}):", *(f"    {line}" for line in lines)]
+        return [f"for step in range({span}):", *(f"    {line}" for line in nested)]
 
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""

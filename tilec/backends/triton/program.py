@@ -16,6 +16,7 @@ from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
+from tilec.backends.triton.log_dot import LogDot, log_steps, recognise_log, viewed_with_tops
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
@@ -94,6 +95,9 @@ def ridden_steps(
         if hopper_steps(dot, space, seen, setting) is not None:
             return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
+    log = recognise_log(space, seen)
+    if log is not None:
+        return _log_steps(log, space, seen, flat, wide, setting, riding) if space.covers else None
     return pointwise(space, seen, flat, wide, riding)
 
 
@@ -139,7 +143,33 @@ def statement_steps(
                 return [*before, *fast, *after]
             return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
         return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
+    log = recognise_log(space, seen)
+    if log is not None:
+        return [*first, *_log_steps(log, space, seen, flat, wide, setting, ())]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
+
+
+def _log_steps(
+    log: LogDot,
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    setting: Setting,
+    riding: Sequence[Statement],
+) -> list[Step]:
+    """The greatest terms of each operand, then the product."""
+    seen = viewed_with_tops(log, seen)
+    steps: list[Step] = []
+    for s in log.tops:
+        t = seen.types[s.output]
+        steps.append(Allocate(s.output, t.shape, t.dtype))
+        steps += statement_steps(s, s, seen.types, seen.strides, setting)
+    return [
+        *steps,
+        *log_steps(log, space, seen, flat, wide, setting, riding),
+        Release(tuple(s.output for s in log.tops)),
+    ]
 
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:
