@@ -56,15 +56,15 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     found = sides_of(terms, space)
     if found is None:
         return None
-    left, right = (_sum(side) for side in (found.left, found.right))
+    left, right = (sum_of(side) for side in (found.left, found.right))
     outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
     tops = tuple(
-        _top(s, name, variables, side, dtype, space)
+        top_of(s, name, variables, side, dtype, space)
         for name, variables, side in zip(("left", "right"), outputs, (left, right), strict=True)
     )
     reads = tuple(Access(t.output, t.index or ()) for t in tops)
     operands = tuple(
-        (Call("exp", (Call("sub", (Call(dtype, (side,)), _finite(read))),)),)
+        (Call("exp", (Call("sub", (Call(dtype, (side,)), finite(read))),)),)
         for side, read in zip((left, right), reads, strict=True)
     )
     dot = replace(found, left=operands[0], right=operands[1], dtype=dtype)
@@ -73,30 +73,31 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
-def _sum(terms: Sequence[Expr]) -> Expr:
+def sum_of(terms: Sequence[Expr]) -> Expr:
     result = terms[0]
     for t in terms[1:]:
         result = Call("add", (result, t))
     return result
 
 
-def _finite(read: Expr) -> Expr:
+def finite(read: Expr) -> Expr:
     infinite = Call("lt", (Call("abs", (read,)), Float(float("inf"))))
     return Call("select", (infinite, read, Float(0.0)))
 
 
-def _top(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtype: str, space: Space) -> Statement:
+def top_of(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtype: str, space: Space) -> Statement:
     low, extent = space.low[0], space.extent[0]
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     sizes = tuple(Int(extent[v]) for v in variables)
     return Statement(f"{s.output}.{name}", index, sizes, Call(dtype, (body,)), "max", span=s.span)
 
 
-def viewed_with_tops(log: LogDot, seen: Viewed) -> Viewed:
+def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
+    """With the types and strides of the greatest terms' tensors."""
     types, strides = dict(seen.types), dict(seen.strides)
-    for t in log.tops:
+    for t in tops:
         shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
-        types[t.output] = TensorType(shape, log.dot.dtype)
+        types[t.output] = TensorType(shape, expression_type(t.body, types).dtype)
         step, moves = 1, []
         for n in reversed(shape):
             moves.append(step)
@@ -133,9 +134,9 @@ class _LogWriter(DotWriter):
         """The logarithm where it is certain, and all of the block again, term by term, if somewhere it is not."""
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = Evaluator(frame, *log.reads, *map(_finite, log.reads))
+        evaluator = Evaluator(frame, *log.reads, *map(finite, log.reads))
         raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
-        left, right = (evaluator.tensor(evaluator.value(_finite(r)), log.dot.dtype) for r in log.reads)
+        left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
         bound = f"{number_text(CERTAIN[log.dot.dtype])} * ({k.count(log.dot.summed)})"
         k.emit(f"sure = (acc >= {bound}) & (acc < float('inf'))")
         k.emit(f"sure = sure | ({raw[0]} == float('-inf')) | ({raw[1]} == float('-inf'))")

@@ -16,13 +16,14 @@ from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
-from tilec.backends.triton.log_dot import LogDot, log_steps, recognise_log, viewed_with_tops
+from tilec.backends.triton.log_dot import log_steps, recognise_log, viewed_with_tops
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
+from tilec.backends.triton.weighted import recognise_weighted, weighted_steps
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
 from tilec.ir.types import TensorType
@@ -95,9 +96,8 @@ def ridden_steps(
         if hopper_steps(dot, space, seen, setting) is not None:
             return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
-    log = recognise_log(space, seen)
-    if log is not None:
-        return _log_steps(log, space, seen, flat, wide, setting, riding) if space.covers else None
+    if recognise_log(space, seen) is not None or recognise_weighted(space, seen) is not None:
+        return _exponential_steps(space, seen, flat, wide, setting, riding) if space.covers else None
     return pointwise(space, seen, flat, wide, riding)
 
 
@@ -143,33 +143,36 @@ def statement_steps(
                 return [*before, *fast, *after]
             return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
         return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
-    log = recognise_log(space, seen)
-    if log is not None:
-        return [*first, *_log_steps(log, space, seen, flat, wide, setting, ())]
+    exponential = _exponential_steps(space, seen, flat, wide, setting)
+    if exponential is not None:
+        return [*first, *exponential]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
 
 
-def _log_steps(
-    log: LogDot,
+def _exponential_steps(
     space: Space,
     seen: Viewed,
     flat: Statement,
     wide: bool,
     setting: Setting,
-    riding: Sequence[Statement],
-) -> list[Step]:
-    """The greatest terms of each operand, then the product."""
-    seen = viewed_with_tops(log, seen)
+    riding: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """A product of exponentials: the greatest terms of each operand, then the product. None where it is none."""
+    log, weighted = recognise_log(space, seen), recognise_weighted(space, seen)
+    found = log or weighted
+    if found is None:
+        return None
+    seen = viewed_with_tops(found.tops, seen)
     steps: list[Step] = []
-    for s in log.tops:
+    for s in found.tops:
         t = seen.types[s.output]
         steps.append(Allocate(s.output, t.shape, t.dtype))
         steps += statement_steps(s, s, seen.types, seen.strides, setting)
-    return [
-        *steps,
-        *log_steps(log, space, seen, flat, wide, setting, riding),
-        Release(tuple(s.output for s in log.tops)),
-    ]
+    if log is not None:
+        steps += log_steps(log, space, seen, flat, wide, setting, riding)
+    elif weighted is not None:
+        steps += weighted_steps(weighted, space, seen, flat, wide, setting, riding)
+    return [*steps, Release(tuple(s.output for s in found.tops))]
 
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:

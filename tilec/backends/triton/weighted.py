@@ -1,0 +1,142 @@
+"""Sums of exp(l + r - c) * w, such as the gradients of logsumexp, on tensor cores.
+
+The exponent's terms fall into those that the sum does not reach (`beside`), those of one operand (`right`) and those of
+the weight w and what it depends on. With the greatest of the first two along what the weight does not know, p and q,
+the sum is exp(l - p) * sum w * exp(p + q - c) * exp(r - q): a product of matrices. The middle exponential may be large,
+where what underflow loses beside it would count: such a weight is made NaN, and a block that comes out not finite is
+computed again point by point from the statement's own terms, in the same kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.reference.factors import split_factors, split_terms
+from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.triton.coalesce import Viewed
+from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
+from tilec.backends.triton.dot_blocks import Config, choose_config
+from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
+from tilec.backends.triton.kernel import Frame, triton_type
+from tilec.backends.triton.log_dot import finite, sum_of, top_of
+from tilec.backends.triton.plan import Setting, Step
+from tilec.backends.triton.scalar import Evaluator
+from tilec.backends.triton.space import Space
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Statement
+
+LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """`dot` is the product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
+    multiplied by; `exact` the statement's own factors."""
+
+    dot: Dot
+    tops: tuple[Statement, Statement]
+    beside: Expr
+    exact: tuple[Expr, ...]
+
+
+def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
+    """The statement as such a sum, None where it is none or too small."""
+    s = space.statement
+    if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
+        return None
+    split = split_factors(s.body, seen.types)
+    element = expression_type(s.body, seen.types).dtype
+    if split is None or element not in ("float16", "bfloat16", "float32", "float64"):
+        return None
+    exponentials = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
+    others = [f for f in split[0] if f not in exponentials]
+    if len(exponentials) != 1 or not others:
+        return None
+    terms, added = split_terms(exponentials[0].args[0])
+    wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+    weighing = [*others, *(() if s.guard is None else (s.guard,))]
+    known = frozenset().union(*(variables_of(f) for f in weighing)) & wide
+    beside = [t for t in terms if not variables_of(t) & wide <= known and variables_of(t) & wide <= set(space.outputs)]
+    right = [t for t in terms if t not in beside and not variables_of(t) & wide <= known]
+    weight = [t for t in terms if t not in beside and t not in right]
+    if not beside or not right:
+        return None
+    if added:
+        weight.append(Float(added) if added > 0 else Call("neg", (Float(-added),)))
+    dtype = "float64" if element == "float64" else "float32"
+    order = [v for v in (*space.outputs, *space.reductions) if v in known]
+    tops = tuple(
+        top_of(s, name, tuple(v for v in order if any(v in variables_of(t) for t in side)), sum_of(side), dtype, space)
+        for name, side in (("beside", beside), ("right", right))
+    )
+    p, q = (Access(t.output, t.index or ()) for t in tops)
+    lifted = Call(dtype, (sum_of([finite(p), finite(q), *weight]),))
+    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
+    sure = Call("le", (lifted, Float(least)))
+    lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
+    left = _product([*(Call(dtype, (f,)) for f in others), lift])
+    spread = Call("exp", (Call("sub", (Call(dtype, (sum_of(right),)), finite(q))),))
+    found = sides_of([left, spread], space)
+    if found is None:
+        return None
+    dot = replace(found, scale=split[1], dtype=dtype)
+    if not worthwhile(dot, space):
+        return None
+    factor = Call("exp", (Call("sub", (Call(dtype, (sum_of(beside),)), finite(p))),))
+    return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]))
+
+
+def _product(factors: list[Expr]) -> Expr:
+    result = factors[0]
+    for f in factors[1:]:
+        result = Call("mul", (result, f))
+    return result
+
+
+def weighted_steps(
+    found: Weighted,
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    setting: Setting,
+    riding: Sequence[Statement] = (),
+) -> list[Step]:
+    """The product's launch; the greatest terms, statements of their own, come before it."""
+    config = replace(choose_config(found.dot, space, setting.shared), parts=1)
+    writer = _WeightedWriter(found, space, seen, wide, PRECISION[setting.precision], config, riding)
+    return launched(writer, flat)
+
+
+class _WeightedWriter(DotWriter):
+    def __init__(
+        self,
+        found: Weighted,
+        space: Space,
+        seen: Viewed,
+        wide: bool,
+        precision: str,
+        config: Config,
+        riding: Sequence[Statement],
+    ):
+        super().__init__(found.dot, space, seen, wide, precision, config, "_weighted_dot", riding)
+        self.found = found
+        self.accumulator = Accumulator("sum", found.dot.dtype)
+
+    def _must_look(self) -> bool:
+        return True
+
+    def _again(self) -> None:
+        k, found = self.kernel, self.found
+        k.emit("sure = (tl.abs(acc) < float('inf')) | (row_in[:, None] & col_in[None, :] ^ True)")
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        evaluator = Evaluator(frame, found.beside)
+        k.emit(f"acc = acc * {evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)}")
+        k.emit("if tl.max(tl.max((sure ^ True).to(tl.int32), 1), 0) > 0:  # some sum is not sure")
+        whole, self.dot = self.dot, replace(self.dot, left=found.exact, right=())
+        kind_ = triton_type(self.accumulator.dtype)
+        lines = [f"acc = tl.full((BM, BN), 0, {kind_})", *self._points(self._added)]
+        self.dot = whole
+        k.scopes[-1].lines += [f"    {line}" for line in lines]
