@@ -251,3 +251,8 @@ def test_reads_outside_and_round(shape, index, block):
     source = f"function (H[N, T, D]) -> (O) {{ O[i, n, t : D, N, T] = i + pad(H[{index}], 5) * 2; }}"
     (h,) = tensors(shape)
     agree(source, h, options=Options(block=block))
+
+
+def test_a_row_that_one_element_names():
+    (a,) = tensors((4, 3))
+    agree("function (A[N, D], I[K]) -> (O) { O[k : D] = +(A[I[j], (k + 1) % D]), j < 1; }", a, torch.tensor([2, 0]))

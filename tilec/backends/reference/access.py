@@ -203,6 +203,8 @@ class Frame:
         """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once."""
         names = [sorted(free(f)) for f in forms]
         found = [v for one in names for v in one]
+        if any(f.terms and not one for f, one in zip(forms, names, strict=True)):
+            return None  # an element of a tensor
         if any(len(one) > 1 for one in names) or len(set(found)) < len(found) or not set(found) <= set(self.order):
             return None
         slices, selections, dim = [], "", 0
