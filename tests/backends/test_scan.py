@@ -51,7 +51,7 @@ def test_infinities_and_nan(aggregation, values):
         agree(source, torch.tensor(values, dtype=torch.float64), contains="cum")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.uint8, torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("aggregation", ["+", "*", ">"])
 def test_types(aggregation, dtype):
     (x,) = tensors((8,), dtype=dtype)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from agreement import SMALL, agree, run, tensors
 
+from tilec.backends.base import Options
+
 CONTRACTIONS = [
     ("O[i, j : 3, 5] = +(A[i, k] * B[k, j]);", (3, 7), (7, 5)),
     ("O[b, i, j : 2, 3, 5] = +(A[b, i, k] * B[b, j, k]);", (2, 3, 7), (2, 5, 7)),
@@ -240,3 +242,19 @@ def test_outputs_own_their_memory():
     kept = got.clone()
     a.zero_()
     assert torch.equal(got, kept)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 5), (2, 1, 5), (2, 4, 1), (3, 4, 5)])
+@pytest.mark.parametrize(
+    "index", ["n, t - 1, (i - 1) % D", "N - 1 - n, clamp(t + 1, 0, T - 1), (2*i) % D", "n, 2, i + t"]
+)
+@pytest.mark.parametrize("block", [4, 2**17])
+def test_reads_outside_and_round(shape, index, block):
+    source = f"function (H[N, T, D]) -> (O) {{ O[i, n, t : D, N, T] = i + pad(H[{index}], 5) * 2; }}"
+    (h,) = tensors(shape)
+    agree(source, h, options=Options(block=block))
+
+
+def test_a_row_that_one_element_names():
+    (a,) = tensors((4, 3))
+    agree("function (A[N, D], I[K]) -> (O) { O[k : D] = +(A[I[j], (k + 1) % D]), j < 1; }", a, torch.tensor([2, 0]))

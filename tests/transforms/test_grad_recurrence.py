@@ -115,6 +115,7 @@ CASES = {
         normal(3, 2),
         RNG.integers(-1, 3, (3, 2)),
     ),
+    "a tree": ("function (A[N], C[]) -> (H) { H[i : N] = A[i] * H[i/2 - 1] init 3 * C[] + i; }", normal(7), normal()),
     "padded by hand": ("function (A[T]) -> (H) { H[t : T] = A[t] * pad(H[t - 1], A[t] * A[t] + 1); }", normal(4)),
     "a product": ("function (A[T]) -> (H) { H[t : T] = A[t] * (1 + prod(A[k] * H[t - 1 - k])), k < 2; }", normal(4)),
 }

@@ -12,9 +12,11 @@ from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Expr,
     Index,
     Inside,
+    Int,
     Pad,
     Statement,
     children,
@@ -159,11 +161,20 @@ def padded(s: Statement) -> Statement:
 
 
 def initial(s: Statement, access: Access) -> Expr:
-    """The value of a read outside of a recurrence's output."""
+    """The value of a read outside of a recurrence's output; 0 where that is at no integers."""
     if s.init is None:
         return ZERO
     names = [e.name for e in s.index or () if isinstance(e, Index)]
-    return substituted(outside_zero(s.init), dict(zip(names, access.index, strict=True)))
+    value = substituted(outside_zero(s.init), dict(zip(names, access.index, strict=True)))
+    for i in access.index:
+        try:
+            form = linear(i)
+        except AffineMistake:  # sizes that are not known yet stand as factors
+            continue
+        if form.denominator > 1:
+            whole = Call("mod", ((form * form.denominator).to_expr(), Int(form.denominator)))
+            value = Call("select", (Call("eq", (whole, ZERO)), value, ZERO))
+    return value
 
 
 def outside_zero(e: Expr) -> Expr:

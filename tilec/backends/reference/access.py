@@ -196,7 +196,38 @@ class Frame:
                 nearest = min(max(int(condition.form.constant), 0), condition.bound - 1)
                 text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
             parts.append(text)
-        return self._line(stem_of(access.tensor), f"{self.local[access.tensor]}[{', '.join(parts)}]")
+        picked = self._picked(access, forms, shape, parts)
+        return self._line(stem_of(access.tensor), picked or f"{self.local[access.tensor]}[{', '.join(parts)}]")
+
+    def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]) -> str | None:
+        """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once."""
+        names = [sorted(free(f)) for f in forms]
+        found = [v for one in names for v in one]
+        if any(f.terms and not one for f, one in zip(forms, names, strict=True)):
+            return None  # an element of a tensor
+        if any(len(one) > 1 for one in names) or len(set(found)) < len(found) or not set(found) <= set(self.order):
+            return None
+        slices, selections, dim = [], "", 0
+        for form, one, size, part in zip(forms, names, shape, parts, strict=True):
+            if not one:
+                slices.append(str(min(max(int(form.constant), 0), size - 1)))
+                continue
+            (v,) = one
+            start = self.domain.low[v] + form.constant
+            if form == Affine.variable(v) + form.constant and 0 <= start <= size - self.domain.extent[v]:
+                first, last = self.loops.get(v, ("0", str(self.domain.extent[v])))
+                slices.append(f"{first} + {start}:{last} + {start}")
+            else:
+                slices.append(":")
+                selections += f".index_select({dim}, ({part}).reshape(-1))"
+            dim += 1
+        text = f"{self.local[access.tensor]}[{', '.join(slices)}]{selections}"
+        places = sorted(range(dim), key=lambda d: self.order.index(found[d]))
+        if places != list(range(dim)):
+            text += f".permute({', '.join(map(str, places))})"
+        if dim < len(self.order):
+            text += f"[{', '.join(':' if v in found else 'None' for v in self.order)}]"
+        return text
 
     # index arithmetic
 

@@ -18,7 +18,7 @@ from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, plan_read
 from tilec.backends.reference.task import Task
 from tilec.ir.functions import ONE, ZERO
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -279,17 +279,11 @@ class Level:
         return Call("select", (inside, read, self.feed(self.outside(access))))
 
     def outside(self, access: Access) -> Expr:
-        """What the recurrence holds at an access outside of its tensor; 0 where that is at no integers."""
+        """What the recurrence holds at an access outside of its tensor."""
         s = self.task.flat
         if s.init is None:
             return Call("bool", (ZERO,))
-        value = initial(s, access)
-        for form in map(linear, access.index):
-            n = form.denominator
-            if n > 1:
-                whole = Call("eq", (Call("mod", ((form * n).to_expr(), Int(n))), ZERO))
-                value = Call("select", (whole, value, ZERO))
-        return value
+        return initial(s, access)
 
 
 def reads_own(e: Expr, own: str) -> bool:
