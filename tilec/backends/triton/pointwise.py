@@ -22,8 +22,9 @@ from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, tr
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space, build_space
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Index, Int, Statement, walk
+from tilec.ir.program import Access, Call, Index, Int, Statement, walk
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
@@ -349,7 +350,12 @@ MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight togeth
 
 
 def _unroll(space: Space, v: str) -> int:
-    """The largest power of two up to that many which divides the variable's extent in every class."""
+    """The largest power of two up to that many which divides the variable's extent in every class. A body that calls
+    the device's library has work enough to wait behind, and its text eight times over is too much for registers."""
+    s = space.statement
+    called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
+    if any("libdevice" in (FUNCTIONS[e.function].triton or "") for e in called) or s.aggregation == "logsumexp":
+        return 1
     return math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
 
 

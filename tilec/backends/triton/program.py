@@ -10,7 +10,7 @@ from functools import partial
 from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
-from tilec.backends.triton.dot import Dot, recognise, variables_of, worthwhile
+from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of, worthwhile
 from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
@@ -24,6 +24,7 @@ from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import recognise_weighted, weighted_steps
+from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
 from tilec.ir.types import TensorType
@@ -176,10 +177,11 @@ def _exponential_steps(
 
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:
-    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, and no look at the result for
-    infinities at its borders afterwards. Plain matrix products need no such look, and stay the library's."""
-    padded = bool(dot.zero_left or dot.zero_right)
-    return padded and hopper_steps(dot, space, seen, setting) is not None
+    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's."""
+    accesses = [a for side in (dot.left, dot.right) for f in side for a in accesses_in(f)]
+    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
+    return not bare and hopper_steps(dot, space, seen, setting) is not None
 
 
 def product_task(
