@@ -229,3 +229,17 @@ def test_every_function():
 def test_numpy_in_numpy_out():
     got = tilec.compile("Y = X + 1;", backend="triton")(np.arange(3.0))
     assert isinstance(got, np.ndarray) and got.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_operand_that_is_used_often_is_computed_once():
+    source = function("A[M, K], B[K, N], S[K]", "O[i, j : M, N] = +(A[i, k] * exp(sin(B[k, j]) - S[k]));")
+    inputs = normal(70, 40), normal(40, 70), normal(40)
+    names = ["O_right_kernel", "O_dot"]
+    check(source, *inputs, tolerance=1e-5, kernels=names)
+    check(source, *(x.half() for x in inputs), tolerance=5e-3, kernels=names)
+    check(source, normal(33, 40), normal(40, 70), normal(40), tolerance=1e-5, kernels=["O_dot"])
+
+
+def test_what_would_grow_is_not_computed_first():
+    source = function("X[N, C], B[KW, C, D]", "O[n, d : N, D] = +(sin(X[n + k, c]) * B[k, c, d]);")
+    check(source, normal(90, 16), normal(3, 16, 80), tolerance=1e-4, kernels=["O_dot"])

@@ -14,6 +14,7 @@ from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of,
 from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.executable import contiguous
+from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.log_dot import log_steps, recognise_log, viewed_with_tops
@@ -94,7 +95,7 @@ def ridden_steps(
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
         return None
     if dot is not None and worthwhile(dot, space):
-        if hopper_steps(dot, space, seen, setting) is not None:
+        if hopper_steps(dot, space, seen, setting) is not None or hoisted(dot, space, seen) is not None:
             return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
     if recognise_log(space, seen) is not None or recognise_weighted(space, seen) is not None:
@@ -133,21 +134,29 @@ def statement_steps(
     if stages is not None:
         return _in_turn(stages, flat, seen, setting)
     if dot is not None and worthwhile(dot, space):
-        fast = hopper_steps(dot, space, seen, setting)
-        if fast is not None:
-            return fast
-        copied = packed(dot, space, seen)
-        if copied is not None:
-            before, seen, space, dot, after = copied
-            fast = hopper_steps(dot, space, seen, setting)
-            if fast is not None:
-                return [*before, *fast, *after]
-            return [*first, *before, *(dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
-        return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
+        computed = hoisted(dot, space, seen)
+        if computed is not None:
+            before, seen, space, dot, after = computed
+            return [*first, *before, *_product_steps(dot, space, seen, flat, wide, setting), *after]
+        return [*first, *_product_steps(dot, space, seen, flat, wide, setting)]
     exponential = _exponential_steps(space, seen, flat, wide, setting)
     if exponential is not None:
         return [*first, *exponential]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
+
+
+def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting) -> list[Step]:
+    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
+    fast = hopper_steps(dot, space, seen, setting)
+    if fast is not None:
+        return fast
+    copied = packed(dot, space, seen)
+    before: list[Step] = []
+    after: list[Step] = []
+    if copied is not None:
+        before, seen, space, dot, after = copied
+        fast = hopper_steps(dot, space, seen, setting)
+    return [*before, *(fast or dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
 
 
 def _exponential_steps(
@@ -178,10 +187,16 @@ def _exponential_steps(
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
-    no look at the result for infinities at its borders afterwards. Matrix products stay the library's."""
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's, and so do sums
+    that must be split over programs for few columns: kernel gradients of 64 channels take ours a third longer."""
     accesses = [a for side in (dot.left, dot.right) for f in side for a in accesses_in(f)]
     bare = all(linear(e).bare is not None for a in accesses for e in a.index)
-    return not bare and hopper_steps(dot, space, seen, setting) is not None
+    steps = None if bare else hopper_steps(dot, space, seen, setting)
+    split = steps is not None and len(steps) > 1
+    return steps is not None and not (split and space.count(dot.columns) <= FEW_COLUMNS)
+
+
+FEW_COLUMNS = 64
 
 
 def product_task(
