@@ -159,6 +159,7 @@ def test_the_source_runs_alone(tmp_path):
     i, k = normal(1, 9, 9, 3), normal(3, 3, 3, 4)
     text = tilec.compile(source, backend="triton").lower(i, k).source()
     assert "# O[n, y, x, o] = +(I[n, 2*j + 3*y, 2*i + 3*x, c] * K[j, i, c, o]);" in text
+    assert "# O[n, y, x, o : 1, 3, 3, 4] = +(I[n, 2*j + 3*y, 2*i + 3*x, c] * K[j, i, c, o]);" in text
     path = tmp_path / "pasted.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location("pasted", path)

@@ -17,6 +17,7 @@ from tilec.backends.triton.program import make_plan
 from tilec.backends.triton.tuned import known_choice, tune
 from tilec.errors import Unsupported
 from tilec.ir.program import reads_itself
+from tilec.language.show import show_statement
 
 
 class TritonBackend:
@@ -56,7 +57,7 @@ class TritonBackend:
             names,
             [lowering.types[n].shape for n in names],
             _dtypes(lowering),
-            lambda p: program_text(title, names, p),
+            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in flat.statements}),
             self.target,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from tilec.backends.reference.code import tuple_text
 from tilec.backends.triton.plan import (
@@ -19,8 +20,9 @@ from tilec.backends.triton.plan import (
 )
 
 
-def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
-    """One file that runs when pasted: `name(*inputs)` returns the outputs."""
+def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Mapping[str, str]) -> str:
+    """One file that runs when pasted: `name(*inputs)` returns the outputs. `statements`: Tile text by output, which
+    heads what carries it out."""
     launches = plan.launches()
     imports = dict.fromkeys(["import torch", "import triton", "import triton.language as tl"])
     pieces: dict[str, str] = {}
@@ -47,7 +49,12 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan) -> str:
         imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
     device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
     body = [f"device = {device}"]
+    told: set[str] = set()
     for step in plan.steps:
+        if isinstance(step, Launch | TorchLines):
+            fresh = [s for s in step.statements if s in statements and s not in told]
+            told.update(fresh)
+            body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
         body += _lines(step, renamed)
     results = ", ".join(python_name(o) for o in plan.outputs)
     body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
