@@ -10,9 +10,10 @@ import torch
 
 import tilec
 from tilec.backends.triton.dot_blocks import SIZES, TILES, Config
-from tilec.backends.triton.executable import PlannedCall, contiguous
+from tilec.backends.triton.executable import PlannedCall
 from tilec.backends.triton.plan import Allocate, Plan, Setting
 from tilec.backends.triton.program import product_task
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.store import default_store
 from tilec.backends.triton.ways import steps_of
 from tilec.ir.types import TensorType

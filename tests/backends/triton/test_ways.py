@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.plan import Setting
 from tilec.backends.triton.program import make_plan, product_task
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.ways import steps_of, ways
 from tilec.ir.types import TensorType
 from tilec.language import parse

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.reference.code import Names, literal, tuple_text
-from tilec.backends.reference.domain import Condition, Domain, access_conditions, row_major, whole_arguments
+from tilec.backends.code import Names, literal, tuple_text
+from tilec.backends.domain import Condition, Domain, access_conditions, free, row_major, whole_arguments
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
 from tilec.ir.types import TensorType, kind
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
@@ -361,11 +361,6 @@ def reach(
     if math.prod(b - a + 1 for a, b in ranges) > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
         return None
     return tuple(int(a) for a, _ in ranges), tuple(int(b) for _, b in ranges)
-
-
-def free(form: Affine) -> frozenset[str]:
-    """All index variables that a form depends on, inside atoms too."""
-    return frozenset(v for atom, _ in form.terms for v in index_variables(atom))
 
 
 def named(form: Affine):

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.backends.reference.code import indented, literal, tuple_text
+from tilec.backends.code import indented, literal, tuple_text
 from tilec.backends.reference.exponentials import parts_of, sides_of, terms_of
-from tilec.backends.reference.factors import LOG, SUM, split_factors, split_terms
-from tilec.backends.reference.general import REDUCE, accumulation_dtype
-from tilec.backends.reference.scalar import NARROW, Evaluator, identity_text
+from tilec.backends.reference.factors import LOG, SUM
+from tilec.backends.reference.general import REDUCE
+from tilec.backends.reference.scalar import Evaluator, identity_text
 from tilec.backends.reference.skew import level_domain
 from tilec.backends.reference.steps import Level, reads_own
+from tilec.backends.scalars import NARROW, accumulation_dtype
+from tilec.backends.terms import split_factors, split_terms
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, index_variables

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tilec.backends.reference.code import indented, literal, tuple_text
-from tilec.backends.reference.domain import build_domain, conditions_of
-from tilec.backends.reference.factors import split_factors
+from tilec.backends.code import indented, literal, tuple_text
+from tilec.backends.domain import build_domain, conditions_of
 from tilec.backends.reference.task import Task
+from tilec.backends.terms import split_factors
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Statement, expressions, index_variables

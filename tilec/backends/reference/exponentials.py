@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.code import indented, literal, tuple_text
+from tilec.backends.domain import Domain
 from tilec.backends.reference.access import Frame
-from tilec.backends.reference.code import indented, literal, tuple_text
-from tilec.backends.reference.domain import Domain
-from tilec.backends.reference.factors import split_factors, value_variables
+from tilec.backends.reference.factors import value_variables
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.task import Task
+from tilec.backends.terms import split_factors
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Call, Expr

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilec.backends.reference.access import Frame, free, reach
-from tilec.backends.reference.code import Names, literal, tuple_text
-from tilec.backends.reference.domain import Condition, Domain, access_conditions, constraining_accesses
+from tilec.backends.code import Names, literal, tuple_text
+from tilec.backends.domain import Condition, Domain, access_conditions, constraining_accesses, free
+from tilec.backends.reference.access import Frame, reach
 from tilec.backends.reference.scalar import Evaluator
+from tilec.backends.terms import split_factors, split_terms
 from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
 from tilec.ir.aggregations import Semiring as Algebra
 from tilec.ir.index import linear
@@ -97,51 +98,6 @@ class Product:
     operands: list[Operand]
     scale: float | int
     checked: list[str] | None = field(default_factory=list)
-
-
-def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr], float | int] | None:
-    """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse."""
-    match e:
-        case Int(n) | Float(n):
-            return [], n
-        case Inside():
-            return [], 1
-        case Call("neg", (a,)):
-            inner = split_factors(a, types)
-            return None if inner is None else (inner[0], -inner[1])
-        case Call("mul", (a, b)):
-            x, y = split_factors(a, types), split_factors(b, types)
-            return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
-        case Call("div", (a, b)) if kind(expression_type(e, types).dtype) == 2:
-            x = split_factors(a, types)
-            if isinstance(b, (Int, Float)):
-                return None if x is None or not b.value else (x[0], x[1] / b.value)
-            quotient = expression_type(e, types)
-            if kind(expression_type(b, types).dtype) != 2 and not quotient.weak:
-                b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
-            return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
-        case Call("ident" | "reverse_grad", (a, *_)):
-            return split_factors(a, types)
-    return [e], 1
-
-
-def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
-    """Terms of a body, the factors where times is `+`, and the number that is added to them."""
-    match e:
-        case Int(n) | Float(n):
-            return [], n
-        case Inside():
-            return [], 1
-        case Call("neg", (Int(n) | Float(n),)):
-            return [], -n
-        case Call("add", (a, b)):
-            x, y = split_terms(a), split_terms(b)
-            return x[0] + y[0], x[1] + y[1]
-        case Call("sub", (a, b)):
-            return split_terms(Call("add", (a, Call("neg", (b,)))))
-        case Call("ident" | "reverse_grad", (a, *_)):
-            return split_terms(a)
-    return [e], 0
 
 
 def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semiring: Semiring) -> Product | None:

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import Domain
 from tilec.backends.reference.access import Frame
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import Domain
-from tilec.backends.reference.general import COMBINE, REDUCE, Loops, accumulation_dtype, block_limit, blocks
+from tilec.backends.reference.general import COMBINE, REDUCE, Loops, block_limit, blocks
 from tilec.backends.reference.scalar import Evaluator, identity_text
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import accumulation_dtype
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, reads, walk
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.reference.access import Frame, free
-from tilec.backends.reference.code import indented, tuple_text
-from tilec.backends.reference.domain import Domain, row_major
-from tilec.backends.reference.scalar import NARROW, Evaluator, Value, identity_text
+from tilec.backends.code import indented, tuple_text
+from tilec.backends.domain import Domain, free, row_major
+from tilec.backends.reference.access import Frame
+from tilec.backends.reference.scalar import Evaluator, Value, identity_text
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import accumulation_dtype
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
@@ -57,13 +58,6 @@ def general(task: Task) -> list[str] | None:
         assert written is not None
         lines += written
     return lines
-
-
-def accumulation_dtype(aggregation: str, dtype: str) -> str:
-    """What values are combined in: 16-bit floating sums, products and logsumexp in float32."""
-    if aggregation in ("sum", "prod", "logsumexp") and dtype in NARROW:
-        return "float32"
-    return dtype
 
 
 def blocks(extents: Sequence[tuple[str, int]], limit: int) -> dict[str, int]:

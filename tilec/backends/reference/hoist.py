@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.backends.domain import Domain
 from tilec.backends.reference.access import reach
-from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.factors import SUM, Operand, Product, Semiring
 from tilec.backends.reference.general import general
 from tilec.backends.reference.task import Task

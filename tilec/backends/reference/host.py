@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.reference.code import Names, literal, tuple_text
-from tilec.backends.reference.scalar import value_children
+from tilec.backends.code import Names, literal, tuple_text
+from tilec.backends.scalars import value_children
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
 from tilec.ir.types import TensorType

@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import Domain
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import Domain
 from tilec.backends.reference.factors import LOG, Operand, Semiring, emit
 from tilec.backends.reference.general import Loops, blocks
-from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import NARROW
 
 COPY_BLOCKS = 2  # a matrix copied out of windows holds at most this many blocks' worth of elements
 

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 import opt_einsum
 
-from tilec.backends.reference.code import indented, literal, tuple_text
-from tilec.backends.reference.domain import Domain
+from tilec.backends.code import indented, literal, tuple_text
+from tilec.backends.domain import Domain
 from tilec.backends.reference.factors import LOG, SEMIRINGS, SUM, Operand, Product, Semiring, product_of
 from tilec.backends.reference.general import Loops, general
 from tilec.backends.reference.hoist import hoisted
 from tilec.backends.reference.matrices import lay_out, multiply, plan_steps
-from tilec.backends.reference.scalar import NARROW
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import NARROW
 from tilec.ir.infer import expression_type
 from tilec.ir.types import kind
 

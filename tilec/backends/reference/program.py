@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tilec.backends.base import Kernel, Lowering, Options
-from tilec.backends.reference.code import Names, identifier, indented
+from tilec.backends.code import Names, identifier, indented
 from tilec.backends.reference.rules import lines_of_first
 from tilec.backends.reference.task import Task
 from tilec.ir.program import Program, Statement, reads

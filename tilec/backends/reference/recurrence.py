@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.backends.code import indented, tuple_text
+from tilec.backends.domain import Domain
 from tilec.backends.reference.access import Frame
 from tilec.backends.reference.aggregates import nested
-from tilec.backends.reference.code import indented, tuple_text
-from tilec.backends.reference.domain import Domain
 from tilec.backends.reference.host import HostStep
 from tilec.backends.reference.parallel import FEWEST_STEPS, MOST_LANES, affine_steps
 from tilec.backends.reference.scalar import Evaluator

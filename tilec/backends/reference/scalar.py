@@ -8,22 +8,18 @@ where they are compared, cast or returned.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-
+from tilec.backends.code import literal, tuple_text
 from tilec.backends.reference.access import Frame
-from tilec.backends.reference.code import literal, tuple_text
+from tilec.backends.scalars import INTEGER_BITS, NARROW, fit, fold, value_children
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
-NARROW = ("float16", "bfloat16")
-INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
 TENSORS_ONLY = ("atan2", "logaddexp")  # torch takes no Python number for either argument
 ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
 WITH_OUT = frozenset(
@@ -155,9 +151,9 @@ class Evaluator:
         result = call_type(e.function, [a.type for a in args], e.span)
         variables = frozenset().union(*(a.variables for a in args))
         if all(a.number is not None for a in args):
-            folded = _fold(e.function, [a.number for a in args if a.number is not None], result)
+            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
             if folded is not None:
-                return folded
+                return Value(literal(folded), result, None, number=folded)
         depth = 1 + max(a.depth for a in args)
         combined = self._multiply_add(e, self.held_as(result.dtype))
         if combined is not None:
@@ -282,16 +278,6 @@ class Evaluator:
         return template.format(*operands)
 
 
-def value_children(e: Expr) -> tuple[Expr, ...]:
-    """Subexpressions whose values the value of e is computed from: not those in indices."""
-    match e:
-        case Call():
-            return e.args
-        case Pad():
-            return (e.value,)
-    return ()
-
-
 def _all_numbers(args: list[Value]) -> bool:
     return all(a.number is not None for a in args)
 
@@ -299,32 +285,6 @@ def _all_numbers(args: list[Value]) -> bool:
 def _number(n: bool | int | float) -> Value:
     t = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", weak=True)
     return Value(literal(n), t, None, number=n)
-
-
-def _fold(function: str, numbers: list, result: ElementType) -> Value | None:
-    """The value of a function of literals alone; None where its row has no NumPy function or it casts."""
-    row = FUNCTIONS[function]
-    if row.numpy is None or not result.weak:
-        return None
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        value = row.numpy(*(np.float64(n) if isinstance(n, float) else np.asarray(n) for n in numbers))
-    value = np.asarray(value).item()
-    n = float(value) if kind(result.dtype) == 2 else bool(value) if result.dtype == "bool" else int(value)
-    return Value(literal(n), result, None, number=n)
-
-
-def fit(n: bool | int | float, dtype: str) -> bool | int | float:
-    """A number as an element of this type: integers wrap, as they do where a tensor is cast."""
-    if dtype == "bool":
-        return bool(n)
-    if kind(dtype) == 2:
-        return float(n)
-    if isinstance(n, float) and not math.isfinite(n):
-        n = 0
-    bits, signed = INTEGER_BITS[dtype]
-    n = int(n) & ((1 << bits) - 1)
-    return n - (1 << bits) if signed and n >> (bits - 1) else n
 
 
 def identity_text(aggregation: str, dtype: str) -> str:

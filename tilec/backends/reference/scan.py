@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.access import free
-from tilec.backends.reference.domain import Condition, Domain, boxed
-from tilec.backends.reference.general import accumulation_dtype
+from tilec.backends.domain import Condition, Domain, boxed, free
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import accumulation_dtype
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Constraint, Index, Int, Statement, index_variables

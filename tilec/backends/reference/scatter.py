@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.access import Frame, free
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import Domain, row_major
-from tilec.backends.reference.general import Loops, accumulation_dtype, block_limit, blocks
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import Domain, free, row_major
+from tilec.backends.reference.access import Frame
+from tilec.backends.reference.general import Loops, block_limit, blocks
 from tilec.backends.reference.scalar import Evaluator, identity_text
 from tilec.backends.reference.task import Task
+from tilec.backends.scalars import accumulation_dtype
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Int, Statement
 from tilec.ir.types import TensorType

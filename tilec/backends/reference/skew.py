@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.backends.reference.domain import Domain, boxed
+from tilec.backends.domain import Domain, boxed
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Aggregate, Call, Index, Int, Statement
 from tilec.ir.types import TensorType

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.access import Frame, free
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import Domain, row_major
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import Domain, free, row_major
+from tilec.backends.reference.access import Frame
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, plan_read
 from tilec.backends.reference.task import Task

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilec.backends.base import Options
-from tilec.backends.reference.code import Names, tuple_text
-from tilec.backends.reference.domain import Domain, build_domain
+from tilec.backends.code import Names, tuple_text
+from tilec.backends.domain import Domain, build_domain
 from tilec.backends.reference.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import Statement

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from tilec.backends.base import Executable, Lowering, Options
+from tilec.backends.code import identifier
 from tilec.backends.reference import ReferenceBackend
-from tilec.backends.reference.code import identifier
 from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.reference.general import accumulation_dtype
-from tilec.backends.reference.scalar import NARROW
+from tilec.backends.scalars import NARROW, accumulation_dtype
 from tilec.backends.triton.kernel import triton_type
 from tilec.backends.triton.scalar import held_as, number_text
 from tilec.ir.aggregations import AGGREGATIONS

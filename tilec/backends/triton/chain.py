@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import opt_einsum
 
-from tilec.backends.reference.factors import split_factors
+from tilec.backends.terms import product_of, split_factors
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
@@ -37,7 +37,7 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
         own = frozenset(v for v in variables_of(f) if not space.single(v))
         home = next((g for g in groups if own <= g), own)
         groups.setdefault(home, []).append(f)
-    operands = [(g, _product(fs)) for g, fs in groups.items()]
+    operands = [(g, product_of(fs)) for g, fs in groups.items()]
     if len(operands) < 3:
         return None
     extent, low = space.extent[0], space.low[0]
@@ -58,21 +58,14 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
         order = [v for v in names if v in own & later]
         name = f"{s.output}.{len(found) + 1}"
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
-        body = _product([e for _, e in chosen])
+        body = product_of([e for _, e in chosen])
         found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
         operands.append((frozenset(order), Access(name, index)))
-    body = _product([e for _, e in operands])
+    body = product_of([e for _, e in operands])
     scale = split[1]
     if scale != 1:
         body = Call("mul", (body, _number(scale)))
     return [*found, replace(s, body=body)]
-
-
-def _product(factors: list[Expr]) -> Expr:
-    result = factors[0]
-    for f in factors[1:]:
-        result = Call("mul", (result, f))
-    return result
 
 
 def _number(n: float | int) -> Expr:

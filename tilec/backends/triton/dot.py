@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.access import free
-from tilec.backends.reference.domain import Condition
-from tilec.backends.reference.factors import split_factors
+from tilec.backends.domain import Condition, free
+from tilec.backends.terms import split_factors
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.kernel import free_of
 from tilec.backends.triton.space import Space

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import LEAST, Dot, accesses_in
+from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
 from tilec.ir.index import linear
 
@@ -55,7 +56,9 @@ def _untuned(dot: Dot, space: Space) -> Config:
     m, n, k = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
     batch = space.count(dot.batch) * len(space.classes)
     tiles = TILES[SIZES[dot.dtype]]
-    fitting = [t for t in tiles if t[0] <= max(32, 2 * power(m) // 2) and t[1] <= max(32, power(n))] or [tiles[-1]]
+    fitting = [t for t in tiles if t[0] <= max(32, 2 * power_of_two(m) // 2) and t[1] <= max(32, power_of_two(n))] or [
+        tiles[-1]
+    ]
     for t in fitting:
         if -(-m // t[0]) * -(-n // t[1]) * batch >= PROCESSORS:
             return _config(t, m, n, k)
@@ -69,12 +72,8 @@ def _untuned(dot: Dot, space: Space) -> Config:
 
 
 def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
-    bm, bn = min(t[0], max(LEAST, power(m))), min(t[1], max(LEAST, power(n)))
-    return Config(bm, bn, min(t[2], max(LEAST, power(k))), t[3], t[4])
-
-
-def power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    bm, bn = min(t[0], max(LEAST, power_of_two(m))), min(t[1], max(LEAST, power_of_two(n)))
+    return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
 
 
 def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[str, ...]:

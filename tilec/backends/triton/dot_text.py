@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import Condition
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import Condition
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.dot import LEAST, NARROW, Dot, dot_is_whole, variables_of
-from tilec.backends.triton.dot_blocks import Config, choose_config, inner_variables, power
+from tilec.backends.triton.dot_blocks import Config, choose_config, inner_variables
 from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
 from tilec.backends.triton.pointwise import combine_parts
 from tilec.backends.triton.scalar import Evaluator
+from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS
@@ -83,7 +84,7 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
 
 def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
-    bm, bn = (min(n, max(LEAST, power(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
+    bm, bn = (min(n, max(LEAST, power_of_two(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
     config = Config(bm, bn, LEAST, 4, 1)
     writer = DotWriter(dot, space, seen, False, "ieee", config, "_repair")
     k = writer.kernel

@@ -27,6 +27,7 @@ from tilec.backends.triton.plan import (
     TorchLines,
     python_name,
 )
+from tilec.backends.triton.sizes import contiguous
 
 precision = torch.get_float32_matmul_precision
 Tensors = dict[str, torch.Tensor]
@@ -217,14 +218,3 @@ def _own_target() -> str:
         raise InputMistake("there is no CUDA device to compile for", hint='name one: lower(..., target="sm_90")')
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
-__all__ = ["PlannedCall", "TritonProgram", "contiguous"]

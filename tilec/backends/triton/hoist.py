@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tilec.backends.terms import product_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, accesses_in, variables_of
 from tilec.backends.triton.plan import Allocate, Release, Step
 from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
@@ -41,7 +43,7 @@ def hoisted(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, S
             continue
         s, shape, read = made
         t = TensorType(shape, dot.dtype)
-        strides = tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+        strides = contiguous(shape)
         seen = Viewed(seen.statement, {**seen.types, s.output: t}, {**seen.strides, s.output: strides})
         own = build_space(s, seen.types)
         if own is None or own.valid or not own.covers:
@@ -51,7 +53,7 @@ def hoisted(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, S
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
     if not before:
         return None
-    body: Expr = Call("mul", (_product(dot.left), _product(dot.right)))
+    body: Expr = Call("mul", (product_of(dot.left), product_of(dot.right)))
     statement = replace(seen.statement, body=body)
     return before, replace(seen, statement=statement), replace(space, statement=statement), dot, after
 
@@ -82,17 +84,12 @@ def _operand(
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     output = f"{space.statement.output}.{side}"
-    body = Call(dtype, (_product(factors),)) if expression_type(_product(factors), seen.types).dtype != dtype else None
-    s = Statement(output, index, tuple(map(Int, shape)), body or _product(factors))
+    body = (
+        Call(dtype, (product_of(factors),)) if expression_type(product_of(factors), seen.types).dtype != dtype else None
+    )
+    s = Statement(output, index, tuple(map(Int, shape)), body or product_of(factors))
     return s, shape, Access(output, index)
 
 
 def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
     return [v for v in index_variables(e) if v in names]
-
-
-def _product(factors: tuple[Expr, ...]) -> Expr:
-    result = factors[0]
-    for f in factors[1:]:
-        result = Call("mul", (result, f))
-    return result

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilec.backends.reference.access import free
-from tilec.backends.reference.domain import Condition, access_conditions
+from tilec.backends.domain import Condition, access_conditions, free
 from tilec.backends.triton import hopper
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tilec.backends.reference.code import tuple_text
+from tilec.backends.code import tuple_text
 from tilec.backends.triton.plan import (
     Allocate,
     Descriptor,

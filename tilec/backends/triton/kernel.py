@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.backends.reference.access import free
-from tilec.backends.reference.code import Names
-from tilec.backends.reference.domain import Condition, access_conditions, whole_arguments
+from tilec.backends.code import Names
+from tilec.backends.domain import Condition, access_conditions, free, whole_arguments
 from tilec.backends.triton.device_text import device_functions
 from tilec.backends.triton.plan import Pointer, python_name
 from tilec.backends.triton.space import Space

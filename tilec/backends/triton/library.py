@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilec.backends.base import Options
-from tilec.backends.reference.code import Names
+from tilec.backends.code import Names
 from tilec.backends.reference.convolution import INPUT, Convolution, library_lines
 from tilec.backends.reference.convolution import recognise as recognise_convolution
 from tilec.backends.reference.product import product

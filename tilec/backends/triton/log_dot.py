@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.factors import split_terms
+from tilec.backends.terms import split_terms, sum_of
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
@@ -21,6 +21,7 @@ from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
 from tilec.backends.triton.kernel import Frame
 from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.scalar import Evaluator, number_text
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
@@ -73,13 +74,6 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
-def sum_of(terms: Sequence[Expr]) -> Expr:
-    result = terms[0]
-    for t in terms[1:]:
-        result = Call("add", (result, t))
-    return result
-
-
 def finite(read: Expr) -> Expr:
     infinite = Call("lt", (Call("abs", (read,)), Float(float("inf"))))
     return Call("select", (infinite, read, Float(0.0)))
@@ -98,11 +92,7 @@ def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
     for t in tops:
         shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
         types[t.output] = TensorType(shape, expression_type(t.body, types).dtype)
-        step, moves = 1, []
-        for n in reversed(shape):
-            moves.append(step)
-            step *= n
-        strides[t.output] = tuple(reversed(moves))
+        strides[t.output] = contiguous(shape)
     return Viewed(seen.statement, types, strides)
 
 

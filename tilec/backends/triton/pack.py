@@ -7,7 +7,7 @@ product with enough work repays a copy of the smaller evil: the operand that doe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.triton.coalesce import Viewed
@@ -15,6 +15,7 @@ from tilec.backends.triton.dot import Dot
 from tilec.backends.triton.dot_blocks import inner_variables
 from tilec.backends.triton.plan import Allocate, Release, Step
 from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild
@@ -43,7 +44,7 @@ def packed(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, Sp
         name = f"{access.tensor}.packed"
         shape = seen.types[access.tensor].shape
         order = [*(a for a in range(len(shape)) if a != axis), axis]
-        strides = dict(zip(order, _contiguous([shape[a] for a in order]), strict=True))
+        strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
         types = {**seen.types, name: seen.types[access.tensor]}
         seen = Viewed(seen.statement, types, {**seen.strides, name: tuple(strides[a] for a in range(len(shape)))})
         before += [Allocate(name, tuple(shape[a] for a in order), types[name].dtype), *_copy(access.tensor, name, seen)]
@@ -71,10 +72,6 @@ def _copy(source: str, target: str, seen: Viewed) -> list[Step]:
     space = build_space(s, seen.types)
     assert space is not None
     return pointwise(space, Viewed(s, seen.types, seen.strides), s, False) or []
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 def _renamed(e: Expr, renamed: Mapping[Access, Access]) -> Expr:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.code import tuple_text
-from tilec.backends.reference.domain import constraining_accesses
+from tilec.backends.code import tuple_text
+from tilec.backends.domain import constraining_accesses
 from tilec.backends.triton.accumulate import Accumulator, identity
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
@@ -21,6 +21,7 @@ from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
 from tilec.backends.triton.scalar import Evaluator
+from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
@@ -76,19 +77,19 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     rows, columns = _sides(space, outputs)
     if rows and columns:
         m, n = space.count(tuple(rows)), space.count(tuple(columns))
-        bn = min(_power(n), 64)
-        bm = min(_power(m), 4096 // bn, 128)
+        bn = min(power_of_two(n), 64)
+        bm = min(power_of_two(m), 4096 // bn, 128)
         return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None)
     along = _runs_along(space, seen, reductions)
     if not along and points <= 64:
         return replace(_map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     if along:
-        br = min(_power(points), 4096 if count < PROGRAMS else 2048)
-        bo = max(1, min(_power(count), 1024 // br))
+        br = min(power_of_two(points), 4096 if count < PROGRAMS else 2048)
+        bo = max(1, min(power_of_two(count), 1024 // br))
     else:
-        bo = min(_power(count), 128)
-        br = max(1, min(_power(points), 4096 // bo))
+        bo = min(power_of_two(count), 128)
+        br = max(1, min(power_of_two(points), 4096 // bo))
     programs = -(-count // bo) * len(space.classes)
     parts = 1
     if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
@@ -99,14 +100,10 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
 def _map_tiling(space: Space, outputs: Sequence[str]) -> Tiling:
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
-        return Tiling(((tuple(outputs), min(_power(n), 1024)),), None)
-    bn = min(_power(space.largest(outputs[-1])), 512)
+        return Tiling(((tuple(outputs), min(power_of_two(n), 1024)),), None)
+    bn = min(power_of_two(space.largest(outputs[-1])), 512)
     m = space.count(tuple(outputs[:-1]))
-    return Tiling(((tuple(outputs[:-1]), max(1, min(_power(m), 1024 // bn))), ((outputs[-1],), bn)), None)
-
-
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    return Tiling(((tuple(outputs[:-1]), max(1, min(power_of_two(m), 1024 // bn))), ((outputs[-1],), bn)), None)
 
 
 def _sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -412,5 +409,5 @@ def combine_parts(
     second = build_space(total, types)
     assert second is not None
     viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
-    tile = Tiling(((("e",), min(_power(count), 256)),), None)
+    tile = Tiling(((("e",), min(power_of_two(count), 256)),), None)
     return _steps(second, viewed, total, tile, wide)

@@ -13,7 +13,6 @@ from tilec.backends.triton.coalesce import Viewed, coalesce
 from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of, worthwhile
 from tilec.backends.triton.dot_text import dot_steps
 from tilec.backends.triton.epilogue import riders
-from tilec.backends.triton.executable import contiguous
 from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
@@ -22,6 +21,7 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.scatter import scattered
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import recognise_weighted, weighted_steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from tilec.backends.reference.scalar import NARROW, _fold, fit, value_children
+from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import call_type
@@ -154,10 +154,9 @@ class Evaluator:
         args = [self._values[a] for a in e.args]
         result = call_type(e.function, [a.type for a in args], e.span)
         if all(a.number is not None for a in args):
-            folded = _fold(e.function, [a.number for a in args if a.number is not None], result)
+            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
             if folded is not None:
-                assert folded.number is not None
-                return _number(folded.number, result)
+                return _number(folded, result)
         code, held = self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)

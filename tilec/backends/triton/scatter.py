@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tilec.backends.reference.access import free
-from tilec.backends.reference.domain import Domain, build_domain, constraining_accesses, row_major
-from tilec.backends.reference.general import accumulation_dtype
+from tilec.backends.domain import Domain, build_domain, constraining_accesses, free, row_major
+from tilec.backends.scalars import accumulation_dtype
+from tilec.backends.terms import product_of
 from tilec.backends.triton.accumulate import Accumulator, identity
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import triton_type, without_sizes
 from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
+from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
@@ -54,7 +55,7 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
         at,
         tuple(shifted[v] for v in keyed),
         tuple(Int(domain.extent[v]) for v in keyed),
-        _product([_as_value(place.to_value()), *[i for i in inside if _within(i, keyed)]]),
+        product_of([_as_value(place.to_value()), *[i for i in inside if _within(i, keyed)]]),
         "assign",
         None if whole_guard else s.guard,
         tuple(c for c in (*s.constraints, *limits) if free(linear(c.expr)) <= set(keyed)),
@@ -75,7 +76,7 @@ def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, w
         at: TensorType(tuple(domain.extent[v] for v in keyed), "int64"),
         values: TensorType(tuple(domain.extent[v] for v in order), dtype),
     }
-    strides = {**strides, at: _contiguous(types[at].shape), values: _contiguous(types[values].shape)}
+    strides = {**strides, at: contiguous(types[at].shape), values: contiguous(types[values].shape)}
     count = math.prod(out.shape[:split])
     content = f"{s.output}.default"
     steps: list[Step] = [
@@ -143,17 +144,6 @@ def _as_value(e: Expr) -> Expr:
     return rebuild(e, _as_value)
 
 
-def _product(factors: list[Expr]) -> Expr:
-    result = factors[0]
-    for f in factors[1:]:
-        result = Call("mul", (result, f))
-    return result
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
-
-
 def _segments(
     s: Statement,
     types: Mapping[str, TensorType],
@@ -168,7 +158,7 @@ def _segments(
     out = types[s.output]
     width = math.prod(out.shape[split:])
     a = Accumulator.of(aggregation, dtype)
-    block = min(1 << max(0, width - 1).bit_length(), 256)
+    block = min(power_of_two(width), 256)
     default = s.default is not None
     name = python_name(s.output) + "_segments"
     parameters = ["values", "order", "starts", "out", *(["default"] if default else []), "width"]

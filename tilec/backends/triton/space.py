@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.domain import (
+from tilec.backends.domain import (
     Condition,
     Domain,
     access_conditions,

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tilec.backends.base import Lowering
-from tilec.backends.triton.executable import PlannedCall, contiguous
+from tilec.backends.triton.executable import PlannedCall
 from tilec.backends.triton.plan import Allocate, Plan, Setting, Step
 from tilec.backends.triton.program import product_task
+from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.store import Environment, Key, Tuned, default_store
 from tilec.backends.triton.tune import measure
 from tilec.backends.triton.ways import Choice, Task, ways

@@ -20,6 +20,7 @@ from tilec.backends.triton.kernel import without_sizes
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Setting, Step
+from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType
@@ -52,7 +53,7 @@ class Task:
         """What a choice depends on beside the text: counts (those of rows and batch up to a power of two), types, which
         axis of each tensor is contiguous and whether the others are aligned, the precision and what may serve."""
         d, s = self.dot, self.space
-        counts = [_class(s.count(d.batch)), _class(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
+        counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
         layouts = []
         for name in (s.statement.output, *reads(s.statement)):
             if name in self.seen.types:
@@ -60,10 +61,6 @@ class Task:
                 layouts.append(f"{self.seen.types[name].dtype}:{moves}")
         settings = f"{self.setting.precision} {'library' if self.setting.library else 'own'}"
         return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
-
-
-def _class(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
 
 
 def ways(task: Task) -> list[tuple[Choice, list[Step]]]:

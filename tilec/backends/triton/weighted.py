@@ -13,14 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.reference.factors import split_factors, split_terms
+from tilec.backends.terms import product_of, split_factors, split_terms, sum_of
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
 from tilec.backends.triton.dot_blocks import Config, choose_config
 from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
 from tilec.backends.triton.kernel import Frame, triton_type
-from tilec.backends.triton.log_dot import finite, sum_of, top_of
+from tilec.backends.triton.log_dot import finite, top_of
 from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
@@ -76,7 +76,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
-    left = _product([*(Call(dtype, (f,)) for f in others), lift])
+    left = product_of([*(Call(dtype, (f,)) for f in others), lift])
     spread = Call("exp", (Call("sub", (Call(dtype, (sum_of(right),)), finite(q))),))
     found = sides_of([left, spread], space)
     if found is None:
@@ -86,13 +86,6 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
         return None
     factor = Call("exp", (Call("sub", (Call(dtype, (sum_of(beside),)), finite(p))),))
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]))
-
-
-def _product(factors: list[Expr]) -> Expr:
-    result = factors[0]
-    for f in factors[1:]:
-        result = Call("mul", (result, f))
-    return result
 
 
 def weighted_steps(

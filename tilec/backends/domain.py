@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tilec.backends.reference.code import tuple_text
+from tilec.backends.code import tuple_text
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Pad, Statement, children, index_variables
 from tilec.ir.types import TensorType
@@ -236,6 +236,11 @@ def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
     if plain and any(c < 0 for r in rows for _, c in r.terms):
         return None
     return Target(tuple(variables), rows)
+
+
+def free(form: Affine) -> frozenset[str]:
+    """All index variables that a form depends on, inside atoms too."""
+    return frozenset(v for atom, _ in form.terms for v in index_variables(atom))
 
 
 def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:

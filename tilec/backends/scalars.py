@@ -1,0 +1,57 @@
+"""What every backend knows of scalar values: how numbers fold and fit into types, what sums are held in."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import Call, Expr, Pad
+from tilec.ir.types import ElementType, kind
+
+NARROW = ("float16", "bfloat16")
+INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
+
+
+def value_children(e: Expr) -> tuple[Expr, ...]:
+    """Subexpressions whose values the value of e is computed from: not those in indices."""
+    match e:
+        case Call():
+            return e.args
+        case Pad():
+            return (e.value,)
+    return ()
+
+
+def fold(function: str, numbers: list, result: ElementType) -> bool | int | float | None:
+    """The value of a function of literals alone; None where its row has no NumPy function or it casts."""
+    row = FUNCTIONS[function]
+    if row.numpy is None or not result.weak:
+        return None
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        value = row.numpy(*(np.float64(n) if isinstance(n, float) else np.asarray(n) for n in numbers))
+    value = np.asarray(value).item()
+    return float(value) if kind(result.dtype) == 2 else bool(value) if result.dtype == "bool" else int(value)
+
+
+def fit(n: bool | int | float, dtype: str) -> bool | int | float:
+    """A number as an element of this type: integers wrap, as they do where a tensor is cast."""
+    if dtype == "bool":
+        return bool(n)
+    if kind(dtype) == 2:
+        return float(n)
+    if isinstance(n, float) and not math.isfinite(n):
+        n = 0
+    bits, signed = INTEGER_BITS[dtype]
+    n = int(n) & ((1 << bits) - 1)
+    return n - (1 << bits) if signed and n >> (bits - 1) else n
+
+
+def accumulation_dtype(aggregation: str, dtype: str) -> str:
+    """What values are combined in: 16-bit floating sums, products and logsumexp in float32."""
+    if aggregation in ("sum", "prod", "logsumexp") and dtype in NARROW:
+        return "float32"
+    return dtype

@@ -1,0 +1,65 @@
+"""The operands of a body: factors of a product, terms of a sum."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Call, Expr, Float, Inside, Int
+from tilec.ir.types import TensorType, kind
+
+
+def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr], float | int] | None:
+    """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse."""
+    match e:
+        case Int(n) | Float(n):
+            return [], n
+        case Inside():
+            return [], 1
+        case Call("neg", (a,)):
+            inner = split_factors(a, types)
+            return None if inner is None else (inner[0], -inner[1])
+        case Call("mul", (a, b)):
+            x, y = split_factors(a, types), split_factors(b, types)
+            return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
+        case Call("div", (a, b)) if kind(expression_type(e, types).dtype) == 2:
+            x = split_factors(a, types)
+            if isinstance(b, (Int, Float)):
+                return None if x is None or not b.value else (x[0], x[1] / b.value)
+            quotient = expression_type(e, types)
+            if kind(expression_type(b, types).dtype) != 2 and not quotient.weak:
+                b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
+            return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
+        case Call("ident" | "reverse_grad", (a, *_)):
+            return split_factors(a, types)
+    return [e], 1
+
+
+def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
+    """Terms of a body, the factors where times is `+`, and the number that is added to them."""
+    match e:
+        case Int(n) | Float(n):
+            return [], n
+        case Inside():
+            return [], 1
+        case Call("neg", (Int(n) | Float(n),)):
+            return [], -n
+        case Call("add", (a, b)):
+            x, y = split_terms(a), split_terms(b)
+            return x[0] + y[0], x[1] + y[1]
+        case Call("sub", (a, b)):
+            return split_terms(Call("add", (a, Call("neg", (b,)))))
+        case Call("ident" | "reverse_grad", (a, *_)):
+            return split_terms(a)
+    return [e], 0
+
+
+def product_of(factors: Sequence[Expr]) -> Expr:
+    """The factors multiplied, in order."""
+    return functools.reduce(lambda a, b: Call("mul", (a, b)), factors)
+
+
+def sum_of(terms: Sequence[Expr]) -> Expr:
+    """The terms added, in order."""
+    return functools.reduce(lambda a, b: Call("add", (a, b)), terms)
