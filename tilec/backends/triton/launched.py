@@ -6,6 +6,7 @@ a loop over steps of equal shapes they hardly do, so that a repeated launch cost
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +28,21 @@ class Launched:
         self._maps: dict[int, tuple[Any, str, int, int]] = {}
         self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
-        if self._run is None:
-            guarded(self._launch, lambda: self._first(tensors, stream))
-            return
-        addresses = [tensors[name].data_ptr() for name in self._names]
-        if addresses != self._addresses:
-            self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
-            self._addresses = addresses
-        self._run(*self._grid, stream, *self._middle, *self._arguments)
+        with self._lock:  # autograd runs backward passes in threads of its own
+            if self._run is None:
+                guarded(self._launch, lambda: self._first(tensors))
+            if self._run is None:
+                return  # interpreted
+            addresses = [tensors[name].data_ptr() for name in self._names]
+            if addresses != self._addresses:
+                self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
+                self._addresses = addresses
+            self._run(*self._grid, stream, *self._middle, *self._arguments)
 
-    def _first(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
+    def _first(self, tensors: dict[str, torch.Tensor]) -> None:
         launch = self._launch
         arguments: list[Any] = [value for _, value in launch.arguments]
         for place, (name, v) in enumerate(launch.arguments):
@@ -59,7 +63,6 @@ class Launched:
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
         self._run, self._middle, self._encode = _entry(kernel, rounded)
-        self(tensors, stream)
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
         """Arguments as the launcher takes them."""
