@@ -10,21 +10,34 @@ from tilec.ir.program import Call, Expr, Float, Inside, Int
 from tilec.ir.types import TensorType, kind
 
 
-def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr], float | int] | None:
-    """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse."""
+def split_factors(
+    e: Expr, types: Mapping[str, TensorType], whole: str | None = None
+) -> tuple[list[Expr], float | int] | None:
+    """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse.
+
+    `whole` is the type of the body, that of e unless given: a product of integers inside a floating body wraps in its
+    own type first, and is one factor.
+    """
+    whole = whole or expression_type(e, types).dtype
+
+    def split(x: Expr) -> tuple[list[Expr], float | int] | None:
+        return split_factors(x, types, whole)
+
     match e:
         case Int(n) | Float(n):
             return [], n
         case Inside():
             return [], 1
+        case Call("neg" | "mul") if not _same_arithmetic(e, types, whole):
+            return [e], 1
         case Call("neg", (a,)):
-            inner = split_factors(a, types)
+            inner = split(a)
             return None if inner is None else (inner[0], -inner[1])
         case Call("mul", (a, b)):
-            x, y = split_factors(a, types), split_factors(b, types)
+            x, y = split(a), split(b)
             return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
         case Call("div", (a, b)) if kind(expression_type(e, types).dtype) == 2:
-            x = split_factors(a, types)
+            x = split(a)
             if isinstance(b, (Int, Float)):
                 return None if x is None or not b.value else (x[0], x[1] / b.value)
             quotient = expression_type(e, types)
@@ -32,12 +45,18 @@ def split_factors(e: Expr, types: Mapping[str, TensorType]) -> tuple[list[Expr],
                 b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
-            return split_factors(a, types)
+            return split(a)
     return [e], 1
 
 
-def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
-    """Terms of a body, the factors where times is `+`, and the number that is added to them."""
+def _same_arithmetic(e: Expr, types: Mapping[str, TensorType], whole: str) -> bool:
+    t = expression_type(e, types)
+    return kind(t.dtype) == 2 or t.weak or t.dtype == whole
+
+
+def split_terms(e: Expr, types: Mapping[str, TensorType], whole: str | None = None) -> tuple[list[Expr], float | int]:
+    """Terms of a body, the factors where times is `+`, and the number that is added to them. `whole` as above."""
+    whole = whole or expression_type(e, types).dtype
     match e:
         case Int(n) | Float(n):
             return [], n
@@ -45,13 +64,15 @@ def split_terms(e: Expr) -> tuple[list[Expr], float | int]:
             return [], 1
         case Call("neg", (Int(n) | Float(n),)):
             return [], -n
+        case Call("add" | "sub") if not _same_arithmetic(e, types, whole):
+            return [e], 0
         case Call("add", (a, b)):
-            x, y = split_terms(a), split_terms(b)
+            x, y = split_terms(a, types, whole), split_terms(b, types, whole)
             return x[0] + y[0], x[1] + y[1]
         case Call("sub", (a, b)):
-            return split_terms(Call("add", (a, Call("neg", (b,)))))
+            return split_terms(Call("add", (a, Call("neg", (b,)))), types, whole)
         case Call("ident" | "reverse_grad", (a, *_)):
-            return split_terms(a)
+            return split_terms(a, types, whole)
     return [e], 0
 
 

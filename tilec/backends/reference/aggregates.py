@@ -110,7 +110,7 @@ def _product(
         return None
     if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
         return None
-    split = split_factors(e.body, level.task.types) if semiring is SUM else split_terms(e.body)
+    split = split_factors(e.body, level.task.types) if semiring is SUM else split_terms(e.body, level.task.types)
     if split is None:
         return None
     factors, scale = split

@@ -104,7 +104,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
     """The body of a class as a product whose every point outside the domain is zero; None where the arithmetic of its
     type does not allow that (integers narrower than int64 wrap at each step)."""
     body = domain.statement.body
-    split = split_factors(body, types) if semiring is SUM else split_terms(body)
+    split = split_factors(body, types) if semiring is SUM else split_terms(body, types)
     if split is None:
         return None
     expressions, scale = split

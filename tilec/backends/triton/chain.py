@@ -27,14 +27,16 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
     s = space.statement
     if s.aggregation != "sum" or s.guard is not None or s.default is not None or space.valid or space.stored:
         return None
-    if len(space.classes) != 1 or expression_type(s.body, types).dtype not in FLOATS:
+    if s.constraints or len(space.classes) != 1 or expression_type(s.body, types).dtype not in FLOATS:
         return None
     split = split_factors(s.body, types)
     if split is None:
         return None
+    if any(space.single(v) for f in split[0] for v in variables_of(f)):
+        return None  # a variable of one value would be summed over all of its axis in a statement of its own
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in split[0]:
-        own = frozenset(v for v in variables_of(f) if not space.single(v))
+        own = variables_of(f)
         home = next((g for g in groups if own <= g), own)
         groups.setdefault(home, []).append(f)
     operands = [(g, product_of(fs)) for g, fs in groups.items()]

@@ -67,7 +67,9 @@ def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
             return None
         if found is not None:
             sizes.add((seen.types[a.tensor].shape[found], seen.types[a.tensor].shape[found + 1]))
-    if len(sizes) != 1 or s.default is not None and s.default not in dropped:
+    if len(sizes) != 1:
+        return None
+    if s.default is not None and (s.default not in dropped or dropped[s.default] != dropped[s.output]):
         return None
     types, strides = dict(seen.types), dict(seen.strides)
     for tensor, axis in dropped.items():

@@ -53,7 +53,16 @@ def recognise(space: Space, seen: Viewed) -> Dot | None:
     if dtype is None:
         return None
     found = sides_of(factors, space)
-    return None if found is None else replace(found, scale=scale, dtype=dtype)
+    if found is None:
+        return None
+    if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
+        # a product of several stored elements is rounded, or wraps, where the casts in the text would not let it
+        if dtype == "int8":
+            return None
+        dtype = element.dtype
+    if dtype == "int8" and scale != 1 and element.dtype != "int64":
+        return None
+    return replace(found, scale=scale, dtype=dtype)
 
 
 def sides_of(factors: list[Expr], space: Space) -> Dot | None:

@@ -24,7 +24,7 @@ from tilec.backends.triton.dot_blocks import Config, choose_config, inner_variab
 from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
-from tilec.backends.triton.pointwise import combine_parts
+from tilec.backends.triton.pointwise import combine_parts, unwritten
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
@@ -58,7 +58,7 @@ def dot_steps(
     shape = (config.parts, math.prod(seen.types[s.output].shape))
     held = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
     return [
-        Allocate(parts, shape, held.dtype),
+        Allocate(parts, shape, held.dtype, unwritten(space, held)),
         *steps,
         *combine_parts(space, seen, flat, config.parts, held, wide),
         Release((parts,)),
@@ -82,11 +82,11 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
 
 
-def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement) -> list[Step]:
+def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool = False) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
     bm, bn = (min(n, max(LEAST, power_of_two(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
     config = Config(bm, bn, LEAST, 4, 1)
-    writer = DotWriter(dot, space, seen, False, "ieee", config, "_repair")
+    writer = DotWriter(dot, space, seen, wide, "ieee", config, "_repair")
     k = writer.kernel
     text = writer.repair_text(flat)
     grid = (_tiles(dot, space, config), len(space.classes), 1)
@@ -344,7 +344,7 @@ class DotWriter:
             pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
             del k.parameters[pointer]
             step = k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
-            address = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1)
+            address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")
 

@@ -12,20 +12,21 @@ from dataclasses import replace
 
 from tilec.backends.terms import product_of
 from tilec.backends.triton.coalesce import Viewed
-from tilec.backends.triton.dot import Dot, accesses_in, variables_of
+from tilec.backends.triton.dot import NARROW, Dot, accesses_in, variables_of
 from tilec.backends.triton.plan import Allocate, Release, Step
 from tilec.backends.triton.pointwise import pointwise
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.index import Affine
-from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 
 LEAST_REUSE = 64  # times that each element must be used
 
 
-def hoisted(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
+def hoisted(
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False
+) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
     """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
@@ -48,7 +49,7 @@ def hoisted(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, S
         own = build_space(s, seen.types)
         if own is None or own.valid or not own.covers:
             return None
-        before += [Allocate(s.output, shape, dot.dtype), *(pointwise(own, seen, s, False) or ())]
+        before += [Allocate(s.output, shape, dot.dtype), *(pointwise(own, seen, s, wide) or ())]
         after.append(Release((s.output,)))
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
     if not before:
@@ -73,6 +74,8 @@ def _operand(
     low, extent = space.low[0], space.extent[0]
     names = frozenset().union(*(variables_of(f) for f in factors))
     accesses = [a for f in factors for a in accesses_in(f)]
+    if any(space.single(v) for v in names):
+        return None  # it would be summed over all of its axis in a statement of its own
     largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape), default=None)
     if largest is None:
         return None
@@ -84,10 +87,9 @@ def _operand(
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     output = f"{space.statement.output}.{side}"
-    body = (
-        Call(dtype, (product_of(factors),)) if expression_type(product_of(factors), seen.types).dtype != dtype else None
-    )
-    s = Statement(output, index, tuple(map(Int, shape)), body or product_of(factors))
+    held = "float32" if dtype in NARROW else dtype
+    body = Call(dtype, (product_of([Call(held, (f,)) for f in factors]),))
+    s = Statement(output, index, tuple(map(Int, shape)), body)
     return s, shape, Access(output, index)
 
 

@@ -26,7 +26,13 @@ RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "F
 
 
 def library_steps(
-    defracted: Statement, flat: Statement, types: Mapping[str, TensorType], dot: Dot, space: Space, seen: Viewed
+    defracted: Statement,
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    dot: Dot,
+    space: Space,
+    seen: Viewed,
+    wide: bool = False,
 ) -> list[Step] | None:
     """Steps by torch's own operation; None where the statement is none, or where ours is known to be faster."""
     task = _task(defracted, flat, types)
@@ -39,7 +45,7 @@ def library_steps(
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
         first: Step = _step(task, lines)
-        return [first, *repair_steps(dot, space, seen, flat)] if checked else [first]
+        return [first, *repair_steps(dot, space, seen, flat, wide)] if checked else [first]
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
     lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
     if not plain or not lone:

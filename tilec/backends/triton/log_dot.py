@@ -50,14 +50,14 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     if s.aggregation != "logsumexp" or s.default is not None or space.stored or len(space.classes) != 1:
         return None
     element = expression_type(s.body, seen.types).dtype
-    terms, added = split_terms(s.body)
+    terms, added = split_terms(s.body, seen.types)
     if element not in FLOATS or len(terms) < 2:
         return None
     dtype = "float64" if element == "float64" else "float32"
     found = sides_of(terms, space)
     if found is None:
         return None
-    left, right = (sum_of(side) for side in (found.left, found.right))
+    left, right = (joined(side, dtype) for side in (found.left, found.right))
     outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
     tops = tuple(
         top_of(s, name, variables, side, dtype, space)
@@ -65,13 +65,17 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     )
     reads = tuple(Access(t.output, t.index or ()) for t in tops)
     operands = tuple(
-        (Call("exp", (Call("sub", (Call(dtype, (side,)), finite(read))),)),)
-        for side, read in zip((left, right), reads, strict=True)
+        (Call("exp", (Call("sub", (side, finite(read))),)),) for side, read in zip((left, right), reads, strict=True)
     )
     dot = replace(found, left=operands[0], right=operands[1], dtype=dtype)
     if not worthwhile(dot, space):
         return None
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
+
+
+def joined(terms: Sequence[Expr], dtype: str) -> Expr:
+    """The terms added in this type, whatever narrower ones they have themselves."""
+    return sum_of([Call(dtype, (t,)) for t in terms])
 
 
 def finite(read: Expr) -> Expr:

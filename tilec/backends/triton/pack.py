@@ -24,7 +24,9 @@ LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_REUSE = 64  # times that each element must be used
 
 
-def packed(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
+def packed(
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False
+) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
     """Steps that copy an operand, the statement over the copy, and steps afterwards; None where nothing is gained."""
     if dot.dtype != "float32":
         return None
@@ -41,14 +43,17 @@ def packed(dot: Dot, space: Space, seen: Viewed) -> tuple[list[Step], Viewed, Sp
         axis = _axis(access, inner[0])
         if axis is None or seen.strides[access.tensor][axis] == 1:
             continue
-        name = f"{access.tensor}.packed"
+        name = f"{access.tensor}.packed{axis}"
         shape = seen.types[access.tensor].shape
         order = [*(a for a in range(len(shape)) if a != axis), axis]
         strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
-        types = {**seen.types, name: seen.types[access.tensor]}
-        seen = Viewed(seen.statement, types, {**seen.strides, name: tuple(strides[a] for a in range(len(shape)))})
-        before += [Allocate(name, tuple(shape[a] for a in order), types[name].dtype), *_copy(access.tensor, name, seen)]
-        after.append(Release((name,)))
+        if name not in seen.types:  # a tensor times itself is copied once
+            types = {**seen.types, name: seen.types[access.tensor]}
+            moved = tuple(strides[a] for a in range(len(shape)))
+            seen = Viewed(seen.statement, types, {**seen.strides, name: moved})
+            before.append(Allocate(name, tuple(shape[a] for a in order), types[name].dtype))
+            before += _copy(access.tensor, name, seen, wide)
+            after.append(Release((name,)))
         swapped = replace(access, tensor=name)
         renamed = {access: swapped}
         s = seen.statement
@@ -65,13 +70,13 @@ def _axis(access: Access, v: str) -> int | None:
     return found[0] if len(found) == 1 and abs(linear(access.index[found[0]]).coefficient(v)) == 1 else None
 
 
-def _copy(source: str, target: str, seen: Viewed) -> list[Step]:
+def _copy(source: str, target: str, seen: Viewed, wide: bool) -> list[Step]:
     shape = seen.types[source].shape
     index = tuple(Index(f"i{a}") for a in range(len(shape)))
     s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
     space = build_space(s, seen.types)
     assert space is not None
-    return pointwise(space, Viewed(s, seen.types, seen.strides), s, False) or []
+    return pointwise(space, Viewed(s, seen.types, seen.strides), s, wide) or []
 
 
 def _renamed(e: Expr, renamed: Mapping[Access, Access]) -> Expr:

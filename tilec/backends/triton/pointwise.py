@@ -189,7 +189,12 @@ def _steps(
     parts = f"{s.output}.parts"
     return [
         *steps,
-        Allocate(parts, (tiling.parts, math.prod(seen.types[s.output].shape)), accumulator.dtype),
+        Allocate(
+            parts,
+            (tiling.parts, math.prod(seen.types[s.output].shape)),
+            accumulator.dtype,
+            unwritten(space, accumulator),
+        ),
         launch,
         *combine_parts(space, seen, flat, tiling.parts, accumulator, wide),
         Release((parts,)),
@@ -316,7 +321,8 @@ def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[
     before: list[str] = []
     if tiling.parts > 1:
         part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
-        before = [f"red_from = tl.program_id(2) * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
+        program = "tl.program_id(2)" + (".to(tl.int64)" if k.wide else "")
+        before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
     return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
 
 
@@ -389,8 +395,13 @@ def _store(
         parts = k.pointer(target)
         del k.parameters[pointer]
         step = k.number("elements", "elements", math.prod(types[s.output].shape))
-        address = address.replace(pointer, f"{parts} + tl.program_id(2) * {step}", 1)
+        address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
     k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
+
+
+def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | None:
+    """What parts hold at first: the identity, where the classes do not write every element."""
+    return None if space.covers else identity(accumulator.aggregation, accumulator.dtype)
 
 
 def combine_parts(

@@ -90,6 +90,7 @@ def ridden_steps(
     space = build_space(defracted, types)
     if space is None or not space.classes:
         return None
+    wide = wide or space.count(space.reductions) > NARROWEST
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -119,6 +120,7 @@ def statement_steps(
     first = fill(space, types)
     if not space.classes:
         return first
+    wide = wide or space.count(space.reductions) > NARROWEST
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)
@@ -127,14 +129,14 @@ def statement_steps(
         if chosen is not None:
             return [*first, *chosen]
     if dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting):
-        steps = library_steps(defracted, flat, types, dot, space, seen)
+        steps = library_steps(defracted, flat, types, dot, space, seen, wide)
         if steps is not None:
             return steps
     stages = pairwise(space, seen.types, variables_of) if dot is None else None
     if stages is not None:
         return _in_turn(stages, flat, seen, setting)
     if dot is not None and worthwhile(dot, space):
-        computed = hoisted(dot, space, seen)
+        computed = hoisted(dot, space, seen, wide)
         if computed is not None:
             before, seen, space, dot, after = computed
             return [*first, *before, *_product_steps(dot, space, seen, flat, wide, setting), *after]
@@ -150,7 +152,7 @@ def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: 
     fast = hopper_steps(dot, space, seen, setting)
     if fast is not None:
         return fast
-    copied = packed(dot, space, seen)
+    copied = packed(dot, space, seen, wide)
     before: list[Step] = []
     after: list[Step] = []
     if copied is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
+
 from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.ir.functions import FUNCTIONS
@@ -102,7 +104,10 @@ class Evaluator:
 
     def rounded(self, v: Value, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
-        if dtype not in NARROW or v.number is not None:
+        if dtype in NARROW and v.number is not None:
+            n = torch.tensor(v.number, dtype=getattr(torch, dtype)).item()
+            return f"tl.full((), {number_text(n)}, tl.float32)"
+        if dtype not in NARROW:
             return self.tensor(v, held_as(dtype))
         if v.type.dtype == dtype and v.exact:
             return v.code

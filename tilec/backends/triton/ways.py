@@ -90,7 +90,7 @@ def steps_of(task: Task, choice: Choice) -> list[Step] | None:
     """The steps that a choice stands for, None where it does not fit."""
     match choice.get("family"):
         case "library" if task.setting.library:
-            return library_steps(task.defracted, task.flat, task.types, task.dot, task.space, task.seen)
+            return library_steps(task.defracted, task.flat, task.types, task.dot, task.space, task.seen, task.wide)
         case "hopper":
             prepared = _along(task)
             tiles = _hopper_config(choice)
@@ -115,7 +115,7 @@ class _Along:
 
 
 def _along(task: Task) -> _Along:
-    copied = packed(task.dot, task.space, task.seen)
+    copied = packed(task.dot, task.space, task.seen, task.wide)
     if copied is None:
         return _Along(task.dot, task.space, task.seen)
     before, seen, space, dot, after = copied

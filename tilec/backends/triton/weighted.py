@@ -13,14 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.terms import product_of, split_factors, split_terms, sum_of
+from tilec.backends.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
 from tilec.backends.triton.dot_blocks import Config, choose_config
 from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
 from tilec.backends.triton.kernel import Frame, triton_type
-from tilec.backends.triton.log_dot import finite, top_of
+from tilec.backends.triton.log_dot import finite, joined, top_of
 from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
@@ -54,7 +54,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     others = [f for f in split[0] if f not in exponentials]
     if len(exponentials) != 1 or not others:
         return None
-    terms, added = split_terms(exponentials[0].args[0])
+    terms, added = split_terms(exponentials[0].args[0], seen.types)
     wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     weighing = [*others, *(() if s.guard is None else (s.guard,))]
     known = frozenset().union(*(variables_of(f) for f in weighing)) & wide
@@ -68,23 +68,30 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     dtype = "float64" if element == "float64" else "float32"
     order = [v for v in (*space.outputs, *space.reductions) if v in known]
     tops = tuple(
-        top_of(s, name, tuple(v for v in order if any(v in variables_of(t) for t in side)), sum_of(side), dtype, space)
+        top_of(
+            s,
+            name,
+            tuple(v for v in order if any(v in variables_of(t) for t in side)),
+            joined(side, dtype),
+            dtype,
+            space,
+        )
         for name, side in (("beside", beside), ("right", right))
     )
     p, q = (Access(t.output, t.index or ()) for t in tops)
-    lifted = Call(dtype, (sum_of([finite(p), finite(q), *weight]),))
+    lifted = joined([finite(p), finite(q), *weight], dtype)
     least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
     left = product_of([*(Call(dtype, (f,)) for f in others), lift])
-    spread = Call("exp", (Call("sub", (Call(dtype, (sum_of(right),)), finite(q))),))
+    spread = Call("exp", (Call("sub", (joined(right, dtype), finite(q))),))
     found = sides_of([left, spread], space)
     if found is None:
         return None
     dot = replace(found, scale=split[1], dtype=dtype)
     if not worthwhile(dot, space):
         return None
-    factor = Call("exp", (Call("sub", (Call(dtype, (sum_of(beside),)), finite(p))),))
+    factor = Call("exp", (Call("sub", (joined(beside, dtype), finite(p))),))
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]))
 
 
@@ -123,10 +130,10 @@ class _WeightedWriter(DotWriter):
 
     def _again(self) -> None:
         k, found = self.kernel, self.found
-        k.emit("sure = (tl.abs(acc) < float('inf')) | (row_in[:, None] & col_in[None, :] ^ True)")
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = Evaluator(frame, found.beside)
         k.emit(f"acc = acc * {evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)}")
+        k.emit("sure = (tl.abs(acc) < float('inf')) | (row_in[:, None] & col_in[None, :] ^ True)")
         k.emit("if tl.max(tl.max((sure ^ True).to(tl.int32), 1), 0) > 0:  # some sum is not sure")
         whole, self.dot = self.dot, replace(self.dot, left=found.exact, right=())
         kind_ = triton_type(self.accumulator.dtype)
