@@ -238,6 +238,19 @@ def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
     return Target(tuple(variables), rows)
 
 
+def gathered(form: Affine) -> list[Access]:
+    """Accesses that stand in a form and constrain, those inside `%` and clamp included."""
+    found: list[Access] = []
+    pending = [a for a, _ in form.terms]
+    while pending:
+        e = pending.pop()
+        if isinstance(e, Access):
+            found.append(e)
+        elif isinstance(e, Call):
+            pending += e.args
+    return found
+
+
 def free(form: Affine) -> frozenset[str]:
     """All index variables that a form depends on, inside atoms too."""
     return frozenset(v for atom, _ in form.terms for v in index_variables(atom))

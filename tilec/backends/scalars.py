@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Call, Expr, Pad
 from tilec.ir.types import ElementType, kind
@@ -48,6 +49,18 @@ def fit(n: bool | int | float, dtype: str) -> bool | int | float:
     bits, signed = INTEGER_BITS[dtype]
     n = int(n) & ((1 << bits) - 1)
     return n - (1 << bits) if signed and n >> (bits - 1) else n
+
+
+def identity(aggregation: str, dtype: str) -> bool | int | float:
+    """What an element of this type holds that no point reaches."""
+    value = AGGREGATIONS[aggregation].identity
+    if dtype == "bool":
+        return value is True or (not isinstance(value, bool) and value > 0)
+    if kind(dtype) == 1 and math.isinf(value):
+        bits, signed = INTEGER_BITS[dtype]
+        high = (1 << (bits - signed)) - 1
+        return high if value > 0 else (-high - 1 if signed else 0)
+    return float(value) if kind(dtype) == 2 else int(value)
 
 
 def accumulation_dtype(aggregation: str, dtype: str) -> str:

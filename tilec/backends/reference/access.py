@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.code import Names, literal, tuple_text
-from tilec.backends.domain import Condition, Domain, access_conditions, free, row_major, whole_arguments
+from tilec.backends.domain import Condition, Domain, access_conditions, free, gathered, row_major, whole_arguments
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
 from tilec.ir.types import TensorType, kind
@@ -365,19 +365,6 @@ def reach(
 
 def named(form: Affine):
     return [(a.name, c) for a, c in form.terms if isinstance(a, Index)]
-
-
-def gathered(form: Affine) -> list[Access]:
-    """Accesses that stand in a form and constrain, those inside `%` and clamp included."""
-    found: list[Access] = []
-    pending = [a for a, _ in form.terms]
-    while pending:
-        e = pending.pop()
-        if isinstance(e, Access):
-            found.append(e)
-        elif isinstance(e, Call):
-            pending += e.args
-    return found
 
 
 def stem_of(tensor: str) -> str:

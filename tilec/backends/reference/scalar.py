@@ -7,14 +7,12 @@ where they are compared, cast or returned.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
 from tilec.backends.code import literal, tuple_text
 from tilec.backends.reference.access import Frame
-from tilec.backends.scalars import INTEGER_BITS, NARROW, fit, fold, value_children
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.backends.scalars import NARROW, fit, fold, identity, value_children
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
@@ -289,11 +287,4 @@ def _number(n: bool | int | float) -> Value:
 
 def identity_text(aggregation: str, dtype: str) -> str:
     """Python text of what an element that no point reaches holds."""
-    identity = AGGREGATIONS[aggregation].identity
-    if dtype == "bool":
-        return repr(identity is True or (isinstance(identity, (int, float)) and identity > 0))
-    if kind(dtype) == 1 and isinstance(identity, float) and math.isinf(identity):
-        bits, signed = INTEGER_BITS[dtype]
-        high = (1 << (bits - signed)) - 1
-        return str(high if identity > 0 else (-high - 1 if signed else 0))
-    return literal(float(identity) if kind(dtype) == 2 else int(identity))
+    return literal(identity(aggregation, dtype))

@@ -5,14 +5,12 @@ logsumexp runs on a maximum and a sum relative to it, all others on one value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.scalars import NARROW, accumulation_dtype
+from tilec.backends.code import literal
+from tilec.backends.scalars import NARROW, accumulation_dtype, identity
 from tilec.backends.triton.kernel import triton_type
-from tilec.backends.triton.scalar import held_as, number_text
-from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.types import kind
+from tilec.backends.triton.scalar import held_as
 
 COMBINE = {
     "sum": "{0} + {1}",
@@ -32,21 +30,6 @@ REDUCE = {
     "any": "tl.reduce({0}, {1}, either_)",
     "all": "tl.reduce({0}, {1}, both_)",
 }
-INTEGER_RANGES = {
-    "uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1),
-    "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1),
-}  # fmt: skip
-
-
-def identity(aggregation: str, dtype: str) -> bool | int | float:
-    """What an element of this type holds that no point reaches."""
-    value = AGGREGATIONS[aggregation].identity
-    if dtype == "bool":
-        return value is True or (not isinstance(value, bool) and value > 0)
-    if kind(dtype) == 1 and value in (float("inf"), float("-inf")):
-        low, high = INTEGER_RANGES[dtype]
-        return high if value > 0 else low
-    return float(value) if kind(dtype) == 2 else int(value)
 
 
 @dataclass(frozen=True)
@@ -67,7 +50,7 @@ class Accumulator:
 
     @property
     def identity_text(self) -> str:
-        return number_text(identity(self.aggregation, self.dtype))
+        return literal(identity(self.aggregation, self.dtype))
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -104,7 +87,3 @@ class Accumulator:
 
     def result(self) -> str:
         return "log_of_sum_(top, total)" if self.aggregation == "logsumexp" else "acc"
-
-
-def reached_lines(mask: str) -> Sequence[str]:
-    return [f"reached = reached | {mask}"]

@@ -128,6 +128,11 @@ def function_of(launch: Launch) -> Any:
     return getattr(_module(file_of(launch), interpreting()), launch.kernel)
 
 
+def options_of(launch: Launch) -> dict[str, Any]:
+    """How Triton compiles the kernel."""
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+
+
 def explained(launch: Launch, error: Exception) -> TileError:
     """The error of a kernel that cannot be compiled or launched, with its statement and its file."""
     statement = " ".join(line.strip()[2:] for line in launch.text.splitlines() if line.startswith("    # "))
@@ -185,7 +190,5 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
     source = _source_of(function)(function, signature, constants, attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-    return guarded(
-        launch, lambda: triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
-    )
+    gpu = GPUTarget("cuda", TARGETS[target], 32)
+    return guarded(launch, lambda: triton.compile(source, target=gpu, options=options_of(launch)))

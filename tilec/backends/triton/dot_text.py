@@ -269,7 +269,7 @@ class DotWriter:
 
     def _tests(self, frame: Frame, evaluator: Evaluator, zeros) -> list[str]:
         conditions = [z for z in zeros if isinstance(z, Condition)]
-        tests = [t for t, _ in frame.tests(conditions)]
+        tests = frame.tests(conditions)
         for z in zeros:
             if not isinstance(z, Condition):
                 tests.append(evaluator.condition(evaluator.value(z)))

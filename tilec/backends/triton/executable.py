@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tilec.backends.reference.runtime as runtime
+from tilec.backends.base import Kernel
 from tilec.backends.triton.compiled import (
     TARGETS,
     check_device,
@@ -28,6 +29,7 @@ from tilec.backends.triton.plan import (
     python_name,
 )
 from tilec.backends.triton.sizes import contiguous
+from tilec.errors import InputMistake
 
 precision = torch.get_float32_matmul_precision
 Tensors = dict[str, torch.Tensor]
@@ -161,9 +163,7 @@ class TritonProgram:
         return self._make_plan(strides, _target_setting(self._target))
 
     @property
-    def kernels(self):
-        from tilec.backends.base import Kernel
-
+    def kernels(self) -> tuple[Kernel, ...]:
         return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
 
     def source(self) -> str:
@@ -213,8 +213,6 @@ def _misaligned(names: Sequence[str], inputs: Sequence[torch.Tensor]) -> tuple[s
 
 def _own_target() -> str:
     if not torch.cuda.is_available():
-        from tilec.errors import InputMistake
-
         raise InputMistake("there is no CUDA device to compile for", hint='name one: lower(..., target="sm_90")')
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"

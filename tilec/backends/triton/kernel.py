@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.code import Names
-from tilec.backends.domain import Condition, access_conditions, free, whole_arguments
+from tilec.backends.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.device_text import device_functions
 from tilec.backends.triton.plan import Pointer, python_name
 from tilec.backends.triton.space import Space
@@ -25,7 +25,7 @@ RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
     "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
-    "at_step", "lane", "window", "at_window", "UNROLL", "share", "acc", "top", "total", "new_top", "highest", "scaled",
+    "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
     "valid", "sure", "value", "result", "reached", *device_functions(),
 )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Kernel:
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
+        self.columns: list[tuple[int, ...]] = []  # of the table of classes
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}
@@ -94,12 +95,6 @@ class Kernel:
             self._by_stem[key] = name
         return self._by_stem[key]
 
-    def constant(self, stem: str, value: int) -> str:
-        """A compile-time integer."""
-        name = self.names.fresh(stem)
-        self.constants[name] = value
-        return name
-
     def per_class(self, kind: str, v: str, values: Sequence[int]) -> str:
         """A number of a variable that may differ from class to class: a parameter, or an entry of the class's row."""
         if len(set(values)) <= 1:
@@ -121,10 +116,6 @@ class Kernel:
     @property
     def table(self) -> str:
         return f"{self.space.statement.output}.classes"
-
-    @property
-    def columns(self) -> list[tuple[int, ...]]:
-        return self.__dict__.setdefault("_columns", [])
 
     def table_rows(self) -> tuple[tuple[int, ...], ...]:
         return tuple(zip(*self.columns, strict=True))
@@ -298,31 +289,30 @@ class Frame:
 
     # conditions
 
-    def tests(self, conditions: Sequence[Condition]) -> list[tuple[str, frozenset[str]]]:
-        """Texts of the comparisons that the boxes of all classes leave open, and what they depend on."""
-        found: list[tuple[str, frozenset[str]]] = []
+    def tests(self, conditions: Sequence[Condition]) -> list[str]:
+        """Texts of the comparisons that the boxes of all classes leave open."""
+        found: list[str] = []
         boxes = [self.kernel.space.box(k) for k in range(len(self.kernel.space.classes))]
         for c in conditions:
             form = self.form(c.form.to_expr())
             if not form.terms:
                 if form.constant.denominator != 1 or not 0 <= form.constant < c.bound:
-                    found.append(("tl.full((), False, tl.int1)", frozenset()))
+                    found.append("tl.full((), False, tl.int1)")
                 continue
             scale = form.denominator
-            variables = free(form)
             spans = [b.interval(form) for b in boxes]
             above = all(low >= 0 for low, _ in spans)
             below = all(high < c.bound for _, high in spans)
             if above and below and scale == 1:
                 continue
-            code = self.assign("at", self.index(form * scale), variables)
+            code = self.assign("at", self.index(form * scale), free(form))
             if not above:
-                found.append((f"({code} >= 0)", variables))
+                found.append(f"({code} >= 0)")
             if not below:
                 bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale, False)
-                found.append((f"({code} < {bound})", variables))
+                found.append(f"({code} < {bound})")
             if scale != 1:
-                found.append((f"({code} % {scale} == 0)", variables))
+                found.append(f"({code} % {scale} == 0)")
         return found
 
     def inside(self, access: Access) -> str | None:
@@ -332,8 +322,8 @@ class Frame:
         while pending:
             a = pending.pop()
             wanted += (*access_conditions(a, self.types), *whole_arguments(a.index))
-            pending += [x for e in a.index for x in _accesses(e)]
-        texts = [t for t, _ in self.tests(tuple(dict.fromkeys(wanted)))]
+            pending += [x for e in a.index for x in gathered(linear(e))]
+        texts = self.tests(tuple(dict.fromkeys(wanted)))
         if not texts:
             return None
         return self.assign("inside", " & ".join(dict.fromkeys(texts)), free_of(access))
@@ -373,7 +363,7 @@ class Frame:
 
     def access_tests(self, access: Access) -> list[str]:
         """Texts of the tests that the access itself lies in its tensor."""
-        return [t for t, _ in self.tests(access_conditions(access, self.types))]
+        return self.tests(access_conditions(access, self.types))
 
     def read(self, access: Access, other: float | int | None) -> str:
         """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
@@ -411,18 +401,6 @@ def without_sizes(s: Statement) -> Statement:
 
 def free_of(access: Access) -> frozenset[str]:
     return frozenset(v for e in access.index for v in free(linear(e)))
-
-
-def _accesses(e: Expr) -> list[Access]:
-    found: list[Access] = []
-    pending: list[Expr] = list(linear(e).atoms())
-    while pending:
-        x = pending.pop()
-        if isinstance(x, Access):
-            found.append(x)
-        elif isinstance(x, Call):
-            pending += x.args
-    return found
 
 
 def _atom(text: str) -> str:

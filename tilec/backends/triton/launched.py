@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilec.backends.triton.compiled import Address, function_of, guarded, interpreting, tensor_map
+from tilec.backends.triton.compiled import Address, function_of, guarded, interpreting, options_of, tensor_map
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
 
 
@@ -53,8 +53,7 @@ class Launched:
         if interpreting():
             self._function[launch.grid](*arguments, **dict(launch.constants))
             return
-        options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-        kernel = self._function.warmup(*arguments, grid=launch.grid, **dict(launch.constants), **options)
+        kernel = self._function.warmup(*arguments, grid=launch.grid, **dict(launch.constants), **options_of(launch))
         rounded: list[bool] = []
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):

@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.code import literal
 from tilec.backends.terms import split_terms, sum_of
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
-from tilec.backends.triton.dot_blocks import choose_config
-from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
+from tilec.backends.triton.dot_text import DotWriter
 from tilec.backends.triton.kernel import Frame
-from tilec.backends.triton.plan import Setting, Step
-from tilec.backends.triton.scalar import Evaluator, number_text
+from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine
@@ -100,26 +99,10 @@ def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
     return Viewed(seen.statement, types, strides)
 
 
-def log_steps(
-    log: LogDot,
-    space: Space,
-    seen: Viewed,
-    flat: Statement,
-    wide: bool,
-    setting: Setting,
-    riding: Sequence[Statement] = (),
-) -> list[Step]:
-    """The product's launch; the greatest terms, statements of their own, come before it."""
-    config = replace(choose_config(log.dot, space, setting.shared), parts=1)
-    writer = _LogWriter(log, space, seen, wide, PRECISION[setting.precision], config, riding)
-    return launched(writer, flat)
-
-
-class _LogWriter(DotWriter):
+class LogWriter(DotWriter):
     def __init__(self, log: LogDot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding):
         super().__init__(log.dot, space, seen, wide, precision, config, "_log_dot", riding)
         self.log = log
-        self.accumulator = Accumulator("sum", log.dot.dtype)
 
     def _must_look(self) -> bool:
         return True
@@ -131,7 +114,7 @@ class _LogWriter(DotWriter):
         evaluator = Evaluator(frame, *log.reads, *map(finite, log.reads))
         raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
         left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
-        bound = f"{number_text(CERTAIN[log.dot.dtype])} * ({k.count(log.dot.summed)})"
+        bound = f"{literal(CERTAIN[log.dot.dtype])} * ({k.count(log.dot.summed)})"
         k.emit(f"sure = (acc >= {bound}) & (acc < float('inf'))")
         k.emit(f"sure = sure | ({raw[0]} == float('-inf')) | ({raw[1]} == float('-inf'))")
         k.emit("sure = sure | (row_in[:, None] & col_in[None, :] ^ True)")
@@ -154,6 +137,6 @@ class _LogWriter(DotWriter):
         evaluator = Evaluator(frame)
         tests = self._tests(frame, evaluator, dot.zero_result)
         if self.log.added:
-            k.emit(f"acc = acc + {number_text(float(self.log.added))}")
+            k.emit(f"acc = acc + {literal(float(self.log.added))}")
         if tests:
             k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, float('-inf'))")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
 from tilec.backends.domain import constraining_accesses
-from tilec.backends.triton.accumulate import Accumulator, identity
+from tilec.backends.scalars import identity
+from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
@@ -244,7 +245,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
 
 
 def _mask(k: Kernel, frame: Frame, evaluator: Evaluator) -> str | None:
-    texts = [t for t, _ in frame.tests(k.space.valid)]
+    texts = frame.tests(k.space.valid)
     if k.space.statement.guard is not None:
         texts.append(evaluator.condition(evaluator.value(k.space.statement.guard)))
     return " & ".join(dict.fromkeys(texts)) or None
@@ -375,7 +376,7 @@ def _store(
     s, types = k.space.statement, k.types
     rows = [frame.form(e) for e in s.index or ()]
     mask = " & ".join(dict.fromkeys([
-        *(frame.spread(t, a) for a, t in frame.tails.items()), *(t for t, _ in frame.tests(k.space.stored)),
+        *(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(k.space.stored),
     ]))  # fmt: skip
     if reached is not None:
         assert s.default is not None

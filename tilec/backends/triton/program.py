@@ -11,12 +11,13 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
 from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of, worthwhile
-from tilec.backends.triton.dot_text import dot_steps
+from tilec.backends.triton.dot_blocks import choose_config
+from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
-from tilec.backends.triton.log_dot import log_steps, recognise_log, viewed_with_tops
+from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
@@ -24,7 +25,7 @@ from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
-from tilec.backends.triton.weighted import recognise_weighted, weighted_steps
+from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads
@@ -84,13 +85,11 @@ def ridden_steps(
     setting: Setting,
 ) -> list[Step] | None:
     """Steps that compute a statement and those riding on it in one launch; None where it has no such form."""
-    touched = {n for s in (flat, *riding) for n in (s.output, *reads(s)) if n in types}
-    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched)
     seen = Viewed(defracted, types, strides)
     space = build_space(defracted, types)
     if space is None or not space.classes:
         return None
-    wide = wide or space.count(space.reductions) > NARROWEST
+    wide = _is_wide((flat, *riding), types, strides, space)
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -99,8 +98,9 @@ def ridden_steps(
         if hopper_steps(dot, space, seen, setting) is not None or hoisted(dot, space, seen) is not None:
             return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
-    if recognise_log(space, seen) is not None or recognise_weighted(space, seen) is not None:
-        return _exponential_steps(space, seen, flat, wide, setting, riding) if space.covers else None
+    found = recognise_log(space, seen) or recognise_weighted(space, seen)
+    if found is not None:
+        return _exponential_steps(found, space, seen, flat, wide, setting, riding) if space.covers else None
     return pointwise(space, seen, flat, wide, riding)
 
 
@@ -112,15 +112,14 @@ def statement_steps(
     setting: Setting,
 ) -> list[Step]:
     """Steps that compute one statement into its allocated output, by the first family that fits."""
-    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
     seen = coalesce(Viewed(defracted, types, strides))
     space = build_space(seen.statement, seen.types)
+    wide = _is_wide((flat,), types, strides, space)
     if space is None:
         return scattered(flat, types, strides, wide, partial(statement_steps, setting=setting))
     first = fill(space, types)
     if not space.classes:
         return first
-    wide = wide or space.count(space.reductions) > NARROWEST
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)
@@ -141,9 +140,9 @@ def statement_steps(
             before, seen, space, dot, after = computed
             return [*first, *before, *_product_steps(dot, space, seen, flat, wide, setting), *after]
         return [*first, *_product_steps(dot, space, seen, flat, wide, setting)]
-    exponential = _exponential_steps(space, seen, flat, wide, setting)
-    if exponential is not None:
-        return [*first, *exponential]
+    found = recognise_log(space, seen) or recognise_weighted(space, seen)
+    if found is not None:
+        return [*first, *_exponential_steps(found, space, seen, flat, wide, setting)]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
 
 
@@ -162,28 +161,24 @@ def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: 
 
 
 def _exponential_steps(
+    found: LogDot | Weighted,
     space: Space,
     seen: Viewed,
     flat: Statement,
     wide: bool,
     setting: Setting,
     riding: Sequence[Statement] = (),
-) -> list[Step] | None:
-    """A product of exponentials: the greatest terms of each operand, then the product. None where it is none."""
-    log, weighted = recognise_log(space, seen), recognise_weighted(space, seen)
-    found = log or weighted
-    if found is None:
-        return None
+) -> list[Step]:
+    """A product of exponentials: the greatest terms of each operand, then the product."""
     seen = viewed_with_tops(found.tops, seen)
     steps: list[Step] = []
     for s in found.tops:
         t = seen.types[s.output]
         steps.append(Allocate(s.output, t.shape, t.dtype))
         steps += statement_steps(s, s, seen.types, seen.strides, setting)
-    if log is not None:
-        steps += log_steps(log, space, seen, flat, wide, setting, riding)
-    elif weighted is not None:
-        steps += weighted_steps(weighted, space, seen, flat, wide, setting, riding)
+    config = replace(choose_config(found.dot, space, setting.shared), parts=1)
+    how = (space, seen, wide, PRECISION[setting.precision], config, riding)
+    steps += launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
     return [*steps, Release(tuple(s.output for s in found.tops))]
 
 
@@ -214,7 +209,7 @@ def product_task(
     dot = recognise(space, seen) if space is not None and space.classes else None
     if space is None or dot is None:
         return None
-    wide = any(_reach(types[n].shape, strides[n]) > NARROWEST for n in (flat.output, *reads(flat)) if n in types)
+    wide = _is_wide((flat,), types, strides, space)
     return Task(defracted, flat, types, dot, space, seen, wide, setting)
 
 
@@ -230,6 +225,19 @@ def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Se
         steps += statement_steps(s, s, types, strides, setting)
     steps += statement_steps(stages[-1], flat, types, strides, replace(setting, library=False))
     return [*steps, Release(tuple(s.output for s in stages[:-1]))]
+
+
+def _is_wide(
+    statements: Sequence[Statement],
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    space: Space | None,
+) -> bool:
+    """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
+    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
+    if any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
+        return True
+    return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:

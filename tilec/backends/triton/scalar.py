@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tilec.backends.code import literal
 from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.ir.functions import FUNCTIONS
@@ -38,13 +39,6 @@ class Value:
 def held_as(dtype: str) -> str:
     """The dtype in which a value of this type is computed."""
     return "float32" if dtype in NARROW else dtype
-
-
-def number_text(n: bool | int | float) -> str:
-    """Text of a number, also of those that Python has no literal for."""
-    if isinstance(n, float) and (n != n or n in (float("inf"), float("-inf"))):
-        return f"float('{n}')"
-    return repr(n)
 
 
 class Evaluator:
@@ -88,14 +82,14 @@ class Evaluator:
         """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
         if v.number is not None:
             n = fit(v.number, dtype)
-            return number_text(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
+            return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
         return v.code if v.held == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: Value, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
-        return f"tl.full((), {number_text(fit(v.number, dtype))}, {triton_type(dtype)})"
+        return f"tl.full((), {literal(fit(v.number, dtype))}, {triton_type(dtype)})"
 
     def condition(self, v: Value) -> str:
         if v.number is not None:
@@ -106,7 +100,7 @@ class Evaluator:
         """Text of the value as an element of this type is, in the dtype that holds it."""
         if dtype in NARROW and v.number is not None:
             n = torch.tensor(v.number, dtype=getattr(torch, dtype)).item()
-            return f"tl.full((), {number_text(n)}, tl.float32)"
+            return f"tl.full((), {literal(n)}, tl.float32)"
         if dtype not in NARROW:
             return self.tensor(v, held_as(dtype))
         if v.type.dtype == dtype and v.exact:
@@ -221,4 +215,4 @@ def _operand(code: str) -> str:
 
 def _number(n: bool | int | float, t: ElementType | None = None) -> Value:
     weak = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", True)
-    return Value(number_text(n), t or weak, None, number=n)
+    return Value(literal(n), t or weak, None, number=n)

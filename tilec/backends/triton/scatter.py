@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilec.backends.domain import Domain, build_domain, constraining_accesses, free, row_major
-from tilec.backends.scalars import accumulation_dtype
+from tilec.backends.scalars import accumulation_dtype, identity
 from tilec.backends.terms import product_of
-from tilec.backends.triton.accumulate import Accumulator, identity
+from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import triton_type, without_sizes
 from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.terms import product_of, split_factors, split_terms
-from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
-from tilec.backends.triton.dot_blocks import Config, choose_config
-from tilec.backends.triton.dot_text import PRECISION, DotWriter, launched
+from tilec.backends.triton.dot_blocks import Config
+from tilec.backends.triton.dot_text import DotWriter
 from tilec.backends.triton.kernel import Frame, triton_type
 from tilec.backends.triton.log_dot import finite, joined, top_of
-from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
 from tilec.ir.infer import expression_type
@@ -95,22 +93,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]))
 
 
-def weighted_steps(
-    found: Weighted,
-    space: Space,
-    seen: Viewed,
-    flat: Statement,
-    wide: bool,
-    setting: Setting,
-    riding: Sequence[Statement] = (),
-) -> list[Step]:
-    """The product's launch; the greatest terms, statements of their own, come before it."""
-    config = replace(choose_config(found.dot, space, setting.shared), parts=1)
-    writer = _WeightedWriter(found, space, seen, wide, PRECISION[setting.precision], config, riding)
-    return launched(writer, flat)
-
-
-class _WeightedWriter(DotWriter):
+class WeightedWriter(DotWriter):
     def __init__(
         self,
         found: Weighted,
@@ -123,7 +106,6 @@ class _WeightedWriter(DotWriter):
     ):
         super().__init__(found.dot, space, seen, wide, precision, config, "_weighted_dot", riding)
         self.found = found
-        self.accumulator = Accumulator("sum", found.dot.dtype)
 
     def _must_look(self) -> bool:
         return True
