@@ -26,15 +26,15 @@ def coalesce(seen: Viewed) -> Viewed:
     pending = True
     while pending:
         pending = False
-        for outer, inner in _candidates(seen.statement):
-            merged = _merge(seen, outer, inner)
+        for outer, inner in candidates(seen.statement):
+            merged = merge(seen, outer, inner)
             if merged is not None:
                 seen, pending = merged, True
                 break
     return seen
 
 
-def _candidates(s: Statement) -> list[tuple[str, str]]:
+def candidates(s: Statement) -> list[tuple[str, str]]:
     """Pairs of variables that stand bare at neighbouring axes of the output or, in neither, of an access."""
     outputs = [linear(e).bare for e in s.index or ()]
     pairs = [(a, b) for a, b in itertools.pairwise(outputs) if a is not None and b is not None and a != b]
@@ -47,7 +47,8 @@ def _candidates(s: Statement) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+    """The statement with the two variables as one, called `inner`; None where some tensor does not walk them as one."""
     s = seen.statement
     assert s.index is not None and s.sizes is not None
     if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):

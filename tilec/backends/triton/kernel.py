@@ -23,7 +23,7 @@ from tilec.language.show import show_statement
 LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
-    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
+    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "over", "first", "step",
     "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
     "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
     "valid", "sure", "value", "result", "reached", *device_functions(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.base import Lowering
@@ -14,6 +14,7 @@ from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of,
 from tilec.backends.triton.dot_blocks import choose_config
 from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
+from tilec.backends.triton.groups import Group, grouped
 from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
@@ -21,6 +22,7 @@ from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, view
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
+from tilec.backends.triton.rows import row_launch
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
@@ -36,44 +38,79 @@ NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhan
 
 def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program for inputs of these strides (elements)."""
-    flat = lowering.stages["flat"]
+    together = grouped(lowering.stages["flat"], lowering.types)
+    flat, types = together.program, dict(together.types)
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    types = dict(lowering.types)
+    defracted |= {s.output: s for s in flat.statements if s.output in together.cut}
+    members = {s.output for g in together.groups.values() for s in g.statements}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
-    groups: list[tuple[tuple[Statement, ...], list[Step]]] = []
+    units: list[Unit] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        riding = riders(flat, place, types)
+        if s.output in together.groups:
+            units.append(_row_unit(together.groups[s.output], types, known, setting))
+            done |= {m.output for m in units[-1].statements}
+            continue
+        riding = riders(flat, place, types, members)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
         if riding and _elements(types[s.output]):
             made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
-        group = (s, *riding) if made is not None else (s,)
-        t = types[group[-1].output]
-        steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
+        statements = (s, *riding) if made is not None else (s,)
+        output, t = statements[-1].output, types[statements[-1].output]
         if made is None and _elements(t):
             made = statement_steps(defracted[s.output], s, types, known, setting)
-        groups.append((group, [*steps, *(made or ())]))
-        done |= {g.output for g in group}
-    return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
+        units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
+        done |= {m.output for m in statements}
+    return Plan(tuple(_without_overwritten(_with_releases(units, flat))), flat.outputs)
 
 
-def _with_releases(groups: Sequence[tuple[tuple[Statement, ...], list[Step]]], flat: Program) -> list[Step]:
-    """The steps of all groups, with each intermediate let go after the last group that reads it."""
-    kept = {g[-1].output for g, _ in groups} - set(flat.outputs)
+@dataclass(frozen=True)
+class Unit:
+    """Statements that are carried out together, the tensors that are made for them, the steps."""
+
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
+    """The steps of all units, with each intermediate let go after the last unit that reads it."""
+    kept = {name for unit in units for name in unit.outputs} - set(flat.outputs)
     last: dict[str, int] = {}
-    for place, (group, _) in enumerate(groups):
-        last.update(dict.fromkeys([n for s in group for n in (s.output, *reads(s)) if n in kept], place))
+    for place, unit in enumerate(units):
+        last.update(dict.fromkeys([n for s in unit.statements for n in (s.output, *reads(s)) if n in kept], place))
     steps: list[Step] = []
-    for place, (_, made) in enumerate(groups):
-        steps += made
+    for place, unit in enumerate(units):
+        steps += unit.steps
         unused = tuple(n for n, p in last.items() if p == place)
         if unused:
             steps.append(Release(unused))
     return steps
+
+
+def _row_unit(
+    group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
+) -> Unit:
+    """A group's kernel and, where outputs add up over rows, those that combine the partial sums. `strides` learns the
+    members'."""
+    strides.update((s.output, contiguous(types[s.output].shape)) for s in group.statements)
+    outputs = tuple(s.output for s in group.statements if s.output in group.stored)
+    wide = _is_wide(group.statements, types, strides, None)
+    made = row_launch(group, types, strides, wide)
+    steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
+    steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
+    steps.append(made.launch)
+    types = {**types, **made.partial}
+    known = {**strides, **{name: contiguous(t.shape) for name, t in made.partial.items()}}
+    for s in made.second:
+        steps += statement_steps(s, s, types, known, setting)
+    if made.partial:
+        steps.append(Release(tuple(made.partial)))
+    return Unit(group.statements, outputs, tuple(steps))
 
 
 def ridden_steps(

@@ -60,6 +60,11 @@ class Evaluator:
                 self._uses.update(value_children(e))
                 stack.extend(value_children(e))
 
+    def give(self, e: Expr, v: Value) -> Value:
+        """Take a value that is at hand from now on."""
+        self._values[e] = v
+        return v
+
     def value(self, root: Expr) -> Value:
         stack = [root]
         while stack:
