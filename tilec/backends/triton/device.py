@@ -179,3 +179,22 @@ def randn_(seed, counter):
     r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
     angle = second * 2.3283064365386963e-10 * 6.283185307179586
     return (r * tl.where((lane & 1) != 0, libdevice.sin(angle), libdevice.cos(angle))).to(tl.float32)
+
+
+@triton.jit
+def rand_four_(seed, counter):
+    """The draws of the four counters of each block, along two new dimensions of two."""
+    a, b, c, d = words_(seed, counter, 0)
+    word = tl.join(tl.join(a, c), tl.join(b, d))
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def randn_four_(seed, counter):
+    """As `rand_four_`; each pair of words gives two."""
+    a, b, c, d = words_(seed, counter, 1)
+    first = tl.join(a, c).to(tl.int64).to(tl.float64)
+    second = tl.join(b, d).to(tl.int64).to(tl.float64)
+    r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
+    angle = second * 2.3283064365386963e-10 * 6.283185307179586
+    return tl.join(r * libdevice.cos(angle), r * libdevice.sin(angle)).to(tl.float32)

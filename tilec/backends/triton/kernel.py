@@ -7,6 +7,7 @@ Every number that depends on shapes is a parameter, so that kernels of one form 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +72,7 @@ class Kernel:
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}
+        self.quarters: dict[str, str] = {}  # by axis: a quarter of its positions, each the first of four, over 4
         self._by_stem: dict[object, str] = {}
         fastest = (axes for axes in (space.outputs, space.reductions) if axes)
         self._fastest = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
@@ -86,13 +88,16 @@ class Kernel:
         return self._by_stem[key]
 
     def number(self, key: object, stem: str, value: int, specialized: bool = True) -> str:
-        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
+        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of a specialized
+        one Triton knows only whether 16 divides it, so that a lesser power of two stands in the text."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
-            self.parameters[name] = value
+            power = math.gcd(value, 16) if specialized and value else 16
+            factor = power if 1 < power < 16 else 1
+            self.parameters[name] = value // factor
             if not specialized:
                 self.unspecialized.append(name)
-            self._by_stem[key] = name
+            self._by_stem[key] = name if factor == 1 else f"({name} * {factor})"
         return self._by_stem[key]
 
     def per_class(self, kind: str, v: str, values: Sequence[int]) -> str:

@@ -160,11 +160,12 @@ def _coalesced(
     all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
     seen = Viewed(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
     extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
+    alike = not any(map(group.reductions, group.statements))  # rows and columns are all the same to it
     pending = True
     while pending:
         pending = False
         for outer, inner in candidates(seen.statement):
-            merged = merge(seen, outer, inner) if (outer in rows) == (inner in rows) else None
+            merged = merge(seen, outer, inner) if alike or (outer in rows) == (inner in rows) else None
             if merged is not None:
                 seen, pending = merged, True
                 extent[inner] *= extent.pop(outer)
@@ -220,7 +221,7 @@ class _Writer:
 
     def _whole(self) -> None:
         self.k.emit(f"down = {self._program()}")
-        self._position("col", self.group.columns, "tl.arange(0, BN)")
+        self._position("col", self.group.columns, "0")
         self._walk_rows(self._all_at_once)
 
     def _tiled(self) -> None:
@@ -229,14 +230,14 @@ class _Writer:
         k.emit(f"across = tl.cdiv({k.count(self.group.columns)}, BN)")
         k.emit("down = tile // across")
         k.emit("over = tile % across")
-        self._position("col", self.group.columns, "over * BN + tl.arange(0, BN)")
+        self._position("col", self.group.columns, "over * BN")
         self._walk_rows(self._all_at_once)
 
     def _walk_rows(self, body: Callable[[Frame], None]) -> None:
         """The rows of this program: one block, or one after the other where outputs add up over them."""
         k, group = self.k, self.group
         if not group.sums:
-            self._position("row", group.rows, "down * BM + tl.arange(0, BM)")
+            self._position("row", group.rows, "down * BM")
             body(self._frame())
             return
         share = -(-(-(-group.count(group.rows) // self.tiling.parts)) // self.tiling.rows) * self.tiling.rows
@@ -248,7 +249,7 @@ class _Writer:
                 accumulator = self.accumulators[s.output] = self._accumulator(s)
                 k.scopes[0].lines += accumulator.start("(BM, BN)")
         k.scopes.append(Scope())
-        self._position("row", group.rows, "first + tl.arange(0, BM)", "end")
+        self._position("row", group.rows, "first", "end")
         body(self._frame(frozenset(("row", *group.rows))))
         lines = k.scopes.pop().lines
         stages = self.tiling.stages
@@ -262,7 +263,7 @@ class _Writer:
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
-        self._position("row", group.rows, "down * BM + tl.arange(0, BM)")
+        self._position("row", group.rows, "down * BM")
         found = levels(group)
         for level in range(found.depth):
             self._pass(level, found)
@@ -280,7 +281,7 @@ class _Writer:
     def _pass(self, level: int, found: Levels) -> None:
         k, group = self.k, self.group
         k.scopes.append(Scope())
-        self._position("col", group.columns, "first + tl.arange(0, BN)")
+        self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
         here = [s for s in group.statements if found.of[s.output] <= level]
         statistics = [s for s in here if group.reductions(s) and found.of[s.output] == level]
@@ -293,7 +294,10 @@ class _Writer:
         for s in stored:
             self._store(frame, s)
         lines = k.scopes.pop().lines
-        k.scopes[0].lines += [f"for first in range(0, {k.count(group.columns)}, BN):", *(f"    {line}" for line in lines)]
+        k.scopes[0].lines += [
+            f"for first in range(0, {k.count(group.columns)}, BN):",
+            *(f"    {line}" for line in lines),
+        ]
         for s in statistics:
             accumulator = self.accumulators[s.output]
             k.scopes[0].lines += accumulator.reduce(1)
@@ -328,11 +332,13 @@ class _Writer:
     def _program(self) -> str:
         return "tl.program_id(0)" + (".to(tl.int64)" if self.k.wide else "")
 
-    def _position(self, name: str, variables: tuple[str, ...], text: str, end: str | None = None) -> None:
-        k = self.k
-        k.emit(f"{name} = {text}")
+    def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
+        k, block = self.k, {"row": "BM", "col": "BN"}[name]
+        k.emit(f"{name} = {start} + tl.arange(0, {block})")
         k.emit(f"{name}_in = {name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
-        k.decode(Axis(name, variables, {"row": "BM", "col": "BN"}[name]))
+        if name == "col" and self.tiling.columns >= 4:
+            k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
+        k.decode(Axis(name, variables, block))
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
         return Frame(self.k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *inner)
@@ -428,7 +434,9 @@ class _Writer:
         cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
         mask = " & ".join(tests)
-        k.emit(f"tl.store({address}, tl.broadcast_to({value.code}, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
+        k.emit(
+            f"tl.store({address}, tl.broadcast_to({value.code}, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))"
+        )
 
     def _store_part(self, s: Statement) -> None:
         k = self.k

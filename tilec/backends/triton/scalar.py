@@ -15,6 +15,7 @@ from tilec.backends.code import literal
 from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
@@ -156,6 +157,10 @@ class Evaluator:
 
     def _call(self, e: Call) -> Value:
         args = [self._values[a] for a in e.args]
+        if FUNCTIONS[e.function].result == "random":
+            four = self._four(e, args)
+            if four is not None:
+                return four
         result = call_type(e.function, [a.type for a in args], e.span)
         if all(a.number is not None for a in args):
             folded = fold(e.function, [a.number for a in args if a.number is not None], result)
@@ -165,6 +170,31 @@ class Evaluator:
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         return Value(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
+
+    def _four(self, e: Call, args: list[Value]) -> Value | None:
+        """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis and begins at
+        a multiple of four there."""
+        frame, kernel = self.frame, self.frame.kernel
+        axis = frame.axes[-1] if frame.axes else ""
+        if axis not in kernel.quarters or frame.axes not in (("row",), ("col",), ("row", "col")):
+            return None
+        form = linear(e.args[1])
+        along = [v for v, a in kernel.axis_of.items() if a.name == axis and kernel.space.largest(v) > 1]
+        if len(along) != 1 or kernel.low(along[0]) != "0" or form.coefficient(along[0]) != 1:
+            return None
+        rest = form.substitute({along[0]: Affine()})
+        if not form.is_affine or any(c % 4 for _, c in rest.terms) or rest.constant % 4:
+            return None
+        base = self.tensor(self.value(rest.to_value()), "int64")
+        quarter = frame.spread(frame.assign("quarter", kernel.quarters[axis], frozenset((axis,))), axis)
+        here = {*frame.dimensions(frozenset(rest.variables())), axis}
+        blocks = [{"row": "BM", "col": "BN"}[a] if a in here else "1" for a in frame.axes]
+        shape = f"({', '.join(blocks)},)"
+        counter = f"tl.broadcast_to({base} + ({quarter}).to(tl.int64) * 4, ({', '.join(blocks)} // 4,))"
+        draws = f"{e.function}_four_({self.tensor(args[0], 'int64')}, {counter})"
+        variables = frozenset((axis, *along)).union(*(a.variables for a in args))
+        code = frame.assign("draws", f"tl.reshape({draws}, {shape})", variables)
+        return Value(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
 
     def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
         row = FUNCTIONS[function]
