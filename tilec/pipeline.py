@@ -13,6 +13,7 @@ from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind import bind
 from tilec.transforms.defract import defract
+from tilec.transforms.factor import factor
 from tilec.transforms.flatten import flatten
 from tilec.transforms.identities import apply_identities
 from tilec.transforms.kinds import Kinds
@@ -41,7 +42,8 @@ class Pass:
 
 def _flat(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    return apply_identities(simple, setting.kinds())
+    shared = simplify(factor(simple, setting.types), inputs=setting.kinds())
+    return apply_identities(shared, setting.kinds())
 
 
 PASSES: tuple[Pass, ...] = (

@@ -348,9 +348,7 @@ def _members(
     cut: set[str] = set()
     for original in program.statements:
         s = by_name.get(original.output)
-        if s is not None and not late & set(reads(s)) and all(
-            a.index == members[a.tensor].index for a in _accesses(s) if a.tensor in members
-        ) and not any(isinstance(e, Pad) and members.keys() & {a.tensor for a in _within(e)} for e in _nodes(s)):  # fmt: skip
+        if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
             kind = _kind(s, across, along, extent)
             if kind == "sum" and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
@@ -365,14 +363,15 @@ def _members(
     return list(members.values()), sums, cut
 
 
-def _nodes(s: Statement):
-    for root in (s.body, s.guard):
-        if root is not None:
-            yield from walk(root)
-
-
-def _within(e: Pad) -> Iterator[Access]:
-    return (x for x in walk(e.access) if isinstance(x, Access))
+def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
+    """Whether it reads members at its own point alone, and none through `pad`."""
+    padded = {
+        a.tensor for root in (s.body, s.guard) if root is not None
+        for e in walk(root) if isinstance(e, Pad) for a in walk(e.access) if isinstance(a, Access)
+    }  # fmt: skip
+    return not padded & members.keys() and all(
+        a.index == members[a.tensor].index for a in _accesses(s) if a.tensor in members
+    )
 
 
 def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
@@ -465,7 +464,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[_Candidate])
 
 
 def _cut(s: Statement, c: _Candidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
-    """The aggregation of each row, held as wide as it is computed, and that of all rows. `types` learns the former's."""
+    """The aggregation of each row, held as wide as it is computed, and that of all. `types` learns the former's."""
     name = f"{s.output}.rows"
     rows = [v for v in c.rows if c.extent[v] > 1]
     shape = tuple(c.extent[v] for v in rows)

@@ -24,9 +24,9 @@ from tilec.language.show import show_statement
 LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
-    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "over", "first", "step",
-    "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
-    "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
+    "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
+    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
+    "end", "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
     "valid", "sure", "value", "result", "reached", *device_functions(),
 )  # fmt: skip
 
@@ -88,8 +88,8 @@ class Kernel:
         return self._by_stem[key]
 
     def number(self, key: object, stem: str, value: int, specialized: bool = True) -> str:
-        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of a specialized
-        one Triton knows only whether 16 divides it, so that a lesser power of two stands in the text."""
+        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of others Triton
+        knows only whether 16 divides them, so that a lesser power of two stands in the text."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
             power = math.gcd(value, 16) if specialized and value else 16

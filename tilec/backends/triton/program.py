@@ -50,7 +50,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
         if s.output in done:
             continue
         if s.output in together.groups:
-            units.append(_row_unit(together.groups[s.output], types, known, setting))
+            units.append(_row_unit(together.groups[s.output], types, known))
             done |= {m.output for m in units[-1].statements}
             continue
         riding = riders(flat, place, types, members)
@@ -92,11 +92,9 @@ def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
     return steps
 
 
-def _row_unit(
-    group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
-) -> Unit:
-    """A group's kernel and, where outputs add up over rows, those that combine the partial sums. `strides` learns the
-    members'."""
+def _row_unit(group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]]) -> Unit:
+    """A group's kernel and, where outputs add up over rows, the one that combines the partial sums. `strides` learns
+    the members'."""
     strides.update((s.output, contiguous(types[s.output].shape)) for s in group.statements)
     outputs = tuple(s.output for s in group.statements if s.output in group.stored)
     wide = _is_wide(group.statements, types, strides, None)
@@ -106,9 +104,8 @@ def _row_unit(
     steps.append(made.launch)
     types = {**types, **made.partial}
     known = {**strides, **{name: contiguous(t.shape) for name, t in made.partial.items()}}
-    for s in made.second:
-        steps += statement_steps(s, s, types, known, setting)
-    if made.partial:
+    if made.second is not None:
+        steps.append(row_launch(made.second, types, known, wide).launch)
         steps.append(Release(tuple(made.partial)))
     return Unit(group.statements, outputs, tuple(steps))
 

@@ -112,11 +112,11 @@ def accesses(s: Statement) -> list[Access]:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a group becomes: the launch, and the statements over partial sums that follow it, with their types."""
+    """What a group becomes: the launch, the partial sums that it makes and the group that combines them, if any."""
 
     launch: Launch
     partial: Mapping[str, TensorType]
-    second: tuple[Statement, ...]
+    second: Group | None
 
 
 def row_launch(
@@ -129,21 +129,35 @@ def row_launch(
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides)
+    writer = _Writer(merged, merged_types, merged_strides, wide, tiling)
+    partial, second = _second_stage(group, types, tiling.parts)
+    return Rows(writer.launch(group.statements), partial, second)
+
+
+def _second_stage(
+    group: Group, types: Mapping[str, TensorType], parts: int
+) -> tuple[dict[str, TensorType], Group | None]:
+    """Partial sums, one row a program, and the group that combines them: their columns are its rows."""
     partial: dict[str, TensorType] = {}
-    second: list[Statement] = []
-    columns = [v for v in group.columns if group.extent[v] > 1]
+    statements: list[Statement] = []
+    columns = tuple(v for v in group.columns if group.extent[v] > 1)
+    part = _unlike("p", group.extent)
     for s in group.statements:
         if s.output in group.sums:
             name = f"{s.output}.parts"
-            shape = (tiling.parts, *(group.extent[v] for v in columns))
+            shape = (parts, *(group.extent[v] for v in columns))
             partial[name] = TensorType(shape, Accumulator.of(s.aggregation, types[s.output].dtype).dtype)
-            whole = (Index(_unlike("p", columns)), *map(Index, columns))
-            second.append(replace(s, body=Access(name, whole), guard=None, constraints=()))
-    writer = _Writer(merged, merged_types, merged_strides, wide, tiling)
-    return Rows(writer.launch(group.statements), partial, tuple(second))
+            body = Access(name, (Index(part), *map(Index, columns)))
+            statements.append(replace(s, body=body, guard=None, constraints=()))
+    if not statements:
+        return partial, None
+    extent = {part: parts, **{v: group.extent[v] for v in group.extent if v not in group.rows or group.extent[v] == 1}}
+    rows = tuple(v for v in extent if v != part)
+    outputs = frozenset(s.output for s in statements)
+    return partial, Group(tuple(statements), rows, (part,), extent, outputs, frozenset())
 
 
-def _unlike(name: str, taken: Sequence[str]) -> str:
+def _unlike(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -240,7 +254,8 @@ class _Writer:
             self._position("row", group.rows, "down * BM")
             body(self._frame())
             return
-        share = -(-(-(-group.count(group.rows) // self.tiling.parts)) // self.tiling.rows) * self.tiling.rows
+        blocks = math.ceil(group.count(group.rows) / self.tiling.rows)
+        share = math.ceil(blocks / self.tiling.parts) * self.tiling.rows
         part = k.number("part", "part_size", share)
         k.emit(f"start = down * {part}")
         k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")

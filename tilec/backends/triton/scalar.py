@@ -172,8 +172,8 @@ class Evaluator:
         return Value(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
 
     def _four(self, e: Call, args: list[Value]) -> Value | None:
-        """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis and begins at
-        a multiple of four there."""
+        """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
+        multiple of four."""
         frame, kernel = self.frame, self.frame.kernel
         axis = frame.axes[-1] if frame.axes else ""
         if axis not in kernel.quarters or frame.axes not in (("row",), ("col",), ("row", "col")):
