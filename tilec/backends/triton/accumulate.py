@@ -95,13 +95,13 @@ class Accumulator:
     def result(self) -> str:
         return f"log_of_sum_({', '.join(self.state)})" if self.aggregation == "logsumexp" else self.state[0]
 
-    def at_once(self, value: str, axis: int) -> tuple[list[str], str]:
-        """Lines that combine all of a block of values along a dimension, and the text of the result."""
+    def at_once(self, value: str, axis: int) -> list[str]:
+        """Lines that combine all of a block of values along a dimension into the state."""
         if self.aggregation == "logsumexp":
             top, total = self.state
             return [
                 f"{top} = tl.reduce({value}, {axis}, maximum_)",
                 f"{total} = tl.sum(shifted_exp_({value}, tl.expand_dims({top}, {axis})), {axis})",
-            ], self.result()
+            ]
         text = REDUCE[self.aggregation].format(value, axis)
-        return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"], self.result()
+        return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]

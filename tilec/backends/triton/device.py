@@ -24,6 +24,24 @@ def divide_(a, b):
 
 
 @triton.jit
+def scale_(b):
+    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal."""
+    small = tl.abs(b) < 1.0842021724855044e-19
+    large = tl.abs(b) > 9.223372036854776e18
+    return tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+
+
+@triton.jit
+def times_inverse_(a, scaled, inverse, scale):
+    """a / b for a divisor that many values share: `scaled` is b * scale and `inverse` 1 / scaled. A step of Newton's
+    method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit there)."""
+    q = a * inverse
+    rest = tl.fma(-q, scaled, a)
+    inexact = (rest != 0) & (tl.abs(rest) < float("inf"))
+    return tl.where(inexact, tl.fma(rest, inverse, q), q) * scale
+
+
+@triton.jit
 def remainder_(a, b):
     """Floor modulo: the sign is b's. Integers modulo zero are zero."""
     if b.dtype.is_floating():
@@ -80,6 +98,12 @@ def minimum_(a, b):
 @triton.jit
 def multiply_(a, b):
     return a * b
+
+
+@triton.jit
+def add_two_(a, b, c, d):
+    """Two sums at once."""
+    return a + c, b + d
 
 
 @triton.jit

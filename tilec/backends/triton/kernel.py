@@ -88,8 +88,8 @@ class Kernel:
         return self._by_stem[key]
 
     def number(self, key: object, stem: str, value: int, specialized: bool = True) -> str:
-        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of others Triton
-        knows only whether 16 divides them, so that a lesser power of two stands in the text."""
+        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of others
+        Triton knows only whether 16 divides them, so that a lesser power of two stands in the text."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
             power = math.gcd(value, 16) if specialized and value else 16

@@ -26,7 +26,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, walk
 from tilec.ir.types import TensorType
 
-PROGRAMS = 528  # that walk rows where outputs add up over them: four a multiprocessor of an H200
+MULTIPROCESSORS = 132  # of an H200
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,44 @@ class Tiling:
     stages: int = 1
 
 
-def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], programs: int = PROGRAMS) -> Tiling:
-    """A first guess that is good untuned."""
+def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling:
+    """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
+    where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
+    next rows under way, or of one where rows are long."""
     rows, columns = group.count(group.rows), group.count(group.columns)
     needed = power_of_two(columns)
     statistics = any(group.reductions(s) and s.output not in group.sums for s in group.statements)
     together = _rows_together(group, strides)
     if not statistics:
-        block = min(needed, 1024)
-        down = min(power_of_two(rows), max(together, 1024 // block, 1))
-        parts = min(-(-rows // down), max(1, programs // -(-columns // block))) if group.sums else 0
+        block = min(needed, 2048)
+        down = min(power_of_two(rows), max(together, 2048 // block, 1))
+        across = -(-columns // block)
+        parts = min(-(-rows // down), max(1, 4 * MULTIPROCESSORS // across)) if group.sums else 0
         return Tiling("tiled", down, block, parts, 4)
-    down = min(power_of_two(rows), max(together, 1024 // needed, 1))
+    heavy = len(_full_reads(group)) > 1 and not group.sums
     again = levels(group).depth > 1 or needed <= 1024
-    if group.sums or (again and down * needed <= ON_CHIP):
-        down = max(1, min(down, ON_CHIP // needed))
-        warps = max(1, min(16, down * needed // 512))
-        return Tiling("whole", down, needed, min(-(-rows // down), programs) if group.sums else 0, warps)
+    if group.sums or (again and max(1, together) * needed <= ON_CHIP):
+        elements = 1024 if heavy else 4096
+        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+        warps = max(4, min(16, down * needed // 1024))
+        programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
+        parts = min(-(-rows // down), programs) if group.sums else 0
+        return Tiling("whole", down, needed, parts, warps, 2 if parts else 1)
     down = min(power_of_two(rows), together)
-    block = min(needed, (4096 if again else 2048) // down)
-    return Tiling("looped", down, block, 0, 8 if down * block > 2048 else 4)
+    block = min(needed, max(1, (8192 if again else 1024) // down))
+    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
+
+
+def _full_reads(group: Group) -> set[str]:
+    """Tensors from outside that are read at each point."""
+    many = {v for v, n in group.extent.items() if n > 1}
+    members = {s.output for s in group.statements}
+    return {
+        a.tensor
+        for s in group.statements
+        for a in accesses(s)
+        if a.tensor not in members and many <= set(index_variables(*a.index))
+    }
 
 
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
@@ -196,6 +214,15 @@ def _coalesced(
         statements.append(replace(s, index=target.index, sizes=sizes, body=body, guard=guard))
     found = replace(group, statements=tuple(statements), rows=tuple(rows), columns=tuple(columns), extent=extent)
     return found, seen.types, seen.strides
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """A statistic whose values stand in a block of that name."""
+
+    statement: Statement
+    accumulator: Accumulator
+    block: str
 
 
 class _Writer:
@@ -364,10 +391,13 @@ class _Writer:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
         evaluator = Evaluator(frame, *roots, given=self.values)
+        pending: list[_Reduction] = []
         for s in statements:
             target = Access(s.output, s.index or ())
             if target in self.values:
                 continue
+            if any(a.tensor == r.statement.output for a in accesses(s) for r in pending):
+                self._reduce(frame, evaluator, pending)
             tests = frame.tests(conditions(s, self.group, self.types))
             if s.guard is not None:
                 tests.append(evaluator.condition(evaluator.value(s.guard)))
@@ -381,12 +411,32 @@ class _Writer:
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
-                lines, result = accumulator.at_once(code, 1)
-                for line in lines:
-                    self.k.emit(line)
-                evaluator.give(target, self._give_statistic(frame, s, accumulator, result))
+                pending.append(_Reduction(s, accumulator, code))
             else:
                 self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
+        self._reduce(frame, evaluator, pending)
+
+    def _reduce(self, frame: Frame, evaluator: Evaluator, pending: list[_Reduction]) -> None:
+        """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
+        while pending:
+            r = pending.pop(0)
+            alike = [
+                o for o in pending if (o.accumulator.aggregation, o.accumulator.dtype) == ("sum", r.accumulator.dtype)
+            ]
+            if r.accumulator.aggregation == "sum" and alike:
+                pair = [r, alike[0]]
+                pending.remove(alike[0])
+                names = [o.accumulator.state[0] for o in pair]
+                blocks = ", ".join(o.block for o in pair)
+                self.k.emit(f"{', '.join(names)} = tl.reduce(({blocks}), 1, add_two_)")
+            else:
+                pair = [r]
+                for line in r.accumulator.at_once(r.block, 1):
+                    self.k.emit(line)
+            for o in pair:
+                s, result = o.statement, o.accumulator.result()
+                target = Access(s.output, s.index or ())
+                evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))
 
     def _plain(self, frame: Frame, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str]) -> Value:
         """The value of a statement that aggregates nothing, the identity where the point is not valid."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tilec.backends.code import literal
@@ -219,6 +220,10 @@ class Evaluator:
         if held == "bool" and function in ("add", "mul", "max", "min"):
             a, b = (self.condition(x) for x in args)
             return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", held
+        if function == "div" and held == "float32":
+            shared = self._shared_divisor(args[0], args[1])
+            if shared is not None:
+                return shared, held
         template = row.triton
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
@@ -229,6 +234,25 @@ class Evaluator:
         if kind(held) == 1 and held != "int64":  # narrow integers wrap at each step
             text = f"{text}.to({triton_type(held)})"
         return text, held
+
+    def _shared_divisor(self, a: Value, b: Value) -> str | None:
+        """A quotient by a number or by a value that all columns of a row share, whose inverse is taken once."""
+        frame = self.frame
+        if a.number is not None:
+            return None
+        along = ["col" in frame.axes and "col" in frame.dimensions(v.variables) for v in (a, b)]
+        if b.number is not None:
+            divisor = float(np.float32(b.number))
+            if not 2.0**-63 < abs(divisor) < 2.0**63:
+                return None
+            nearest = float(np.float32(1) / np.float32(divisor))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {divisor!r}, {nearest!r}, 1.0)"
+        if along != [True, False]:
+            return None
+        scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)
+        scaled = frame.assign("scaled", f"{_operand(self.cast(b, 'float32'))} * {scale}", b.variables)
+        inverse = frame.assign("inverse", f"tl.div_rn(tl.full((), 1.0, tl.float32), {scaled})", b.variables)
+        return f"times_inverse_({self.tensor(a, 'float32')}, {scaled}, {inverse}, {scale})"
 
     def _converted(self, v: Value, dtype: str) -> str:
         """A cast that rounds as the type it names does."""
