@@ -61,13 +61,17 @@ class Replaced:
 class Lowered:
     """A function lowered for given shapes, types and backend: what runs, and how it came about.
 
-    `stages`: pass name -> Program, in order. `kernels`: one entry a launch.
+    `stages`: pass name -> Program, in order; where statements share kernels, "grouped" is the program that generated
+    kernels carry out, with `[[kernel(k)]]` before each statement of the k-th such kernel. `kernels`: one a launch.
     """
 
     def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):
         self.stages = stages
         self._types = types
         self._executable = executable
+        if executable.grouped is not None:
+            program, self._types = executable.grouped[0], dict(executable.grouped[1])
+            self.stages = {**stages, "grouped": program}
 
     @property
     def outputs(self) -> tuple[TensorType, ...]:
@@ -87,8 +91,8 @@ class Lowered:
         return self._executable.asm(kind)
 
     def cost(self) -> Cost:
-        """Floating-point operations, bytes moved statement by statement, and the least bytes any program must move."""
-        return cost(self.stages["flat"], self._types)
+        """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
+        return cost(self.stages.get("grouped", self.stages["flat"]), self._types)
 
     def __str__(self) -> str:
         return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())

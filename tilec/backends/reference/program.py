@@ -22,6 +22,8 @@ _count = 0
 class TorchProgram:
     """The executable: `kernels` has one entry, the whole function."""
 
+    grouped = None
+
     def __init__(self, name: str, text: str, statements: tuple[str, ...]):
         self._text = text
         self.kernels = (Kernel(name, text, statements),)

@@ -11,6 +11,7 @@ from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.code import identifier
 from tilec.backends.reference import ReferenceBackend
 from tilec.backends.triton.executable import TritonProgram
+from tilec.backends.triton.groups import grouped
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
@@ -42,6 +43,7 @@ class TritonBackend:
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()
+        together = grouped(flat, lowering.types)
 
         def plan(
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
@@ -49,19 +51,15 @@ class TritonBackend:
             setting = replace(setting, library=library, known=known_choice)
             if tunes and inputs is not None:
                 tune(lowering, strides, setting, inputs)
-            return make_plan(lowering, strides, setting)
+            return make_plan(lowering, together, strides, setting)
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(
             plan,
             names,
             [lowering.types[n].shape for n in names],
-            _dtypes(lowering),
-            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in flat.statements}),
+            {name: t.dtype for name, t in together.types.items()},
+            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
             self.target,
+            (together.marked(), together.types) if together.groups else None,
         )
-
-
-def _dtypes(lowering: Lowering) -> dict[str, str]:
-    """Element type of every tensor that a plan may name."""
-    return {name: t.dtype for name, t in lowering.types.items()}

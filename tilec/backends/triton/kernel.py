@@ -57,14 +57,17 @@ class Kernel:
         types: Mapping[str, TensorType],
         strides: Mapping[str, Sequence[int]],
         wide: bool,
+        powers: bool = False,
     ):
-        """`strides`: of every tensor, in elements. `wide`: positions are 64-bit."""
+        """`strides`: of every tensor, in elements. `wide`: positions are 64-bit. `powers`: powers of two below 16 that
+        divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there."""
         self.names = Names(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
         self.types = types
         self.strides = strides
         self.wide = wide
+        self.powers = powers
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
@@ -88,12 +91,11 @@ class Kernel:
         return self._by_stem[key]
 
     def number(self, key: object, stem: str, value: int, specialized: bool = True) -> str:
-        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by. Of others
-        Triton knows only whether 16 divides them, so that a lesser power of two stands in the text."""
+        """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
-            power = math.gcd(value, 16) if specialized and value else 16
-            factor = power if 1 < power < 16 else 1
+            power = math.gcd(value, 16) if self.powers and specialized and value else 1
+            factor = power if power < 16 else 1
             self.parameters[name] = value // factor
             if not specialized:
                 self.unspecialized.append(name)

@@ -145,7 +145,7 @@ def _steps(
     space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
 ) -> list[Step]:
     s = space.statement
-    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide)
+    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
     accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
     k.residues()
     axes = _output_axes(k, tiling)

@@ -14,7 +14,7 @@ from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of,
 from tilec.backends.triton.dot_blocks import choose_config
 from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
-from tilec.backends.triton.groups import Group, grouped
+from tilec.backends.triton.groups import Group, Grouped
 from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
@@ -36,13 +36,12 @@ from tilec.ir.types import TensorType
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
-def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
-    """The plan of a lowered program for inputs of these strides (elements)."""
-    together = grouped(lowering.stages["flat"], lowering.types)
+def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
+    """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
     flat, types = together.program, dict(together.types)
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     defracted |= {s.output: s for s in flat.statements if s.output in together.cut}
-    members = {s.output for g in together.groups.values() for s in g.statements}
+    members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     units: list[Unit] = []
     done: set[str] = set()
@@ -95,9 +94,10 @@ def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
 def _row_unit(group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]]) -> Unit:
     """A group's kernel and, where outputs add up over rows, the one that combines the partial sums. `strides` learns
     the members'."""
-    strides.update((s.output, contiguous(types[s.output].shape)) for s in group.statements)
-    outputs = tuple(s.output for s in group.statements if s.output in group.stored)
-    wide = _is_wide(group.statements, types, strides, None)
+    members = (*group.statements, *group.after)
+    strides.update((s.output, contiguous(types[s.output].shape)) for s in members)
+    outputs = tuple(s.output for s in members if s.output in group.stored)
+    wide = _is_wide(members, types, strides, None)
     made = row_launch(group, types, strides, wide)
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
     steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
@@ -107,7 +107,7 @@ def _row_unit(group: Group, types: Mapping[str, TensorType], strides: dict[str, 
     if made.second is not None:
         steps.append(row_launch(made.second, types, known, wide).launch)
         steps.append(Release(tuple(made.partial)))
-    return Unit(group.statements, outputs, tuple(steps))
+    return Unit(members, outputs, tuple(steps))
 
 
 def ridden_steps(

@@ -16,7 +16,8 @@ from tilec.backends.code import tuple_text
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed, candidates, merge
 from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.groups import ON_CHIP, Group, conditions, variables_of
+from tilec.backends.triton.grouping import ON_CHIP, variables_of
+from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
@@ -171,8 +172,7 @@ def _second_stage(
         return partial, None
     extent = {part: parts, **{v: group.extent[v] for v in group.extent if v not in group.rows or group.extent[v] == 1}}
     rows = tuple(v for v in extent if v != part)
-    outputs = frozenset(s.output for s in statements)
-    return partial, Group(tuple(statements), rows, (part,), extent, outputs, frozenset())
+    return partial, Group((*statements, *group.after), rows, (part,), extent, group.stored, frozenset())
 
 
 def _unlike(name: str, taken: Collection[str]) -> str:
@@ -241,7 +241,7 @@ class _Writer:
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
-        self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide)
+        self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
         self.accumulators: dict[str, Accumulator] = {}
         self.count = 0
@@ -498,6 +498,7 @@ class _Writer:
         dtype = self.types[s.output].dtype
         cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
+        address += "" if axes else f" + tl.full({shape}, 0, tl.int32)"
         mask = " & ".join(tests)
         k.emit(
             f"tl.store({address}, tl.broadcast_to({value.code}, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))"
