@@ -27,12 +27,21 @@ class Cost:
 def cost(program: Program, types: Mapping[str, TensorType]) -> Cost:
     """Cost of a flat program whose tensors have these types."""
     shapes = {name: t.shape for name, t in types.items()}
-    size = {name: prod(t.shape) * BYTES.get(t.dtype, 1) for name, t in types.items()}
-    flops = sum(_operations(s) * _points(s, shapes) for s in program.statements)
+    size = {name: size_in_bytes(t) for name, t in types.items()}
+    flops = sum(operations(s, shapes) for s in program.statements)
     moved = sum(size[s.output] + sum(size[r] for r in reads(s) if r != s.output) for s in program.statements)
     read = {r for s in program.statements for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
     return Cost(flops, moved, least)
+
+
+def size_in_bytes(t: TensorType) -> int:
+    return prod(t.shape) * BYTES.get(t.dtype, 1)
+
+
+def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Scalar operations of one statement."""
+    return _operations(s) * _points(s, shapes)
 
 
 def _points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -50,7 +50,17 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     for name in wanted:
         if name not in program.input_names():
             raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
-    return _Reverse(program, wanted).run()
+    reverse = _Reverse(program, wanted)
+    return simplify(reverse.run(), reverse.results)
+
+
+def grad_beside(program: Program, wrt: Sequence[str]) -> Program:
+    """Values and gradient in one: (inputs..., one cotangent an output) -> (outputs..., one gradient a name of `wrt`).
+
+    What the gradient computes of the inputs alone and what the outputs are made of have one statement and one name.
+    """
+    reverse = _Reverse(program, tuple(wrt))
+    return simplify(reverse.run())
 
 
 class _Reverse:
@@ -66,11 +76,12 @@ class _Reverse:
         self.statements: list[Statement] = []
         # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
         self.received: dict[str, list[Expr | Statement]] = {}
+        self.seeds = tuple(Input(self.names.fresh(f"D{o}"), None) for o in program.outputs)
+        self.results = tuple(self.names.fresh(f"D{i}") for i in wanted)
 
     def run(self) -> Program:
-        program = self.program
-        seeds = [Input(self.names.fresh(f"D{o}"), None) for o in program.outputs]
-        results = [self.names.fresh(f"D{i}") for i in self.wanted]
+        """The program's outputs and then the gradients, `results`, not yet simplified."""
+        program, seeds, results = self.program, self.seeds, self.results
         for output, seed in zip(program.outputs, seeds, strict=True):
             self.extents[seed.name] = self.extents[output]
             self._receive(output, Name(seed.name))
@@ -80,8 +91,8 @@ class _Reverse:
         cast = len(program.inputs) > 1 or _has_cast(program)
         for name, result in zip(self.wanted, results, strict=True):
             self._result(name, result, cast)
-        inputs = (*program.inputs, *seeds)
-        return simplify(Program(None, inputs, tuple(results), (*program.statements, *self.statements)))
+        statements = (*program.statements, *self.statements)
+        return Program(None, (*program.inputs, *seeds), (*program.outputs, *results), statements)
 
     # cotangents
 
