@@ -27,11 +27,13 @@ from tilec.ir.program import (
 from tilec.transforms.adjoint import Contraction
 from tilec.transforms.cut import cut
 from tilec.transforms.extents import Extent, extents
+from tilec.transforms.lift import lift
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
 from tilec.transforms.recurrence import padded
 from tilec.transforms.reversal import cotangents
 from tilec.transforms.scans import scan_gradient, split_scans
+from tilec.transforms.shifts import cancelling
 from tilec.transforms.simplify import simplify
 
 MOST_TERMS = 8  # cotangents added up in one statement
@@ -68,11 +70,12 @@ class _Reverse:
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
+        program = replace(program, statements=lift(program, self.names))
         program = replace(program, statements=cut(program, self.names))
         self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
-        self.active = _depend_on(self.program, frozenset(wanted))
+        self.active = _depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.statements: list[Statement] = []
         # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
         self.received: dict[str, list[Expr | Statement]] = {}
@@ -216,10 +219,12 @@ class _Reverse:
         self._receive(tensor, value)
 
 
-def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:
-    """The tensors that depend on the sources through derivatives, the sources among them."""
+def _depend_on(program: Program, sources: frozenset[str], constant: frozenset[str]) -> set[str]:
+    """The tensors that depend on the sources through derivatives other than by `constant`, the sources among them."""
     active = set(sources)
     for s in program.statements:
+        if s.output in constant:
+            continue
         body = s.body.args[0] if isinstance(s.body, Call) and s.body.function in STRUCTURAL else s.body
         roots = (body,) if s.init is None else (body, s.init)
         if any(name in active for root in roots for name in value_reads(root)) or s.default in active:
