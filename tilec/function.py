@@ -248,12 +248,13 @@ class Function:
     def saved(self, *args) -> tuple[Saved, ...]:
         """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
 
-        Gradients are taken to be needed of the tensors that require them; where none does, of every floating input.
+        Gradients are taken to be needed of the tensors that require them; where none does, of every floating input
+        that is no Python number.
         """
         types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         asking = [n for n, a in zip(self.inputs, args, strict=True) if isinstance(a, torch.Tensor) and a.requires_grad]
-        wrt = tuple(asking or [n for n, t in types.items() if kind(t.dtype) == 2])
+        wrt = tuple(asking or [n for n, t in types.items() if kind(t.dtype) == 2 and not t.weak])
         if not wrt:
             return ()
         _, parts = self._partition(wrt, types, values)
