@@ -102,7 +102,8 @@ def _find(
     """The longest run that begins with the first statement and the rows of a slab; None where none is worth cutting."""
     first = statements[0]
     best: tuple[Run, int] | None = None
-    if max(math.prod(types[t].shape) for s in statements for t in (s.output, *reads(s))) <= options.block:
+    largest = max(math.prod(types[t].shape) for s in statements for t in (s.output, *reads(s)))
+    if largest <= options.block and 8 * largest <= options.memory_budget:
         return None
     for dimension, v in enumerate(first.index or ()):
         if not isinstance(v, Index) or types[first.output].shape[dimension] < 2:
