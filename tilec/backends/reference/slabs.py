@@ -38,7 +38,6 @@ from tilec.transforms.reduce import reduce
 
 COMBINED = {"sum": "{0}.add_({1})", "max": "torch.maximum({0}, {1})", "min": "torch.minimum({0}, {1})"}
 DENSE = 4  # points by the elements of the largest tensor from which a statement is a product rather than a pass
-FEWEST = 2  # statements of a run
 WHOLE = ("float32", "float64", "int64")  # types in which partial sums lose nothing
 Types = Mapping[str, TensorType]
 
@@ -56,6 +55,11 @@ class Run:
     after: list[Statement] = field(default_factory=list)
     members: list[Statement] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)  # the variable that walks the axis, by output
+
+    def passes_on(self) -> bool:
+        """Does a statement read what another has written? Otherwise nothing is gained that loops over blocks lack."""
+        made = {s.output for s in self.rows}
+        return any(not made.isdisjoint(reads(s)) for s in self.members)
 
     def per_row(self, types: Types) -> int:
         """Elements of the largest tensor in one row."""
@@ -83,7 +87,7 @@ def in_slabs(program: Program, types: Types, options: Options) -> list[Step]:
     """A flat program's statements in an order in which runs stand together."""
     todo, steps = list(program.statements), []
     while todo:
-        found = _find(todo, types, options, program.outputs) if len(todo) >= FEWEST else None
+        found = _find(todo, types, options, program.outputs) if len(todo) > 1 else None
         if found is None:
             steps.append(Step((todo.pop(0),)))
             continue
@@ -110,7 +114,7 @@ def _find(
             continue
         for dense in (False, True):
             run = _run(statements, types, v.name, dimension, dense)
-            if len(run.members) < FEWEST or best is not None and len(run.members) <= len(best[0].members):
+            if not run.passes_on() or best is not None and len(run.members) <= len(best[0].members):
                 continue
             rows = _rows_for_budget(run, types, options, outputs) if dense else _rows_for_cache(run, types, options)
             if rows is not None and rows < run.size:
