@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +15,7 @@ from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
 from tilec.backends.base import Executable, Kernel, Options
 from tilec.cost import Cost, cost, size_in_bytes
-from tilec.errors import InputMistake, NameMistake, TileError, Unsupported
+from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
@@ -22,6 +25,7 @@ from tilec.saving import Partition, partition
 from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.grad import grad
+from tilec.transforms.mismatch import mismatches
 from tilec.transforms.simplify import simplify
 from tilec.transforms.sizes import seed_inputs
 
@@ -226,7 +230,10 @@ class Function:
             }
             wrt = tuple(name for name, t in zip(self.inputs, tensors, strict=True) if t.requires_grad)
             special, parts = self._partition(wrt, types, dict(zip(self._sizes, values, strict=True)))
-            run = self.run if parts.forward is None else self._made(parts.forward).run
+            run = self.run
+            if parts.forward is not None:
+                self._warn(types, dict(zip(self._sizes, values, strict=True)))
+                run = self._made(parts.forward).run
             outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
             recorded = Recorded(run, self.inputs, wrt, outputs, special.replaced, parts, self._made)
             if len(self._recorded) >= CACHED_CALLS:
@@ -278,10 +285,19 @@ class Function:
             chosen = choose(backend, device, target)
             special = self._specialised(types, values)
             lowering = lower(special.program, special.types, values)
+            if self.gradient is None:
+                self._warn(types, values)
             executable = chosen.build(lowering, Options.from_environment(tune, self.exact))
             return lowering, chosen, Prepared(executable, special.results, special.replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
+
+    def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
+        """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
+        if all(s.index is None or s.sizes is not None for s in self.program.statements):
+            return
+        for mistake in mismatches(self.program, infer(bind(self.program, types, values), types)):
+            warnings.warn(str(mistake.located(self.source, self.filename)), TileWarning, _outside())
 
     def _specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
         if self.gradient is None:
@@ -369,6 +385,15 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
 
 def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:
     return [(t.shape, t.dtype) for t in tensors]
+
+
+def _outside() -> int:
+    """How many calls up, for a warning of the caller's, the first line outside this package is."""
+    package = os.path.dirname(__file__)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:
