@@ -28,8 +28,8 @@ class Cost:
 def cost(program: Program, types: Mapping[str, TensorType]) -> Cost:
     """Cost of a flat program whose tensors have these types."""
     shapes = {name: t.shape for name, t in types.items()}
-    size = {name: prod(t.shape) * BYTES.get(t.dtype, 1) for name, t in types.items()}
-    flops = sum(_operations(s) * _points(s, shapes) for s in program.statements)
+    size = {name: size_in_bytes(t) for name, t in types.items()}
+    flops = sum(operations(s, shapes) for s in program.statements)
     moved = sum(size[name] for unit in _units(program) for name in _touched(program, unit))
     read = {r for s in program.statements for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
@@ -50,6 +50,15 @@ def _touched(program: Program, unit: Sequence[Statement]) -> set[str]:
     own = {s.output for s in unit}
     outside = {r for s in program.statements if s.output not in own for r in reads(s)} | set(program.outputs)
     return {r for s in unit for r in reads(s)} - own | own & outside
+
+
+def size_in_bytes(t: TensorType) -> int:
+    return prod(t.shape) * BYTES.get(t.dtype, 1)
+
+
+def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Scalar operations of one statement."""
+    return _operations(s) * _points(s, shapes)
 
 
 def _points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:

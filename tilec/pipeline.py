@@ -46,6 +46,11 @@ def _flat(program: Program, setting: Setting) -> Program:
     return apply_identities(shared, setting.kinds())
 
 
+def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
+    """Only what makes statements of one aggregation over known sizes: a program to be taken apart and lowered again."""
+    return simplify(flatten(bind(program, types, values), types), inputs=Setting(types, values).kinds())
+
+
 PASSES: tuple[Pass, ...] = (
     Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
     Pass("flat", _flat),

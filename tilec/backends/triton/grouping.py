@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilec.backends.domain import constraining_accesses
 from tilec.backends.triton.epilogue import riders
-from tilec.cost import BYTES
+from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
@@ -316,16 +316,12 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
 
 def _pays(program: Program, members: Sequence[Statement], late: set[str], types: Types) -> bool:
     names = {s.output for s in members}
-    apart = sum(_bytes(n, types) for s in members for n in (s.output, *reads(s)) if n in types)
+    apart = sum(size_in_bytes(types[n]) for s in members for n in (s.output, *reads(s)) if n in types)
     read = {n for s in members for n in reads(s) if n in types} - names
-    together = sum(_bytes(n, types) for n in read | set(stored_outside(program, names)) | late)
+    together = sum(size_in_bytes(types[n]) for n in read | set(stored_outside(program, names)) | late)
     return apart >= WORTH * together
 
 
 def stored_outside(program: Program, names: set[str]) -> set[str]:
     read = {n for s in program.statements if s.output not in names for n in reads(s)}
     return names & (read | set(program.outputs))
-
-
-def _bytes(name: str, types: Types) -> int:
-    return math.prod(types[name].shape) * BYTES.get(types[name].dtype, 1)
