@@ -23,7 +23,7 @@ from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, T
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps
 from tilec.backends.triton.scatter import scattered
-from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
@@ -31,8 +31,6 @@ from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
-
-NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
 def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
@@ -239,14 +237,9 @@ def _is_wide(
 ) -> bool:
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
-    if any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
+    if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
         return True
     return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
-
-
-def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
-    return max(span, math.prod(shape))
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
