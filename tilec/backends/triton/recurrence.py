@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.recurrence_course import Course, chart
+from tilec.backends.triton.recurrence_local import choose_local, local_steps, recognise_local
 from tilec.backends.triton.recurrence_sweep import choose_blocks, swept
 from tilec.backends.triton.sizes import NARROWEST, reach
 from tilec.ir.program import Statement, reads
@@ -28,4 +29,7 @@ def recurrence_steps(
 
 def sequential(course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool) -> list[Step]:
     """Steps that compute a recurrence time by time."""
+    local = recognise_local(course)
+    if local is not None:
+        return local_steps(local, strides, wide, choose_local(local))
     return swept(course, strides, wide, choose_blocks(course))
