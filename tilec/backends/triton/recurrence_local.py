@@ -29,6 +29,7 @@ MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
 MOST_WRITTEN = 1500  # operators written out for the steps of one round
 MULTIPROCESSORS = 132
+LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def recognise_local(course: Course) -> Local | None:
             closed = closed and (wraps or not shift)
             shifts[v].append((back[access], shift))
     turns = {v: _turn(found, course.extent[v]) for v, found in shifts.items()}
-    if not back or None in turns.values():
+    if not back or None in turns.values() or any(c and course.extent[v] > LONGEST_TURN for v, c in turns.items()):
         return None
     pads = {e for root in course.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
     values = {p.value for p in pads}
@@ -237,16 +238,16 @@ class _Writer(StepWriter):
 
     def places(self, first: Mapping[str, str], count: int) -> list[dict[str, str]]:
         """Names of the moving lanes' places at as many steps, of which the first are given."""
-        k, found = self.kernel, [dict(first)]
-        for _ in range(count - 1):
-            now = {}
-            for v, x in found[-1].items():
-                turn = k.number(("turn", v), "turn", self.local.turns[v], False)
-                there = k.line("there", f"{x} + {turn}")
-                n = k.extent(v)
-                now[v] = k.line(python_name(v), f"tl.where({there} < {n}, {there}, {there} - {n})")
-            found.append(now)
-        return found
+        return [{v: self._place(v, x, u) for v, x in first.items()} for u in range(count)]
+
+    def _place(self, v: str, first: str, steps: int) -> str:
+        if not steps:
+            return first
+        k, n = self.kernel, self.kernel.extent(v)
+        turn = k.number(("turn", v), "turn", self.local.turns[v], False)
+        hop = k.line("hop", f"({steps} * {turn}) % {n}", 0)
+        there = k.line("there", f"{first} + {hop}")
+        return k.line(python_name(v), f"tl.where({there} < {n}, {there}, {there} - {n})")
 
     def state(self, code: str) -> str:
         """Emit a state's block, rounded as the tensor's elements are; its name."""
@@ -295,8 +296,9 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
         k.emit(f"{name} = {first[0]}")
         w.scopes[name] = 1
     k.scopes.append(Scope())
-    places = w.places(carried, 2 * ahead)
-    coming = [w.load(w.at(f"at_step + {ahead + u}", places[ahead + u], [], {})) for u in range(ahead)]
+    places = w.places(carried, ahead + 1)
+    later = w.places(places[ahead], ahead)
+    coming = [w.load(w.at(f"at_step + {ahead + u}", later[u], [], {})) for u in range(ahead)]
     history = states
     for u in range(ahead):
         frame = w.at(f"at_step + {u}" if u else "at_step", places[u], history, waiting[u])
