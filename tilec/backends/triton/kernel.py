@@ -266,6 +266,8 @@ class Frame:
                 return self.variable(name)
             case Access():
                 return f"{self.read(e, 0)}.to(tl.int64)"  # an element may be out of 32 bits, and so out of every range
+            case Call("mod", (a, Int(n))) if (turn := self._turned(self.form(a), n)) is not None:
+                return turn
             case Call("mod", (a, n)):
                 text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
             case Call("clamp", (a, low, high)):
@@ -281,6 +283,21 @@ class Frame:
             case _:
                 raise AssertionError(f"no index atom: {e!r}")
         return self.assign("at", text, free(Affine.of([(e, 1)])))
+
+    def _turned(self, form: Affine, n: int) -> str | None:
+        """`form % n` without a division, where the form is never further than once round; None elsewhere."""
+        if not form.terms or not form.is_integral:
+            return None
+        spans = [self.kernel.space.box(k).interval(form) for k in range(len(self.kernel.space.classes))]
+        if not all(low >= -n and high < 2 * n for low, high in spans):
+            return None
+        name = self.assign("at", self.index(form), free(form))
+        size = str(n) if n <= LITERAL else self.kernel.number(("turn", n), "n", n, False)
+        if not all(low >= 0 for low, _ in spans):
+            name = self.assign("at", f"tl.where({name} < 0, {name} + {size}, {name})", free(form))
+        if not all(high < n for _, high in spans):
+            name = self.assign("at", f"tl.where({name} >= {size}, {name} - {size}, {name})", free(form))
+        return name
 
     def block(self, form: Affine) -> str:
         """The form as a 64-bit tensor."""

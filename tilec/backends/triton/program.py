@@ -22,6 +22,7 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps
+from tilec.backends.triton.recurrence_feeds import with_feeds
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
@@ -35,7 +36,7 @@ from tilec.ir.types import TensorType
 
 def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program for inputs of these strides (elements)."""
-    flat = lowering.stages["flat"]
+    flat = with_feeds(lowering.stages["flat"], lowering.types)
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     types = dict(lowering.types)
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}

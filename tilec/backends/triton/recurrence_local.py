@@ -140,7 +140,7 @@ def choose_local(local: Local) -> LocalTiling:
 def feeds(local: Local) -> list[Access]:
     """Elements of other tensors that a step reads, those in indices before what they are indices of."""
     found: dict[Access, None] = {}
-    s = local.course.statement
+    s, box = local.course.statement, local.course.space().box(0)
 
     def add(access: Access) -> None:
         for i in access.index:
@@ -159,7 +159,8 @@ def feeds(local: Local) -> list[Access]:
         elif isinstance(e, Pad) and e.access in local.back and local.start is not None:
             continue
         elif isinstance(e, Pad):
-            stack += [e.value, e.access]
+            access = e.access if isinstance(e.access, Access) else e.access.access
+            stack += [e.access] if box.inside(access, local.course.types) else [e.value, e.access]
         else:
             stack += reversed(value_children(e))
     return list(found)
