@@ -16,6 +16,7 @@ from tilec.transforms.defract import defract
 from tilec.transforms.flatten import flatten
 from tilec.transforms.identities import apply_identities
 from tilec.transforms.kinds import Kinds
+from tilec.transforms.narrow import narrow
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
 
@@ -41,7 +42,7 @@ class Pass:
 
 def _flat(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    return apply_identities(simple, setting.kinds())
+    return apply_identities(narrow(simple), setting.kinds())
 
 
 PASSES: tuple[Pass, ...] = (
