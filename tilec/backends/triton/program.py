@@ -21,7 +21,7 @@ from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, view
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
-from tilec.backends.triton.recurrence import recurrence_steps
+from tilec.backends.triton.recurrence import recurrence_steps, with_riders
 from tilec.backends.triton.recurrence_feeds import with_feeds
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
@@ -45,7 +45,11 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        riding = () if reads_itself(s) else riders(flat, place, types)
+        if reads_itself(s):
+            groups.append(_recurrence_group(flat, place, types, known, setting))
+            done |= {g.output for g in groups[-1][0]}
+            continue
+        riding = riders(flat, place, types)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
@@ -55,24 +59,36 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
         t = types[group[-1].output]
         steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
         if made is None and _elements(t):
-            if reads_itself(s):
-                made = recurrence_steps(s, types, known, setting)
-            else:
-                made = statement_steps(defracted[s.output], s, types, known, setting)
+            made = statement_steps(defracted[s.output], s, types, known, setting)
         groups.append((group, [*steps, *(made or ())]))
         done |= {g.output for g in group}
     return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
 
 
+def _recurrence_group(
+    flat: Program, place: int, types: Mapping[str, TensorType], known: dict[str, tuple[int, ...]], setting: Setting
+) -> tuple[tuple[Statement, ...], list[Step]]:
+    """A recurrence, what rides on it, and their steps."""
+    s = flat.statements[place]
+    t = types[s.output]
+    known.update((later.output, contiguous(types[later.output].shape)) for later in flat.statements[place:])
+    ridden = with_riders(flat, place, types, known, setting)
+    if ridden is not None:
+        return ridden
+    steps = recurrence_steps(s, types, known, setting) if _elements(t) else []
+    return (s,), [Allocate(s.output, t.shape, t.dtype), *steps]
+
+
 def _with_releases(groups: Sequence[tuple[tuple[Statement, ...], list[Step]]], flat: Program) -> list[Step]:
     """The steps of all groups, with each intermediate let go after the last group that reads it."""
-    kept = {g[-1].output for g, _ in groups} - set(flat.outputs)
+    made = {s.tensor for _, steps in groups for s in steps if isinstance(s, Allocate)}
+    kept = ({s.output for group, _ in groups for s in group} & made) - set(flat.outputs)
     last: dict[str, int] = {}
     for place, (group, _) in enumerate(groups):
         last.update(dict.fromkeys([n for s in group for n in (s.output, *reads(s)) if n in kept], place))
     steps: list[Step] = []
-    for place, (_, made) in enumerate(groups):
-        steps += made
+    for place, (_, its_steps) in enumerate(groups):
+        steps += its_steps
         unused = tuple(n for n, p in last.items() if p == place)
         if unused:
             steps.append(Release(unused))

@@ -15,14 +15,14 @@ from tilec.backends.scalars import NARROW, value_children
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Launch, Step, python_name
-from tilec.backends.triton.recurrence_course import Course
+from tilec.backends.triton.recurrence_course import Course, conditions
 from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, self_reads, walk
+from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, self_reads, walk
 
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
@@ -36,12 +36,20 @@ LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several st
 class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
-    inside: only what lies before the first step is read outside. None elsewhere."""
+    inside: only what lies before the first step is read outside. None elsewhere. `riding`: statements over the course's
+    variables whose elements are computed beside the state's; `stored`: whether states are kept at all."""
 
     course: Course
     back: Mapping[Access, int]
     turns: Mapping[str, int]
     start: Expr | None
+    riding: tuple[Statement, ...] = ()
+    stored: bool = True
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        riders = (e for s in self.riding for e in (s.body, s.guard) if e is not None)
+        return (*self.course.roots, *riders)
 
     @property
     def depth(self) -> int:
@@ -128,7 +136,7 @@ def choose_local(local: Local) -> LocalTiling:
     lanes = course.count(course.lanes)
     carried = [a for a in feeds(local) if _moves(local, a)]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
-    operators = sum(isinstance(e, Call) for root in course.roots for e in walk(root))
+    operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
     ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_WRITTEN // max(operators, 1))
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
@@ -146,10 +154,10 @@ def feeds(local: Local) -> list[Access]:
         for i in access.index:
             for inner in gathered(linear(i)):
                 add(inner)
-        if access.tensor != s.output:
+        if access.tensor != s.output:  # riders read the state that is at hand
             found.setdefault(access)
 
-    stack = list(reversed(local.course.roots))
+    stack = list(reversed(local.roots))
     if s.default is not None:
         stack.append(Access(s.default, s.index or ()))
     while stack:
@@ -259,6 +267,19 @@ class _Writer(StepWriter):
         self.scopes[name] = len(self.kernel.scopes) - 1
         return name
 
+    def ride(self, frame: _Frame, s: Statement, state: str) -> None:
+        """Compute and store the elements of a statement beside the state."""
+        course = self.course
+        variables = frozenset((course.time, *course.lanes))
+        t = course.types[course.own]
+        given = Value(state, t.element(), held_as(t.dtype), variables, exact=True)
+        roots = (s.body,) if s.guard is None else (s.guard, s.body)
+        evaluator = Evaluator(frame, *roots, given={Access(course.own, course.statement.index or ()): given})
+        code, held = self.selected(frame, s, evaluator, conditions(roots, s.constraints, course.types))
+        name = self.kernel.names.fresh("beside")
+        self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
+        self.store(frame, name, held, s.output)
+
     def start(self, frame: _Frame) -> str:
         held, start = held_as(self.dtype), self.local.start
         if start is None or _is_zero(start):
@@ -305,7 +326,10 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
         frame = w.at(f"at_step + {u}" if u else "at_step", places[u], history, waiting[u])
         code, held = w.element(frame, tiling.lanes)
         history = [w.state(code), *history][: local.depth]
-        w.store(frame, history[0], held)
+        if local.stored:
+            w.store(frame, history[0], held)
+        for s in local.riding:
+            w.ride(frame, s, history[0])
     for name, value in reversed(list(zip(states, history, strict=True))):
         k.emit(f"{name} = {value}")
     for old, new in zip(waiting, coming, strict=True):
@@ -318,5 +342,6 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
         k.emit(line)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    text = module_text(k.text(course.flat))
-    return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, (course.own,), fusion=False)]
+    text = module_text(k.text(course.flat, *local.riding))
+    outputs = (course.own, *(s.output for s in local.riding))
+    return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]

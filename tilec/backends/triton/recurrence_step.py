@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.code import literal, tuple_text
+from tilec.backends.domain import Condition
 from tilec.backends.scalars import NARROW, identity
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
@@ -18,7 +19,7 @@ from tilec.backends.triton.recurrence_course import Course, conditions
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.program import Access, Aggregate, Expr, children, index_variables
+from tilec.ir.program import Access, Aggregate, Expr, Statement, children, index_variables
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 FEW_POINTS = 8  # summed points up to here are walked one by one
@@ -73,10 +74,15 @@ class StepWriter:
     def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
         """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
         the size of the block of lanes."""
-        k, s = self.kernel, self.course.statement
-        dtype = self.course.types[s.output].dtype
         evaluator = self.evaluator(frame, self.course.roots, lanes)
-        tests = frame.tests(k.space.valid)
+        return self.selected(frame, self.course.statement, evaluator, self.kernel.space.valid)
+
+    def selected(
+        self, frame: StepFrame, s: Statement, evaluator: Evaluator, valid: Sequence[Condition]
+    ) -> tuple[str, str]:
+        """Text and dtype of a statement's elements: its body where the point is valid, elsewhere 0 or the default's."""
+        dtype = self.course.types[s.output].dtype
+        tests = frame.tests(valid)
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
@@ -91,16 +97,17 @@ class StepWriter:
             other = other if held == dtype else f"{other}.to({triton_type(held)})"
         return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", held
 
-    def store(self, frame: StepFrame, name: str, held: str) -> None:
-        """Store a step's elements, given the name of their block."""
+    def store(self, frame: StepFrame, name: str, held: str, output: str | None = None) -> None:
+        """Store a step's elements, given the name of their block; `output`: another tensor than the recurrence's."""
         k, s = self.kernel, self.course.statement
+        output = output or s.output
         rows = [frame.form(e) for e in s.index or ()]
         running = frame.tail_tests(frozenset((self.course.time,)))
         mask = " & ".join(dict.fromkeys([*frame.tails.values(), *running, *frame.tests(k.space.stored)]))
-        dtype = self.course.types[s.output].dtype
+        dtype = self.course.types[output].dtype
         cast = "" if held == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
-        address = frame.address(s.output, rows, frozenset(frame.axes))
+        address = frame.address(output, rows, frozenset(frame.axes))
         k.emit(f"tl.store({address}, {name}{cast}, mask=tl.broadcast_to({mask}, {shape}))")
 
     # nested aggregations
