@@ -17,6 +17,7 @@ from tilec.transforms.factor import factor
 from tilec.transforms.flatten import flatten
 from tilec.transforms.identities import apply_identities
 from tilec.transforms.kinds import Kinds
+from tilec.transforms.narrow import narrow
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
 
@@ -42,7 +43,7 @@ class Pass:
 
 def _flat(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    shared = simplify(factor(simple, setting.types), inputs=setting.kinds())
+    shared = simplify(factor(narrow(simple), setting.types), inputs=setting.kinds())
     return apply_identities(shared, setting.kinds())
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir import philox
-from tilec.ir.program import Call, Expr, Float, Int
+from tilec.ir.program import Access, Call, Expr, Float, Int, walk
 from tilec.ir.types import CASTS, FLOATS
 
 Pullback = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
@@ -139,6 +139,13 @@ def _logaddexp(g, args, f):
     return side(args[0]), side(args[1])
 
 
+def _relu(g, args, f):
+    """A result that is at hand says as much as the argument; a recurrence's is, as the argument reads that tensor."""
+    (x,) = args
+    at_hand = isinstance(f, Access) and any(isinstance(e, Access) and e.tensor == f.tensor for e in walk(x))
+    return (_where(call("gt", f if at_hand else x, ZERO), g),)
+
+
 # operators: loose to tight, as the grammar has them; `?:` is precedence 1
 _row("select", 3, "select", lambda c, a, b: np.where(np.asarray(c) != 0, a, b), "torch.where({0}, {1}, {2})",
      lambda g, a, f: (None, _where(a[0], g), _select(a[0], ZERO, g)), "?:", 1,
@@ -189,7 +196,7 @@ _unary("cosh", np.cosh, "torch.cosh({0})", lambda x, f: call("sinh", x))
 _unary("tanh", np.tanh, "torch.tanh({0})", lambda x, f: ONE - f * f)
 _unary("sigmoid", _sigmoid, "torch.sigmoid({0})", lambda x, f: f * (ONE - f), triton="sigmoid_({0})")
 _row("relu", 1, "promote", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "torch.relu({0})",
-     lambda g, a, f: (_where(call("gt", a[0], ZERO), g),), triton="maximum_({0}, 0)")  # fmt: skip
+     _relu, triton="maximum_({0}, 0)")  # fmt: skip
 _row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("ge"),
      triton="maximum_({0}, {1})")  # fmt: skip
 _row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("le"),

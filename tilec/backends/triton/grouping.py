@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilec.backends.domain import constraining_accesses
 from tilec.backends.triton.epilogue import riders
+from tilec.backends.triton.recurrence_riders import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
@@ -76,10 +77,12 @@ def _bare(a: Access) -> set[str]:
 
 
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, Form]) -> set[str]:
-    """Outputs of elementwise statements that ride on a product's kernel."""
+    """Outputs of elementwise statements that ride on a product's kernel or on a recurrence's."""
     taken: set[str] = set()
     for place, s in enumerate(program.statements):
-        if s.output not in forms and s.aggregation != "assign":
+        if reads_itself(s):
+            taken |= {r.output for r in riders_on(program, place, types)}
+        elif s.output not in forms and s.aggregation != "assign":
             taken |= {r.output for r in riders(program, place, types)}
     return taken
 

@@ -273,6 +273,8 @@ class Frame:
                 return self.variable(name)
             case Access():
                 return f"{self.read(e, 0)}.to(tl.int64)"  # an element may be out of 32 bits, and so out of every range
+            case Call("mod", (a, Int(n))) if (turn := self._turned(self.form(a), n)) is not None:
+                return turn
             case Call("mod", (a, n)):
                 text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
             case Call("clamp", (a, low, high)):
@@ -288,6 +290,21 @@ class Frame:
             case _:
                 raise AssertionError(f"no index atom: {e!r}")
         return self.assign("at", text, free(Affine.of([(e, 1)])))
+
+    def _turned(self, form: Affine, n: int) -> str | None:
+        """`form % n` without a division, where the form is never further than once round; None elsewhere."""
+        if not form.terms or not form.is_integral:
+            return None
+        spans = [self.kernel.space.box(k).interval(form) for k in range(len(self.kernel.space.classes))]
+        if not all(low >= -n and high < 2 * n for low, high in spans):
+            return None
+        name = self.assign("at", self.index(form), free(form))
+        size = str(n) if n <= LITERAL else self.kernel.number(("turn", n), "n", n, False)
+        if not all(low >= 0 for low, _ in spans):
+            name = self.assign("at", f"tl.where({name} < 0, {name} + {size}, {name})", free(form))
+        if not all(high < n for _, high in spans):
+            name = self.assign("at", f"tl.where({name} >= {size}, {name} - {size}, {name})", free(form))
+        return name
 
     def block(self, form: Affine) -> str:
         """The form as a 64-bit tensor."""
@@ -372,6 +389,10 @@ class Frame:
         """Texts of the tests that the access itself lies in its tensor."""
         return self.tests(access_conditions(access, self.types))
 
+    def tail_tests(self, variables: frozenset[str]) -> list[str]:
+        """Texts of the tests that what the variables take is no overhang of a block."""
+        return [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
+
     def read(self, access: Access, other: float | int | None) -> str:
         """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
         needed, since what is read there is not used)."""
@@ -379,8 +400,7 @@ class Frame:
         if 0 in self.types[access.tensor].shape:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
         variables = free_of(access)
-        tests = self.access_tests(access)
-        tests += [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
+        tests = [*self.access_tests(access), *self.tail_tests(variables)]
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:
@@ -403,6 +423,7 @@ def without_sizes(s: Statement) -> Statement:
         body=hide_indices(s.body),
         guard=None if s.guard is None else hide_indices(s.guard),
         constraints=tuple(replace(c, expr=hide(c.expr), bound=hide(c.bound)) for c in s.constraints),
+        init=None if s.init is None else hide_indices(s.init),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,18 +22,17 @@ from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, view
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
+from tilec.backends.triton.recurrence import recurrence_steps, with_riders
 from tilec.backends.triton.rows import row_launch
 from tilec.backends.triton.scatter import scattered
-from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Int, Program, Statement, reads
+from tilec.ir.program import Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
-
-NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
 def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
@@ -50,6 +49,10 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             continue
         if s.output in together.groups:
             units.append(_row_unit(together.groups[s.output], types, known))
+            done |= {m.output for m in units[-1].statements}
+            continue
+        if reads_itself(s):
+            units.append(_recurrence_unit(flat, place, types, known, setting, members))
             done |= {m.output for m in units[-1].statements}
             continue
         riding = riders(flat, place, types, members)
@@ -74,6 +77,28 @@ class Unit:
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
+
+
+def _recurrence_unit(
+    flat: Program,
+    place: int,
+    types: Mapping[str, TensorType],
+    known: dict[str, tuple[int, ...]],
+    setting: Setting,
+    barred: Collection[str],
+) -> Unit:
+    """A recurrence and what rides on it, none of `barred`."""
+    s = flat.statements[place]
+    t = types[s.output]
+    known.update((later.output, contiguous(types[later.output].shape)) for later in flat.statements[place:])
+    ridden = with_riders(flat, place, types, known, setting, barred)
+    if ridden is not None:
+        statements, made = ridden
+        names = {m.output for m in statements}
+        stored = tuple(a.tensor for a in made if isinstance(a, Allocate) and a.tensor in names)
+        return Unit(statements, stored, tuple(made))
+    steps = recurrence_steps(s, types, known, setting) if _elements(t) else []
+    return Unit((s,), (s.output,), (Allocate(s.output, t.shape, t.dtype), *steps))
 
 
 def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
@@ -269,14 +294,9 @@ def _is_wide(
 ) -> bool:
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
-    if any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
+    if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
         return True
     return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
-
-
-def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
-    return max(span, math.prod(shape))
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:

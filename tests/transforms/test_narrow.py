@@ -1,0 +1,64 @@
+"""Guards that become constraints, output indices that stop turning: the same values over fewer points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.stages import check, setting_of
+
+from tilec.language import parse
+from tilec.language.show import show_statement
+from tilec.pipeline import lower
+
+CASES = {  # source, shapes, the text of the flat statement; None where it stays as it is
+    "before": (
+        "function (H[T], G[T, K]) -> (O) { O[k : K] = +(pad(in(H[t - 2]), 0) == 0 ? G[t, k]); }",
+        ((5,), (5, 3)),
+        "O[k : 3] = +(G[t, k]), -t + 1 < 2;",
+    ),
+    "after, and another test": (
+        "function (H[T], G[T]) -> (O) { O[] = >(G[t] > 0 & pad(in(H[t + 1]), 0) == 0 ? G[t]); }",
+        ((5,), (5,)),
+        "O[] = >(G[t] > 0 ? G[t]), t - 4 < 1;",
+    ),
+    "a variable that only the test names": (
+        "function (H[T], G[K]) -> (O) { O[] = +(pad(in(H[t]), 0) == 0 ? G[k]), t < 7; }",
+        ((5,), (3,)),
+        "O[] = +(t == t ? G[k]), t < 7, t - 5 < 2;",
+    ),
+    "both sides": ("function (H[T]) -> (O) { O[t : 9] = +(pad(in(H[t - 2]), 0) == 0 ? t); }", ((5,),), None),
+    "two dimensions": (
+        "function (H[T, K], G[T, K]) -> (O) { O[] = +(pad(in(H[t - 1, k - 1]), 0) == 0 ? G[t, k]); }",
+        ((5, 3), (5, 3)),
+        None,
+    ),
+    "turned": (
+        "function (A[N]) -> (O) { O[(i - 1) % N : N] = +(A[i] * i); }",
+        ((5,),),
+        "O[i : 5] = +(A[(i + 1) % 5] * ((i + 1) % 5));",
+    ),
+    "turned into less": (
+        "function (A[N]) -> (O) { O[(i + 7) % N : 3] = >(A[i]); }",
+        ((5,),),
+        "O[i : 3] = >(A[(i - 7) % 5]);",
+    ),
+    "turned twice": ("function (A[N]) -> (O) { O[i, (i + 1) % N : N, N] = +(A[i]); }", ((5,),), None),
+    "not all of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 9 : 9] = +(A[i]); }", ((5,),), None),
+    "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_becomes_of_it(name: str) -> None:
+    source, shapes, wanted = CASES[name]
+    random = np.random.default_rng(0)
+    arrays = [random.integers(-3, 4, s).astype(float) for s in shapes]
+    program = parse(source)
+    check(program, arrays)
+    setting = setting_of(program, arrays)
+    lowered = lower(program, setting.types, setting.values)
+    (bound,), (flat,) = (lowered.stages[k].statements for k in ("bound", "flat"))
+    if wanted is None:
+        assert flat == bound
+    else:
+        assert show_statement(flat) == wanted
