@@ -78,6 +78,11 @@ def minimum_(a, b):
 
 
 @triton.jit
+def add_(a, b):
+    return a + b
+
+
+@triton.jit
 def multiply_(a, b):
     return a * b
 
@@ -149,6 +154,27 @@ def join_logs_(top_a, sum_a, top_b, sum_b):
 def log_of_sum_(top, total):
     """The logarithm that a maximum and a sum relative to it stand for; an infinite maximum is itself."""
     return tl.where(tl.abs(top) == float("inf"), top, top + libdevice.log(total))
+
+
+@triton.jit
+def then_real_(a, b, c, d):
+    """a*h + b and then c*h + d, as one such step."""
+    return a * c, b * c + d
+
+
+@triton.jit
+def then_log_(a, b, c, d):
+    return a + c, logaddexp_(b + c, d)
+
+
+@triton.jit
+def then_max_plus_(a, b, c, d):
+    return a + c, maximum_(b + c, d)
+
+
+@triton.jit
+def then_min_plus_(a, b, c, d):
+    return a + c, minimum_(b + c, d)
 
 
 @triton.jit

@@ -1,0 +1,479 @@
+"""The kernels of a scan: blocks of steps x lanes, composed by `tl.associative_scan`, with what came before carried on.
+
+`scan` goes through a row, or a chunk of one, block by block. Chunks of a row run side by side: `totals` composes the
+terms of each, `heads` goes over these, chunk by chunk, for what each chunk starts from. The order of all this depends
+on shapes alone, so that a result has the same bits every time.
+
+Composed steps of a recurrence may overflow where step by step nothing does. A block with a state that is not finite
+(in a semiring of `+` and max or min: is at its far end, or NaN) is computed again step by step, in the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.backends.code import indented, literal, tuple_text
+from tilec.backends.triton.coalesce import Viewed
+from tilec.backends.triton.device_text import module_text
+from tilec.backends.triton.epilogue import finish
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.plan import Launch, python_name
+from tilec.backends.triton.scalar import Evaluator, Value
+from tilec.backends.triton.scan_form import Scan
+from tilec.ir.program import Expr, Statement
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
+    row is not cut); `chunks` and `across`: the block of the kernel that goes over chunks."""
+
+    steps: int
+    lanes: int
+    along: bool
+    tiles: int | None = None
+    warps: int = 4
+    chunks: int = 64
+    across: int = 8
+
+
+def workspaces(scan: Scan) -> tuple[list[str], list[str]]:
+    """Names of the tensors of the chunks' totals and heads, one a component."""
+    own = scan.statement.output
+    heads = scan.algebra.dtypes if scan.step is None else scan.algebra.dtypes[:1]
+    return [f"{own}.total{j}" for j in range(len(scan.algebra.dtypes))], [f"{own}.head{j}" for j in range(len(heads))]
+
+
+class ScanWriter:
+    def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: Tiling, riding: Sequence[Statement] = ()):
+        self.scan, self.seen, self.wide, self.tiling, self.riding = scan, seen, wide, tiling, riding
+        self.algebra = scan.algebra
+        self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes
+
+    # launches
+
+    def totals(self, flat: Statement, chunks: int) -> Launch:
+        """Compose the terms of each chunk."""
+        k = self._begin("_totals")
+        self._lanes("tl.program_id(0)")
+        names = self._carries("total", [literal(x) for x in self.algebra.identity])
+        shape = self._lane_shape
+        if self.algebra.commutes:
+            shape = self._shape
+        k.scopes[0].lines += self._full(names, self.algebra.identity, shape)
+        self._chunk()
+        frame = self._tile()
+        terms = self._terms(frame)
+        if self.algebra.commutes:
+            k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
+        else:
+            found = self._scanned(terms)
+            last = self._last(found)
+            k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
+        self._close("for first in range(start, end, BT):")
+        if self.algebra.commutes:
+            one = len(names) == 1
+            joined = f"tl.reduce({names[0] if one else tuple_text(names)}, {self._axis}, {self.algebra.then})"
+            k.emit(f"{', '.join(names)} = {joined}")
+        for name, tensor in zip(names, workspaces(self.scan)[0], strict=True):
+            self._lane_store(tensor, "tl.program_id(1)", name)
+        return self._launch(flat, chunks)
+
+    def heads(self, flat: Statement, chunks: int) -> Launch:
+        """What each chunk starts from."""
+        k = self._begin("_heads", self.tiling.across)
+        self.flat_lanes = False
+        self._lanes("tl.program_id(0)")
+        carries = self._start()
+        totals, heads = workspaces(self.scan)
+        for name, tensor in zip(carries, heads, strict=True):
+            self._lane_store(tensor, "0", name)
+        count = k.number("chunks", "chunks", chunks, False)
+        rows = k.number("rows", "rows", self.scan.rows)
+        k.scopes.append(Scope())
+        k.emit("chunk = first + tl.arange(0, BC)")
+        wide = ".to(tl.int64)" if self.wide else ""
+        k.emit(f"at_chunk = chunk{wide}[:, None] * {rows} + lane[None, :]")
+        k.emit("known = (chunk < " + count + ")[:, None] & lane_in[None, :]")
+        k.emit(f"followed = (chunk + 1 < {count})[:, None] & lane_in[None, :]")
+        found = []
+        for tensor, start in zip(totals, self.algebra.identity, strict=True):
+            text = f"tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})"
+            k.emit(f"{(name := k.names.fresh('own'))} = {text}")
+            found.append(name)
+        found = self._scan_text(found, 0)
+        spread = [f"{c}[None, :]" for c in carries]
+        pick = "(tl.arange(0, BC) == BC - 1)[:, None]"
+
+        def store(values: Sequence[str]) -> None:
+            for name, tensor in zip(values, heads, strict=True):
+                k.emit(f"tl.store({k.pointer(tensor)} + at_chunk + {rows}, {name}, mask=followed)")
+
+        if self.scan.step is None:
+            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
+            store(found)
+            for c, name in zip(carries, found, strict=True):
+                k.emit(f"{c} = tl.sum(tl.where({pick}, {name}, 0), 0).to({triton_type(self.algebra.dtypes[0])})")
+        else:
+            (carry,) = carries
+            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
+            k.scopes.append(Scope())
+            store(["head"])
+            k.emit(f"{carry} = tl.sum(tl.where({pick}, head, 0), 0).to({triton_type(self.algebra.dtypes[0])})")
+            self._sure_or("known", carry, self._chunks_again(carry, count, rows, heads[0]))
+        self._close(f"for first in range(0, {count}, BC):")
+        blocks = -(-self.scan.rows // self.tiling.across)
+        k.constants = {"BL": self.tiling.across, "BC": self.tiling.chunks}
+        return self._launched(flat, (blocks, 1, 1), 4)
+
+    def apply(self, flat: Statement, chunks: int) -> Launch:
+        """Go through rows, or their chunks, and store what every element holds."""
+        k = self._begin("_scan")
+        self._lanes("tl.program_id(0)")
+        carries = self._start(chunks > 1)
+        self._chunk(chunks > 1)
+        frame = self._tile()
+        found = self._scanned(self._terms(frame))
+        spread = [self._spread_lane(c) for c in carries]
+        kind_ = triton_type(self.algebra.dtypes[0])
+        if self.scan.step is None:
+            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
+            value = f"log_of_sum_({', '.join(found)})" if len(found) == 2 else found[0]
+            for c, last in zip(carries, self._last(found), strict=True):
+                k.emit(f"{c} = {last}")
+            self._store(frame, value, self._tests)
+        else:
+            (carry,) = carries
+            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
+            k.scopes.append(Scope())
+            self._store(frame, "head", self._tests)
+            k.emit(f"{carry} = {self._picked('head', kind_)}")
+            inside = " & ".join(self._tests) or "tl.full((), True, tl.int1)"
+            self._sure_or(inside, carry, self._steps_again(carry))
+        self._close("for first in range(start, end, BT):")
+        return self._launch(flat, chunks)
+
+    # pieces
+
+    def _begin(self, suffix: str, lanes: int | None = None) -> Kernel:
+        s = self.scan.statement
+        name = python_name(s.output) + suffix
+        self.kernel = k = Kernel(name, self.scan.space, self.seen.types, self.seen.strides, self.wide)
+        for v in self.scan.space.low[0]:
+            if v not in self.scan.lanes and v != self.scan.along:
+                k.value_of[v] = k.low(v)
+        self.flat_lanes = (lanes or self.tiling.lanes) == 1
+        self._along_name = k.names.fresh(python_name(self.scan.along))
+        self._turned = {v: k.names.fresh(python_name(v)) for v in self.scan.turns}
+        return k
+
+    @property
+    def _shape(self) -> str:
+        if self.flat_lanes:
+            return "(BT,)"
+        return "(BL, BT)" if self.tiling.along else "(BT, BL)"
+
+    @property
+    def _lane_shape(self) -> str:
+        return "()" if self.flat_lanes else "(BL,)"
+
+    @property
+    def _axis(self) -> int:
+        return 1 if self.tiling.along and not self.flat_lanes else 0
+
+    def _spread_lane(self, text: str) -> str:
+        if self.flat_lanes:
+            return text
+        return f"{text}[:, None]" if self.tiling.along else f"{text}[None, :]"
+
+    def _spread_step(self, text: str) -> str:
+        if self.flat_lanes:
+            return text
+        return f"{text}[None, :]" if self.tiling.along else f"{text}[:, None]"
+
+    def _lanes(self, program: str) -> None:
+        k = self.kernel
+        block = None if self.flat_lanes else "BL"
+        place = program + (".to(tl.int64)" if self.wide else "")
+        wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
+        if block is None:
+            k.emit(f"lane = {place}")
+        else:
+            k.emit(f"lane = {place} * BL + tl.arange(0, BL)")
+            k.emit(f"lane_in = lane < {k.count(wanted)}")
+            if self.scan.turns:  # a lane that moves round stays inside only from inside
+                k.emit(f"lane = tl.minimum(lane, {k.count(wanted)} - 1)")
+        self._lane_axis = Axis("lane", self.scan.lanes, block)
+        k.decode(self._lane_axis)
+        self._at_rest = {v: k.value_of[v] for v in self.scan.turns}
+
+    def _full(self, names: Sequence[str], values: Sequence[bool | int | float], shape: str) -> list[str]:
+        kinds = map(triton_type, self.algebra.dtypes)
+        return [f"{n} = tl.full({shape}, {literal(x)}, {t})" for n, x, t in zip(names, values, kinds, strict=True)]
+
+    def _carries(self, stem: str, values: Sequence[str]) -> list[str]:
+        return [self.kernel.names.fresh(stem) for _ in values]
+
+    def _start(self, chunked: bool = False) -> list[str]:
+        """Names of what the program starts from."""
+        k, heads = self.kernel, workspaces(self.scan)[1]
+        names = [k.names.fresh("carry") for _ in heads]
+        if chunked:
+            rows = k.number("rows", "rows", self.scan.rows)
+            chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
+            mask = "" if self.flat_lanes else ", mask=lane_in, other=0"
+            for name, tensor in zip(names, heads, strict=True):
+                k.emit(f"{name} = tl.load({k.pointer(tensor)} + {chunk} * {rows} + lane{mask})")
+        elif self.scan.step is None:
+            k.scopes[0].lines += self._full(names, self.algebra.identity, self._lane_shape)
+        else:
+            self._at("0")
+            frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
+            evaluator = Evaluator(frame, self.scan.step.before)
+            value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
+            k.emit(f"{names[0]} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+        return names
+
+    def _chunk(self, chunked: bool = True) -> None:
+        k = self.kernel
+        steps = k.number("steps", "steps", self.scan.steps, False)
+        if self.tiling.tiles is None or not chunked:
+            k.emit("start = 0" if not self.wide else "start = tl.full((), 0, tl.int64)")
+            k.emit(f"end = {steps}")
+            return
+        tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
+        k.emit(f"start = tl.program_id(1){'.to(tl.int64)' if self.wide else ''} * {tiles} * BT")
+        k.emit(f"end = tl.minimum(start + {tiles} * BT, {steps})")
+
+    def _at(self, step: str) -> None:
+        """Bind `along`, and lanes that turn, at a step, a scalar."""
+        k, scan = self.kernel, self.scan
+        k.axis_of.pop(scan.along, None)
+        name = k.names.fresh(self._along_name)
+        k.emit(f"{name} = {self._value(step)}")
+        k.value_of[scan.along] = name
+        for v, turn in scan.turns.items():
+            n = k.extent(v)
+            moved = k.names.fresh(self._turned[v])
+            at = f"{step} * {k.number(('turn', v), 'turn', turn, False)} % {n}"
+            k.emit(f"{moved} = {self._at_rest[v]} + {at}")
+            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.value_of[v] = moved
+            if self.flat_lanes:
+                k.axis_of.pop(v, None)
+            else:
+                k.axis_of[v] = self._lane_axis
+
+    def _value(self, step: str) -> str:
+        """Text of `along` at a step."""
+        first = self.scan.first
+        if self.scan.rising and not first:
+            return step
+        return f"{self.kernel.number('first', 'begin', first, False)} {'+' if self.scan.rising else '-'} {step}"
+
+    def _tile(self) -> Frame:
+        """Open the loop over blocks of steps and bind their variables."""
+        k, scan = self.kernel, self.scan
+        k.scopes.append(Scope())
+        k.emit("step = first + tl.arange(0, BT)")
+        k.emit(f"{self._along_name} = {self._value('step')}")
+        k.value_of[scan.along] = self._along_name
+        k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
+        tests = [f"(step < {k.number('steps', 'steps', scan.steps, False)})"]
+        last = scan.first + (scan.steps - 1) * (1 if scan.rising else -1)
+        if min(scan.first, last) < scan.low:
+            tests.append(f"({self._along_name} >= {k.number('low', 'low', scan.low, False)})")
+        if max(scan.first, last) >= scan.low + scan.count:
+            tests.append(f"({self._along_name} < {k.number('high', 'high', scan.low + scan.count, False)})")
+        k.emit(f"step_in = {' & '.join(tests)}")
+        for v, turn in scan.turns.items():
+            n = k.extent(v)
+            at = k.names.fresh("turned")
+            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', turn, False)} % {n}")
+            moved = self._turned[v]
+            k.emit(f"{moved} = {self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
+            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.value_of[v] = moved
+            k.axis_of.pop(v, None)
+        tails = {"step": "step_in"}
+        axes = ["step"]
+        if not self.flat_lanes:
+            tails["lane"] = "lane_in"
+            axes = ["lane", "step"] if self.tiling.along else ["step", "lane"]
+        moving = frozenset(("step", scan.along, *scan.turns))
+        # what is stored: the elements that the steps stand beside
+        stored = [f"(step < {k.number('steps', 'steps', scan.steps, False)})"]
+        seen_from = scan.shift if scan.rising else scan.size - 1 + scan.shift
+        if seen_from != scan.first:
+            bound = k.number("seen", "seen", seen_from, False)
+            stored.append(f"({self._along_name} {'>=' if scan.rising else '<='} {bound})")
+        self._tests = [self._spread_step(f"({' & '.join(stored)})")]
+        if not self.flat_lanes:
+            self._tests.append(self._spread_lane("lane_in"))
+        return Frame(k, axes, tails, moving)
+
+    def _terms(self, frame: Frame) -> list[str]:
+        """Names of the components of the block's terms."""
+        k, scan, s = self.kernel, self.scan, self.scan.statement
+        guard = () if s.guard is None else (s.guard,)
+        bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
+        evaluator = Evaluator(frame, *guard, *bodies)
+        inside = self._spread_step("step_in")
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        if scan.step is None:
+            valid = " & ".join(dict.fromkeys([inside, *tests]))
+            texts = [self._term(evaluator, s.body), *(["1.0"] if len(self.algebra.dtypes) == 2 else [])]
+        else:
+            valid = inside
+            texts = [evaluator.tensor(evaluator.value(e), scan.step.dtype) for e in bodies]
+            if tests:  # what is no point holds 0, whatever came before
+                k.emit(f"{(counts := k.names.fresh('counts'))} = {' & '.join(dict.fromkeys(tests))}")
+                zero = literal(self.algebra.identity[1])
+                texts = [f"tl.where({counts}, {t}, {z})" for t, z in zip(texts, (zero, "0"), strict=True)]
+        k.emit(f"valid = {valid}")
+        names = []
+        for text, start, dtype in zip(texts, self.algebra.identity, self.algebra.dtypes, strict=True):
+            name = k.names.fresh("own")
+            whole = f"tl.where(valid, {text}, {literal(start)}).to({triton_type(dtype)})"
+            k.emit(f"{name} = tl.broadcast_to({whole}, {self._shape})")
+            names.append(name)
+        return names
+
+    def _term(self, evaluator: Evaluator, body: Expr) -> str:
+        value = evaluator.value(body)
+        aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
+        truth = aggregation in ("any", "all") or self.seen.types[self.scan.statement.output].dtype == "bool"
+        if truth:
+            return f"{evaluator.condition(value)}.to(tl.int32)"
+        return evaluator.tensor(value, dtype)
+
+    def _scanned(self, names: list[str]) -> list[str]:
+        return self._scan_text(names, self._axis)
+
+    def _scan_text(self, names: list[str], axis: int) -> list[str]:
+        what = names[0] if len(names) == 1 else tuple_text(names)
+        found = [self.kernel.names.fresh("up_to") for _ in names]
+        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then})")
+        return found
+
+    def _then(self, states: Sequence[str]) -> str:
+        return f"{self.algebra.then}({', '.join(states)})"
+
+    def _last(self, names: Sequence[str]) -> list[str]:
+        kinds = map(triton_type, self.algebra.dtypes)
+        return [self._picked(n, t) for n, t in zip(names, kinds, strict=True)]
+
+    def _picked(self, name: str, kind_: str) -> str:
+        """Text of a block's values at its last step."""
+        pick = self._spread_step("(tl.arange(0, BT) == BT - 1)")
+        return f"tl.sum(tl.where({pick}, {name}, 0), {self._axis}).to({kind_})"
+
+    def _lane_store(self, tensor: str, row: str, name: str) -> None:
+        k = self.kernel
+        rows = k.number("rows", "rows", self.scan.rows)
+        wide = ".to(tl.int64)" if self.wide and row != "0" else ""
+        mask = "" if self.flat_lanes else ", mask=lane_in"
+        at = f"{k.pointer(tensor)} + {row}{wide} * {rows} + lane" if row != "0" else f"{k.pointer(tensor)} + lane"
+        k.emit(f"tl.store({at}, {name}{mask})")
+
+    def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
+        """Store the block's results, riders' values if there are any."""
+        k, s = self.kernel, self.scan.statement
+        held = self.algebra.dtypes[0]
+        if self.seen.types[s.output].dtype == "bool":
+            value, held = f"({value} != 0)", "bool"
+        value, held = finish(frame, self.scan.space, value, held, self.riding)
+        output = self.riding[-1].output if self.riding else s.output
+        dtype = self.seen.types[output].dtype
+        k.emit(f"result = {value if held == dtype else f'({value}).to({triton_type(dtype)})'}")
+        rows = [frame.form(e) for e in s.index or ()]
+        address = frame.address(output, rows, frozenset(frame.axes))
+        mask = f", mask={' & '.join(tests)}" if tests else ""
+        k.emit(f"tl.store({address}, result{mask})")
+
+    # step by step
+
+    def _sure_or(self, inside: str, carry: str, again: list[str]) -> None:
+        """Close the scope that stores a block: it is for blocks that are sure, the lines for the others."""
+        k = self.kernel
+        lines = k.scopes.pop().lines
+        if not self.algebra.sure:
+            k.scopes[-1].lines += lines
+            return
+        k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
+        test = "tl.max(unsure.to(tl.int32), 0)"
+        k.emit(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:")
+        k.scopes[-1].lines += [*indented(again), "else:", *indented(lines)]
+
+    def _one_step(self, step: str, carry: str, depth: int) -> Frame:
+        """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
+        k, scan, s = self.kernel, self.scan, self.scan.statement
+        assert scan.step is not None
+        self._at(step)
+        moving = frozenset((scan.along, *scan.turns))
+        inner = [frozenset[str]() for _ in range(depth - 1)] + [moving]
+        axes = [] if self.flat_lanes else ["lane"]
+        frame = Frame(k, axes, {} if self.flat_lanes else {"lane": "lane_in"}, *inner)
+        dtype = scan.step.dtype
+        held = Value(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
+        guard = () if s.guard is None else (s.guard,)
+        evaluator = Evaluator(frame, *guard, s.body, given={scan.step.state: held})
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        value = evaluator.tensor(evaluator.value(s.body), dtype)
+        if tests:
+            value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"
+        value = f"({value}).to({triton_type(dtype)})"
+        k.emit(f"{carry} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+        return frame
+
+    def _steps_again(self, carry: str) -> list[str]:
+        """The block's steps, one by one."""
+        k = self.kernel
+        steps = k.number("steps", "steps", self.scan.steps, False)
+        k.scopes.append(Scope())
+        k.scopes.append(Scope())
+        frame = self._one_step("at_step", carry, 3)
+        self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
+        lines = k.scopes.pop().lines
+        outer = k.scopes.pop().lines
+        return [*outer, f"for at_step in range(first, tl.minimum(first + BT, {steps})):", *indented(lines)]
+
+    def _chunks_again(self, carry: str, count: str, rows: str, heads: str) -> list[str]:
+        """The steps of the chunks of a block, one by one."""
+        k = self.kernel
+        steps = k.number("steps", "steps", self.scan.steps, False)
+        size = k.number("size", "chunk_size", (self.tiling.tiles or 1) * self.tiling.steps, False)
+        k.scopes.append(Scope())
+        k.scopes.append(Scope())
+        self._one_step("at_step", carry, 3)
+        lines = k.scopes.pop().lines
+        outer = k.scopes.pop().lines
+        wide = ".to(tl.int64)" if self.wide else ""
+        place = f"{k.pointer(heads)} + (at_chunk_alone + 1){wide} * {rows} + lane"
+        return [
+            *outer,
+            f"for at_chunk_alone in range(first, tl.minimum(first + BC, {count})):",
+            f"    from_step = at_chunk_alone{wide} * {size}",
+            f"    for at_step in range(from_step, tl.minimum(from_step + {size}, {steps})):",
+            *indented(lines, 2),
+            f"    tl.store({place}, {carry}, mask=lane_in & (at_chunk_alone + 1 < {count}))",
+        ]
+
+    # assembly
+
+    def _close(self, header: str) -> None:
+        k = self.kernel
+        lines = k.scopes.pop().lines
+        k.scopes[-1].lines += [header, *indented(lines)]
+
+    def _launch(self, flat: Statement, chunks: int) -> Launch:
+        blocks = -(-self.scan.rows // self.tiling.lanes)
+        self.kernel.constants = {"BT": self.tiling.steps} | ({} if self.flat_lanes else {"BL": self.tiling.lanes})
+        return self._launched(flat, (blocks, chunks, 1), self.tiling.warps)
+
+    def _launched(self, flat: Statement, grid: tuple[int, int, int], warps: int) -> Launch:
+        k = self.kernel
+        text = module_text(k.text(flat, *self.riding))
+        outputs = (self.scan.statement.output, *(r.output for r in self.riding))
+        return Launch(k.name, text, grid, tuple(k.parameters.items()), tuple(k.constants.items()), warps, 2, outputs)
