@@ -49,7 +49,7 @@ def recurrence(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies to statements that read it."""
     if not reads_itself(task.flat):
         return None
-    task = replace(task, flat=_assigned(task.flat))
+    task = replace(task, flat=assigned(task.flat))
     skew = skewed(task.flat, task.types)
     domain = None if 0 in task.type.shape else level_domain(skew, skew.statement, task.types, None)
     if domain is None:
@@ -62,7 +62,7 @@ def recurrence(task: Task) -> list[str] | None:
     return [*lines, f"if not rt.finite({task.out}):", *indented(exact)]
 
 
-def _assigned(s: Statement) -> Statement:
+def assigned(s: Statement) -> Statement:
     """The statement as an assignment, its own aggregation nested, and mean spelled out by sums."""
     if s.aggregation != "assign":
         if s.default is not None:

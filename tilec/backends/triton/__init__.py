@@ -9,14 +9,11 @@ import torch
 
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.code import identifier
-from tilec.backends.reference import ReferenceBackend
 from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
 from tilec.backends.triton.tuned import known_choice, tune
-from tilec.errors import Unsupported
-from tilec.ir.program import reads_itself
 from tilec.language.show import show_statement
 
 
@@ -30,15 +27,8 @@ class TritonBackend:
         self.target, self.library = target, library
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable:
-        """The executable of a lowered program. Raises Unsupported for a recurrence, unless torch may serve."""
+        """The executable of a lowered program."""
         flat = lowering.stages["flat"]
-        for s in flat.statements:
-            if not reads_itself(s):
-                continue
-            if self.library and self.target is None:
-                return ReferenceBackend().build(lowering, options)
-            hint = "leave backend and target out: the torch backend runs it, on CUDA tensors too"
-            raise Unsupported(f"{s.output} is a recurrence; those have no kernel yet", s.span, hint=hint)
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()
@@ -46,7 +36,7 @@ class TritonBackend:
         def plan(
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
         ) -> Plan:
-            setting = replace(setting, library=library, known=known_choice)
+            setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
             if tunes and inputs is not None:
                 tune(lowering, strides, setting, inputs)
             return make_plan(lowering, strides, setting)

@@ -130,7 +130,7 @@ def function_of(launch: Launch) -> Any:
 
 def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
-    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fusion}
 
 
 def explained(launch: Launch, error: Exception) -> TileError:

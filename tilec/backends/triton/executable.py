@@ -23,6 +23,7 @@ from tilec.backends.triton.plan import (
     Launch,
     Plan,
     Release,
+    Repeat,
     Setting,
     Table,
     TorchLines,
@@ -68,6 +69,8 @@ def _operation(step: object, device: torch.device) -> Operation:
             return _allocation(step, device)
         case Launch():
             return Launched(step)
+        case Repeat():
+            return _repeated(step)
         case Table(tensor, rows):
             table = torch.tensor(rows, dtype=torch.int32, device=device)
             return lambda tensors, stream: tensors.__setitem__(tensor, table)
@@ -76,6 +79,17 @@ def _operation(step: object, device: torch.device) -> Operation:
         case TorchLines():
             return _torch_lines(step)
     raise AssertionError(f"no step: {step!r}")
+
+
+def _repeated(step: Repeat) -> Operation:
+    launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
+    count = step.count
+
+    def repeat(tensors: Tensors, stream: int) -> None:
+        for moment in range(count):
+            launched(tensors, stream, {place: moment})
+
+    return repeat
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -180,9 +194,10 @@ class TritonProgram:
                 dtypes[step.tensor] = "int32"
             elif isinstance(step, TorchLines):
                 dtypes |= dict.fromkeys(step.writes, "int64")
-            if not isinstance(step, Launch):
+            launch = step.launch if isinstance(step, Repeat) else step
+            if not isinstance(launch, Launch):
                 continue
-            compiled = compile_for(step, dtypes, target)
+            compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)

@@ -13,6 +13,7 @@ from tilec.backends.triton.plan import (
     Plan,
     Pointer,
     Release,
+    Repeat,
     Step,
     Table,
     TorchLines,
@@ -51,8 +52,9 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Map
     body = [f"device = {device}"]
     told: set[str] = set()
     for step in plan.steps:
-        if isinstance(step, Launch | TorchLines):
-            fresh = [s for s in step.statements if s in statements and s not in told]
+        if isinstance(step, Launch | Repeat | TorchLines):
+            carried = step.launch.statements if isinstance(step, Repeat) else step.statements
+            fresh = [s for s in carried if s in statements and s not in told]
             told.update(fresh)
             body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
         body += _lines(step, renamed)
@@ -80,11 +82,19 @@ def _lines(step: Step, renamed: dict[str, str]) -> list[str]:
         case TorchLines():
             return list(step.lines)
         case Launch():
-            values = [_argument(v) for _, v in step.arguments]
-            values += [f"{c}={v}" for c, v in step.constants]
-            values += [f"num_warps={step.warps}", f"num_stages={step.stages}"]
-            return [f"{renamed[step.text]}[{step.grid}]({', '.join(values)})"]
+            return [_launched(step, renamed[step.text], {})]
+        case Repeat(launch, counter, count):
+            call = _launched(launch, renamed[launch.text], {counter: "step"})
+            return [f"for step in range({count}):", f"    {call}"]
     raise AssertionError(f"no step: {step!r}")
+
+
+def _launched(launch: Launch, kernel: str, given: Mapping[str, str]) -> str:
+    values = [given.get(name) or _argument(v) for name, v in launch.arguments]
+    values += [f"{c}={v}" for c, v in launch.constants]
+    values += [f"num_warps={launch.warps}", f"num_stages={launch.stages}"]
+    values += [] if launch.fusion else ["enable_fp_fusion=False"]
+    return f"{kernel}[{launch.grid}]({', '.join(values)})"
 
 
 def _argument(v: object) -> str:

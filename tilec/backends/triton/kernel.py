@@ -365,6 +365,10 @@ class Frame:
         """Texts of the tests that the access itself lies in its tensor."""
         return self.tests(access_conditions(access, self.types))
 
+    def tail_tests(self, variables: frozenset[str]) -> list[str]:
+        """Texts of the tests that what the variables take is no overhang of a block."""
+        return [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
+
     def read(self, access: Access, other: float | int | None) -> str:
         """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
         needed, since what is read there is not used)."""
@@ -372,8 +376,7 @@ class Frame:
         if 0 in self.types[access.tensor].shape:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
         variables = free_of(access)
-        tests = self.access_tests(access)
-        tests += [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
+        tests = [*self.access_tests(access), *self.tail_tests(variables)]
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:
@@ -396,6 +399,7 @@ def without_sizes(s: Statement) -> Statement:
         body=hide_indices(s.body),
         guard=None if s.guard is None else hide_indices(s.guard),
         constraints=tuple(replace(c, expr=hide(c.expr), bound=hide(c.bound)) for c in s.constraints),
+        init=None if s.init is None else hide_indices(s.init),
     )
 
 

@@ -7,7 +7,7 @@ a loop over steps of equal shapes they hardly do, so that a repeated launch cost
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,21 +30,28 @@ class Launched:
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
+    def __call__(
+        self, tensors: dict[str, torch.Tensor], stream: int, given: Mapping[int, int] | None = None
+    ) -> None:
+        """`given`: run-time numbers in place of those at these places among the arguments."""
         with self._lock:  # autograd runs backward passes in threads of its own
             if self._run is None:
-                guarded(self._launch, lambda: self._first(tensors))
+                guarded(self._launch, lambda: self._first(tensors, given or {}))
             if self._run is None:
                 return  # interpreted
             addresses = [tensors[name].data_ptr() for name in self._names]
             if addresses != self._addresses:
                 self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
                 self._addresses = addresses
+            for place, value in (given or {}).items():
+                self._arguments[place] = value
             self._run(*self._grid, stream, *self._middle, *self._arguments)
 
-    def _first(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
         launch = self._launch
         arguments: list[Any] = [value for _, value in launch.arguments]
+        for place, number in given.items():
+            arguments[place] = number
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Pointer):
                 arguments[place] = tensors[v.tensor]

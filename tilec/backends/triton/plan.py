@@ -16,7 +16,8 @@ class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
     may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
     compute capability (0: interpreted) and the bytes of shared memory that a block may have. `misaligned`: inputs whose
-    first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product."""
+    first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`: recurrences
+    are computed in their own order."""
 
     precision: str = "highest"
     library: bool = False
@@ -24,6 +25,7 @@ class Setting:
     shared: int = 227 * 1024
     misaligned: tuple[str, ...] = ()
     known: Callable[..., Mapping[str, int | str] | None] | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Pointer:
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch. `text` is the source of the kernel's file: equal texts are compiled once, so sizes are
-    arguments. `arguments` and then `constants` (tl.constexpr) are the parameters in the order of the signature."""
+    arguments. `arguments` and then `constants` (tl.constexpr) are the parameters in the order of the signature.
+    `fusion`: may a product and a sum be rounded once?"""
 
     kernel: str
     text: str
@@ -59,6 +62,16 @@ class Launch:
     warps: int
     stages: int
     statements: tuple[str, ...]
+    fusion: bool = True
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One kernel launched `count` times in turn: its argument `counter` is 0, 1, ..., count - 1."""
+
+    launch: Launch
+    counter: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class Release:
     tensors: tuple[str, ...]
 
 
-Step = Allocate | Launch | Table | TorchLines | Release
+Step = Allocate | Launch | Repeat | Table | TorchLines | Release
 
 
 @dataclass(frozen=True)
@@ -108,4 +121,5 @@ class Plan:
     outputs: tuple[str, ...]
 
     def launches(self) -> Sequence[Launch]:
-        return [s for s in self.steps if isinstance(s, Launch)]
+        """Every kernel, in order; one that is launched again and again stands once."""
+        return [s.launch if isinstance(s, Repeat) else s for s in self.steps if isinstance(s, Launch | Repeat)]

@@ -21,17 +21,16 @@ from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, view
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
+from tilec.backends.triton.recurrence import recurrence_steps
 from tilec.backends.triton.scatter import scattered
-from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Int, Program, Statement, reads
+from tilec.ir.program import Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
-
-NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
 def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
@@ -45,7 +44,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        riding = riders(flat, place, types)
+        riding = () if reads_itself(s) else riders(flat, place, types)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
@@ -55,7 +54,10 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
         t = types[group[-1].output]
         steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
         if made is None and _elements(t):
-            made = statement_steps(defracted[s.output], s, types, known, setting)
+            if reads_itself(s):
+                made = recurrence_steps(s, types, known, setting)
+            else:
+                made = statement_steps(defracted[s.output], s, types, known, setting)
         groups.append((group, [*steps, *(made or ())]))
         done |= {g.output for g in group}
     return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
@@ -235,14 +237,9 @@ def _is_wide(
 ) -> bool:
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
-    if any(_reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
+    if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
         return True
     return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
-
-
-def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
-    return max(span, math.prod(shape))
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:

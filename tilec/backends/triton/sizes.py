@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
 def power_of_two(n: int) -> int:
@@ -17,3 +20,9 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The furthest position, in elements, of a tensor's element from its first, or the number of its elements."""
+    span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
+    return max(span, math.prod(shape))

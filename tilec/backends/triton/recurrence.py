@@ -1,0 +1,31 @@
+"""Family time: statements that read their own output.
+
+The place where a recurrence is given to a form that takes it; what no other form takes runs in its own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilec.backends.triton.plan import Setting, Step
+from tilec.backends.triton.recurrence_course import Course, chart
+from tilec.backends.triton.recurrence_sweep import choose_blocks, swept
+from tilec.backends.triton.sizes import NARROWEST, reach
+from tilec.ir.program import Statement, reads
+from tilec.ir.types import TensorType
+
+
+def recurrence_steps(
+    flat: Statement, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]], setting: Setting
+) -> list[Step]:
+    """Steps that compute a recurrence into its allocated output, which has elements. Raises Unsupported for what no
+    step can compute."""
+    course = chart(flat, types)
+    touched = [n for n in dict.fromkeys((flat.output, *reads(flat))) if n in types]
+    wide = any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)
+    return sequential(course, strides, wide)
+
+
+def sequential(course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool) -> list[Step]:
+    """Steps that compute a recurrence time by time."""
+    return swept(course, strides, wide, choose_blocks(course))

@@ -1,0 +1,191 @@
+"""The lines of one step of a recurrence: its expression over a block of lanes, nested aggregations as loops over blocks
+of lanes x summed points.
+
+What a line depends on decides the loop that it stands in: what does not change from step to step is computed before the
+loop over time. A read of the recurrence's own output never leaves that loop, whatever its index says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.code import literal, tuple_text
+from tilec.backends.scalars import NARROW, identity
+from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.recurrence_course import Course, conditions
+from tilec.backends.triton.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.sizes import power_of_two
+from tilec.ir.infer import aggregate_type, expression_type
+from tilec.ir.program import Access, Aggregate, Expr, children, index_variables
+
+WORD = re.compile(r"[A-Za-z_]\w*")
+FEW_POINTS = 8  # summed points up to here are walked one by one
+MOST_IN_BLOCK = 16384  # lanes x summed points held at once
+
+
+class StepFrame(Frame):
+    """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
+    or deeper."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        axes: Sequence[str],
+        tails: Mapping[str, str],
+        inner: Sequence[frozenset[str]],
+        own: str,
+        scopes: dict[str, int],
+    ):
+        super().__init__(kernel, axes, tails, *inner)
+        self.own, self.scopes = own, scopes
+        self._least = 0
+
+    def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
+        least = max((self.scopes.get(w, 0) for w in WORD.findall(text)), default=0)
+        depth = max(self.depth(variables), least, self._least)
+        name = self.kernel.line(stem, text, depth)
+        self.scopes.setdefault(name, depth)
+        return name
+
+    def read(self, access: Access, other: float | int | None) -> str:
+        if access.tensor != self.own or not self.inner:
+            return super().read(access, other)
+        before, self._least = self._least, 1
+        try:
+            return super().read(access, other)
+        finally:
+            self._least = before
+
+
+class StepWriter:
+    """Writes steps into a kernel. `blocks`: text of the size of each axis's block."""
+
+    def __init__(self, kernel: Kernel, course: Course):
+        self.kernel, self.course = kernel, course
+        self.scopes: dict[str, int] = {}
+        self.blocks: dict[str, str] = {"row": "BM"}
+
+    def frame(self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]]) -> StepFrame:
+        return StepFrame(self.kernel, axes, tails, inner, self.course.own, self.scopes)
+
+    def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
+        """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
+        the size of the block of lanes."""
+        k, s = self.kernel, self.course.statement
+        dtype = self.course.types[s.output].dtype
+        evaluator = self.evaluator(frame, self.course.roots, lanes)
+        tests = frame.tests(k.space.valid)
+        if s.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(s.guard)))
+        value = evaluator.value(s.body)
+        held = held_as(dtype)
+        code = evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held)
+        if not tests:
+            return code, held
+        if s.default is None:
+            other = f"tl.full((), {literal(identity('assign', dtype))}, {triton_type(held)})"
+        else:
+            other = frame.read(Access(s.default, s.index or ()), None)
+            other = other if held == dtype else f"{other}.to({triton_type(held)})"
+        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", held
+
+    def store(self, frame: StepFrame, name: str, held: str) -> None:
+        """Store a step's elements, given the name of their block."""
+        k, s = self.kernel, self.course.statement
+        rows = [frame.form(e) for e in s.index or ()]
+        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *frame.tests(k.space.stored)]))
+        dtype = self.course.types[s.output].dtype
+        cast = "" if held == dtype else f".to({triton_type(dtype)})"
+        shape = tuple_text([self.blocks[a] for a in frame.axes])
+        address = frame.address(s.output, rows, frozenset(frame.axes))
+        k.emit(f"tl.store({address}, {name}{cast}, mask=tl.broadcast_to({mask}, {shape}))")
+
+    # nested aggregations
+
+    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
+        """`points`: elements of a block of the frame."""
+        given = {e: self._aggregate(e, frame, points) for e in _outermost(roots)}
+        return Evaluator(frame, *roots, given=given)
+
+    def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> Value:
+        k, course = self.kernel, self.course
+        t = aggregate_type(e.aggregation, expression_type(e.body, course.types))
+        accumulator = Accumulator.of(e.aggregation, t.dtype)
+        count = course.count(e.bound)
+        if not count:
+            n = identity(e.aggregation, t.dtype)
+            return Value(literal(n), t, None, number=n)
+        own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
+        tiled = count > FEW_POINTS and len(frame.axes) == 1
+        red, first = own["red"], k.names.fresh("first")
+        tails, axes = dict(frame.tails), list(frame.axes)
+        inner = (*frame.inner, frozenset((red, *e.bound)))
+        if tiled:
+            block = k.names.fresh("BR")
+            size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points))
+            k.constants[block] = size
+            self.blocks[red] = block
+            axes.append(red)
+            tails[red] = f"{red}_in"
+        shape = tuple_text([self.blocks[a] for a in axes])
+
+        def renamed(lines: Sequence[str]) -> list[str]:
+            return [WORD.sub(lambda m: own.get(m[0], m[0]), line) for line in lines]
+
+        for line in renamed(accumulator.start(shape)):
+            k.emit(line)
+        total = k.count([v for v in e.bound if k.space.largest(v) > 1])
+        k.scopes.append(Scope())
+        within = self.frame(axes, tails, inner)
+        if tiled:
+            place = f"{first} + tl.arange(0, {block})"
+            k.emit(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
+            k.emit(f"{red}_in = {red} < {total}")
+            header = f"for {first} in range(0, {total}, {block}):"
+        else:
+            k.emit(f"{red} = tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {first}")
+            header = f"for {first} in range(0, {total}):"
+        k.decode(Axis(red, e.bound, block if tiled else None))
+        roots = (e.body,) if e.guard is None else (e.guard, e.body)
+        evaluator = self.evaluator(within, roots, points * (size if tiled else 1))
+        tests = [within.spread(tails[red], red)] if tiled else []
+        tests += within.tests(conditions(roots, e.constraints, course.types))
+        if e.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(e.guard)))
+        value = evaluator.value(e.body)
+        truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+        if tests:
+            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
+        k.emit(f"{own['value']} = {code}")
+        for line in renamed(accumulator.step("value")):
+            k.emit(line)
+        lines = k.scopes.pop().lines
+        for line in (header, *(f"    {x}" for x in lines)):
+            k.emit(line)
+        if tiled:
+            for line in renamed(accumulator.reduce(len(axes) - 1)):
+                k.emit(line)
+        (result,) = renamed([accumulator.result()])
+        if t.dtype in NARROW:
+            result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
+        name = k.names.fresh("aggregate")
+        k.emit(f"{name} = {result}")
+        self.scopes[name] = len(k.scopes) - 1
+        held = held_as(t.dtype)
+        return Value(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
+
+
+def _outermost(roots: Sequence[Expr]) -> list[Aggregate]:
+    """Aggregations that stand in no other."""
+    found: dict[Aggregate, None] = {}
+    stack = list(reversed(roots))
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Aggregate):
+            found[e] = None
+        else:
+            stack.extend(reversed(children(e)))
+    return list(found)
