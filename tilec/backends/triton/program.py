@@ -22,6 +22,8 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps
+from tilec.backends.triton.scan import scan_steps
+from tilec.backends.triton.scan_form import recognise_scan
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
@@ -92,6 +94,9 @@ def ridden_steps(
     if space is None or not space.classes:
         return None
     wide = _is_wide((flat, *riding), types, strides, space)
+    scan = recognise_scan(space, seen)
+    if scan is not None:
+        return scan_steps(scan, seen, flat, wide, riding)
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -122,6 +127,9 @@ def statement_steps(
     first = fill(space, types)
     if not space.classes:
         return first
+    scan = recognise_scan(space, seen)
+    if scan is not None:
+        return scan_steps(scan, seen, flat, wide)
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)

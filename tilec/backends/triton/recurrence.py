@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from tilec.backends.triton.plan import Setting, Step
 from tilec.backends.triton.recurrence_course import Course, chart
 from tilec.backends.triton.recurrence_sweep import choose_blocks, swept
+from tilec.backends.triton.scan import affine_recurrence
 from tilec.backends.triton.sizes import NARROWEST, reach
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType
@@ -20,10 +21,10 @@ def recurrence_steps(
 ) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements. Raises Unsupported for what no
     step can compute."""
-    course = chart(flat, types)
     touched = [n for n in dict.fromkeys((flat.output, *reads(flat))) if n in types]
     wide = any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)
-    return sequential(course, strides, wide)
+    steps = affine_recurrence(flat, types, strides, setting, wide)
+    return sequential(chart(flat, types), strides, wide) if steps is None else steps
 
 
 def sequential(course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool) -> list[Step]:

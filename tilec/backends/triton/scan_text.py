@@ -10,7 +10,7 @@ Composed steps of a recurrence may overflow where step by step nothing does. A b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.code import indented, literal, tuple_text
@@ -121,7 +121,7 @@ class ScanWriter:
             k.scopes.append(Scope())
             store(["head"])
             k.emit(f"{carry} = tl.sum(tl.where({pick}, head, 0), 0).to({triton_type(self.algebra.dtypes[0])})")
-            self._sure_or("known", carry, self._chunks_again(carry, count, rows, heads[0]))
+            self._sure_or("known", lambda: self._chunks_again(carry, count, rows, heads[0]))
         self._close(f"for first in range(0, {count}, BC):")
         blocks = -(-self.scan.rows // self.tiling.across)
         k.constants = {"BL": self.tiling.across, "BC": self.tiling.chunks}
@@ -150,7 +150,7 @@ class ScanWriter:
             self._store(frame, "head", self._tests)
             k.emit(f"{carry} = {self._picked('head', kind_)}")
             inside = " & ".join(self._tests) or "tl.full((), True, tl.int1)"
-            self._sure_or(inside, carry, self._steps_again(carry))
+            self._sure_or(inside, lambda: self._steps_again(carry))
         self._close("for first in range(start, end, BT):")
         return self._launch(flat, chunks)
 
@@ -394,17 +394,18 @@ class ScanWriter:
 
     # step by step
 
-    def _sure_or(self, inside: str, carry: str, again: list[str]) -> None:
-        """Close the scope that stores a block: it is for blocks that are sure, the lines for the others."""
+    def _sure_or(self, inside: str, again: Callable[[], list[str]]) -> None:
+        """Close the scope that stores a block: it is for blocks that are sure, the lines of `again` for the others."""
         k = self.kernel
         lines = k.scopes.pop().lines
         if not self.algebra.sure:
             k.scopes[-1].lines += lines
             return
+        redone = again()
         k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
         test = "tl.max(unsure.to(tl.int32), 0)"
         k.emit(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:")
-        k.scopes[-1].lines += [*indented(again), "else:", *indented(lines)]
+        k.scopes[-1].lines += [*indented(redone), "else:", *indented(lines)]
 
     def _one_step(self, step: str, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
