@@ -143,11 +143,10 @@ def shifted_exp_(x, top):
 @triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
-    top = maximum_(top_a, top_b)
-    same = tl.abs(top) == float("inf")
-    a = tl.where(same, sum_a * (top_a == top), sum_a * shifted_exp_(top_a, top))
-    b = tl.where(same, sum_b * (top_b == top), sum_b * shifted_exp_(top_b, top))
-    return top, (a + b).to(sum_a.dtype)
+    same = top_a == top_b
+    less = libdevice.exp(tl.where(same, 0.0, -tl.abs(top_a - top_b)).to(sum_a.dtype))
+    total = tl.where(top_a > top_b, sum_a + sum_b * less, sum_a * less + sum_b)
+    return maximum_(top_a, top_b), total.to(sum_a.dtype)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ def riders(program: Program, place: int, types: Mapping[str, TensorType]) -> tup
     carrier = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
     while carrier.output not in program.outputs:
-        readers = [s for s in program.statements if carrier.output in reads(s)]
+        readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
         if len(readers) != 1 or not _rides(readers[0], carrier, there, types):
             break
         carrier = readers[0]

@@ -1,5 +1,5 @@
-"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, and a scan
-that is not element by element."""
+"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, scans of
+whole blocks."""
 
 from __future__ import annotations
 

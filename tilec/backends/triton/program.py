@@ -22,7 +22,7 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps
-from tilec.backends.triton.scan import scan_steps
+from tilec.backends.triton.scan import affine_recurrence, scan_steps
 from tilec.backends.triton.scan_form import recognise_scan
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
@@ -46,7 +46,7 @@ def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: S
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        riding = () if reads_itself(s) else riders(flat, place, types)
+        riding = riders(flat, place, types)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
@@ -89,6 +89,8 @@ def ridden_steps(
     setting: Setting,
 ) -> list[Step] | None:
     """Steps that compute a statement and those riding on it in one launch; None where it has no such form."""
+    if reads_itself(flat):
+        return affine_recurrence(flat, types, strides, setting, _is_wide((flat, *riding), types, strides, None), riding)
     seen = Viewed(defracted, types, strides)
     space = build_space(defracted, types)
     if space is None or not space.classes:

@@ -1,7 +1,7 @@
 """Scans in as many steps as there are terms: which blocks, and whether rows are cut into chunks that run side by side.
 
-Where the rows fill the device, one program goes through each block of rows. Where they are few, a row is cut: totals of
-the chunks, what each chunk starts from, and then the chunks themselves, three launches that read the terms twice.
+Where the rows fill the device, one program goes through each block of rows. Where they are few, a row is cut into
+chunks: a launch for their totals, and one for the chunks themselves, which reads the terms a second time.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from tilec.ir.types import TensorType
 PROGRAMS = 264  # of which there are enough for every multiprocessor
 WANTED = 1056  # programs to aim at where rows are cut
 BLOCK = 2048  # elements of a block
+HEAVY = 512  # of one whose composition takes exponentials
 NARROW = 32  # lanes of a block whose memory runs along the lanes
-MOST_CHUNKS = 4096
+MOST_CHUNKS = 1024
+MOST_TOTALS = 2**22  # that all programs may read together
 
 
 def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
     """Blocks as long as the rows allow where memory runs along them, and as wide as a line of memory elsewhere."""
     steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
+    block = HEAVY if scan.algebra.then in ("join_logs_", "then_log_") else BLOCK
     if along or rows == 1:
-        length = min(power_of_two(steps), BLOCK)
-        lanes = min(power_of_two(rows), BLOCK // length)
+        length = min(power_of_two(steps), block)
+        lanes = min(power_of_two(rows), block // length)
     else:
         lanes = min(power_of_two(rows), NARROW)
-        length = min(power_of_two(steps), BLOCK // lanes)
+        length = min(power_of_two(steps), block // lanes)
     programs, blocks = -(-rows // lanes), -(-steps // length)
     if programs >= PROGRAMS or blocks <= 2:
         return Tiling(length, lanes, along)
-    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS)
-    tiles = -(-blocks // chunks)
-    across = min(power_of_two(rows), 8)
-    return Tiling(length, lanes, along, tiles, chunks=min(power_of_two(-(-blocks // tiles)), 512 // across), across=across)
+    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS // rows))
+    return Tiling(length, lanes, along, -(-blocks // chunks))
 
 
 def runs_along(scan: Scan, seen: Viewed) -> bool:
@@ -57,34 +58,41 @@ def runs_along(scan: Scan, seen: Viewed) -> bool:
 
 
 def scan_steps(
-    scan: Scan, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = (), tiling: Tiling | None = None
+    scan: Scan,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    riding: Sequence[Statement] = (),
 ) -> list[Step]:
     """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
-    tiling = tiling or choose_tiling(scan, seen)
+    tiling = choose_tiling(scan, seen)
     writer = ScanWriter(scan, seen, wide, tiling, riding)
     chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
     if chunks == 1:
         return [writer.apply(flat, 1)]
-    totals, heads = workspaces(scan)
-    pairs = [*zip(totals, scan.algebra.dtypes, strict=True), *zip(heads, scan.algebra.dtypes, strict=False)]
+    totals = workspaces(scan)
     return [
-        *(Allocate(name, (chunks, scan.rows), dtype) for name, dtype in pairs),
+        *(Allocate(name, (chunks, scan.rows), t) for name, t in zip(totals, scan.algebra.dtypes, strict=True)),
         writer.totals(flat, chunks),
-        writer.heads(flat, chunks),
         writer.apply(flat, chunks),
-        Release((*totals, *heads)),
+        Release(tuple(totals)),
     ]
 
 
 def affine_recurrence(
-    flat: Statement, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]], setting: Setting, wide: bool
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+    wide: bool,
+    riding: Sequence[Statement] = (),
 ) -> list[Step] | None:
     """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
     found = None if setting.exact else recognise_steps(flat, types)
     seen = Viewed(flat, types, strides)
     if found is None or not worthwhile(found, seen):
         return None
-    return scan_steps(found, seen, flat, wide)
+    return scan_steps(found, seen, flat, wide, riding)
 
 
 FEWEST_STEPS = 64  # shorter recurrences are as quick step by step

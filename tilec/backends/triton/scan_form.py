@@ -1,4 +1,4 @@
-"""What is a scan: an aggregation over all terms up to an element (or from it on), and a recurrence whose step is affine.
+"""What is a scan: an aggregation over all terms up to an element (or from it on), a recurrence whose step is affine.
 
 Both become one form: a row of terms for each lane, whose values compose associatively, and outputs that stand beside
 the terms. `O[i : N] = +(X[k]), i - k < N` has N^2 points and N different values to add up; `H[t] = a*H[t-1] + b` has a
@@ -232,9 +232,7 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
     return Scan(s, space, along, lanes, rising, 0, n, 0, n, valid, algebra, turns, step)
 
 
-def _moves(
-    state: Access, left: Sequence[str], size: Mapping[str, int]
-) -> tuple[str, bool, dict[str, int]] | None:
+def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple[str, bool, dict[str, int]] | None:
     """The variable along which the state is read one step apart, whether it grows, and how lanes turn."""
     steps: list[tuple[str, int]] = []
     turns: dict[str, int] = {}

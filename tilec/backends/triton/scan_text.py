@@ -1,7 +1,7 @@
 """The kernels of a scan: blocks of steps x lanes, composed by `tl.associative_scan`, with what came before carried on.
 
 `scan` goes through a row, or a chunk of one, block by block. Chunks of a row run side by side: `totals` composes the
-terms of each, `heads` goes over these, chunk by chunk, for what each chunk starts from. The order of all this depends
+terms of each, and who goes through a chunk first composes the totals of those before it. The order of all this depends
 on shapes alone, so that a result has the same bits every time.
 
 Composed steps of a recurrence may overflow where step by step nothing does. A block with a state that is not finite
@@ -21,28 +21,31 @@ from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
 from tilec.backends.triton.scalar import Evaluator, Value
 from tilec.backends.triton.scan_form import Scan
+from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.program import Expr, Statement
+
+OWN = (
+    "lane", "lane_in", "step", "step_in", "start", "end", "first", "chunk", "at_chunk", "known", "reached", "head",
+    "unsure", "at_step", "valid", "result", "BT", "BL", "BC",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tiling:
     """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
-    row is not cut); `chunks` and `across`: the block of the kernel that goes over chunks."""
+    row is not cut). `mirrored`: a block is read from its last step to its first."""
 
     steps: int
     lanes: int
     along: bool
     tiles: int | None = None
     warps: int = 4
-    chunks: int = 64
-    across: int = 8
+    mirrored: bool = False
 
 
-def workspaces(scan: Scan) -> tuple[list[str], list[str]]:
-    """Names of the tensors of the chunks' totals and heads, one a component."""
-    own = scan.statement.output
-    heads = scan.algebra.dtypes if scan.step is None else scan.algebra.dtypes[:1]
-    return [f"{own}.total{j}" for j in range(len(scan.algebra.dtypes))], [f"{own}.head{j}" for j in range(len(heads))]
+def workspaces(scan: Scan) -> list[str]:
+    """Names of the tensors of the chunks' totals, one a component."""
+    return [f"{scan.statement.output}.total{j}" for j in range(len(scan.algebra.dtypes))]
 
 
 class ScanWriter:
@@ -73,65 +76,19 @@ class ScanWriter:
             k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
         self._close("for first in range(start, end, BT):")
         if self.algebra.commutes:
-            one = len(names) == 1
-            joined = f"tl.reduce({names[0] if one else tuple_text(names)}, {self._axis}, {self.algebra.then})"
-            k.emit(f"{', '.join(names)} = {joined}")
-        for name, tensor in zip(names, workspaces(self.scan)[0], strict=True):
-            self._lane_store(tensor, "tl.program_id(1)", name)
-        return self._launch(flat, chunks)
-
-    def heads(self, flat: Statement, chunks: int) -> Launch:
-        """What each chunk starts from."""
-        k = self._begin("_heads", self.tiling.across)
-        self.flat_lanes = False
-        self._lanes("tl.program_id(0)")
-        carries = self._start()
-        totals, heads = workspaces(self.scan)
-        for name, tensor in zip(carries, heads, strict=True):
-            self._lane_store(tensor, "0", name)
-        count = k.number("chunks", "chunks", chunks, False)
+            k.emit(f"{', '.join(names)} = {self._reduced(names, self._axis)}")
         rows = k.number("rows", "rows", self.scan.rows)
-        k.scopes.append(Scope())
-        k.emit("chunk = first + tl.arange(0, BC)")
-        wide = ".to(tl.int64)" if self.wide else ""
-        k.emit(f"at_chunk = chunk{wide}[:, None] * {rows} + lane[None, :]")
-        k.emit("known = (chunk < " + count + ")[:, None] & lane_in[None, :]")
-        k.emit(f"followed = (chunk + 1 < {count})[:, None] & lane_in[None, :]")
-        found = []
-        for tensor, start in zip(totals, self.algebra.identity, strict=True):
-            text = f"tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})"
-            k.emit(f"{(name := k.names.fresh('own'))} = {text}")
-            found.append(name)
-        found = self._scan_text(found, 0)
-        spread = [f"{c}[None, :]" for c in carries]
-        pick = "(tl.arange(0, BC) == BC - 1)[:, None]"
-
-        def store(values: Sequence[str]) -> None:
-            for name, tensor in zip(values, heads, strict=True):
-                k.emit(f"tl.store({k.pointer(tensor)} + at_chunk + {rows}, {name}, mask=followed)")
-
-        if self.scan.step is None:
-            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
-            store(found)
-            for c, name in zip(carries, found, strict=True):
-                k.emit(f"{c} = tl.sum(tl.where({pick}, {name}, 0), 0).to({triton_type(self.algebra.dtypes[0])})")
-        else:
-            (carry,) = carries
-            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
-            k.scopes.append(Scope())
-            store(["head"])
-            k.emit(f"{carry} = tl.sum(tl.where({pick}, head, 0), 0).to({triton_type(self.algebra.dtypes[0])})")
-            self._sure_or("known", lambda: self._chunks_again(carry, count, rows, heads[0]))
-        self._close(f"for first in range(0, {count}, BC):")
-        blocks = -(-self.scan.rows // self.tiling.across)
-        k.constants = {"BL": self.tiling.across, "BC": self.tiling.chunks}
-        return self._launched(flat, (blocks, 1, 1), 4)
+        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
+        mask = "" if self.flat_lanes else ", mask=lane_in"
+        for name, tensor in zip(names, workspaces(self.scan), strict=True):
+            k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
+        return self._launch(flat, chunks)
 
     def apply(self, flat: Statement, chunks: int) -> Launch:
         """Go through rows, or their chunks, and store what every element holds."""
         k = self._begin("_scan")
         self._lanes("tl.program_id(0)")
-        carries = self._start(chunks > 1)
+        carries = self._start() if chunks == 1 else self._head(chunks)
         self._chunk(chunks > 1)
         frame = self._tile()
         found = self._scanned(self._terms(frame))
@@ -156,14 +113,15 @@ class ScanWriter:
 
     # pieces
 
-    def _begin(self, suffix: str, lanes: int | None = None) -> Kernel:
+    def _begin(self, suffix: str) -> Kernel:
         s = self.scan.statement
         name = python_name(s.output) + suffix
         self.kernel = k = Kernel(name, self.scan.space, self.seen.types, self.seen.strides, self.wide)
+        for own in OWN:
+            k.names.fresh(own)
         for v in self.scan.space.low[0]:
             if v not in self.scan.lanes and v != self.scan.along:
                 k.value_of[v] = k.low(v)
-        self.flat_lanes = (lanes or self.tiling.lanes) == 1
         self._along_name = k.names.fresh(python_name(self.scan.along))
         self._turned = {v: k.names.fresh(python_name(v)) for v in self.scan.turns}
         return k
@@ -215,17 +173,11 @@ class ScanWriter:
     def _carries(self, stem: str, values: Sequence[str]) -> list[str]:
         return [self.kernel.names.fresh(stem) for _ in values]
 
-    def _start(self, chunked: bool = False) -> list[str]:
-        """Names of what the program starts from."""
-        k, heads = self.kernel, workspaces(self.scan)[1]
-        names = [k.names.fresh("carry") for _ in heads]
-        if chunked:
-            rows = k.number("rows", "rows", self.scan.rows)
-            chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
-            mask = "" if self.flat_lanes else ", mask=lane_in, other=0"
-            for name, tensor in zip(names, heads, strict=True):
-                k.emit(f"{name} = tl.load({k.pointer(tensor)} + {chunk} * {rows} + lane{mask})")
-        elif self.scan.step is None:
+    def _start(self) -> list[str]:
+        """Names of what a row starts from."""
+        k = self.kernel
+        names = [k.names.fresh("carry") for _ in (self.algebra.dtypes if self.scan.step is None else "1")]
+        if self.scan.step is None:
             k.scopes[0].lines += self._full(names, self.algebra.identity, self._lane_shape)
         else:
             self._at("0")
@@ -233,6 +185,44 @@ class ScanWriter:
             evaluator = Evaluator(frame, self.scan.step.before)
             value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
             k.emit(f"{names[0]} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+        return names
+
+    def _head(self, chunks: int) -> list[str]:
+        """Names of what a chunk starts from: the totals of the chunks before it, composed."""
+        k, names = self.kernel, self._start()
+        rows = k.number("rows", "rows", self.scan.rows)
+        k.constants["BC"] = power_of_two(chunks)
+        k.emit("chunk = tl.arange(0, BC)")
+        wide = ".to(tl.int64)" if self.wide else ""
+        flat = self.flat_lanes
+        k.emit(f"at_chunk = {f'chunk{wide} * {rows}' if flat else f'chunk{wide}[:, None] * {rows} + lane[None, :]'}")
+        known = "(chunk < tl.program_id(1))"
+        k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
+        lane = " + lane" if flat else ""
+        found = []
+        for tensor, start in zip(workspaces(self.scan), self.algebra.identity, strict=True):
+            found.append(k.names.fresh("own"))
+            k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk{lane}, mask=known, other={literal(start)})")
+        if self.algebra.commutes:
+            k.emit(f"{', '.join(names)} = {self._reduced(found, 0)}")
+            return names
+        pick = "chunk == BC - 1" if flat else "(chunk == BC - 1)[:, None]"
+        kinds = map(triton_type, self.algebra.dtypes)
+        found = self._scan_text(found, 0)
+        last = [f"tl.sum(tl.where({pick}, {n}, 0), 0).to({t})" for n, t in zip(found, kinds, strict=True)]
+        k.emit(f"reached = {self.algebra.apply.format(*last, *names)}")
+        if self.algebra.sure:
+            unsure = f"({self.algebra.sure.format('reached')} ^ True)"
+            unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
+            k.scopes += [Scope(), Scope()]
+            self._one_step("at_step", names[0], 2)
+            lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
+            tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
+            chunk_start = f"tl.program_id(1){wide} * {tiles} * BT"
+            steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
+            k.scopes[-1].lines += [f"if {unsure}:", *indented([*outer, *steps]), "else:", f"    {names[0]} = reached"]
+        else:
+            k.emit(f"{names[0]} = reached")
         return names
 
     def _chunk(self, chunked: bool = True) -> None:
@@ -276,8 +266,13 @@ class ScanWriter:
         """Open the loop over blocks of steps and bind their variables."""
         k, scan = self.kernel, self.scan
         k.scopes.append(Scope())
-        k.emit("step = first + tl.arange(0, BT)")
-        k.emit(f"{self._along_name} = {self._value('step')}")
+        if self.tiling.mirrored:
+            k.emit("step = first + (BT - 1) - tl.arange(0, BT)")
+            past = scan.first + (-1 if scan.rising else 1)
+            k.emit(f"{self._along_name} = ({k.number('past', 'past', past)} - BT - first) + tl.arange(0, BT)")
+        else:
+            k.emit("step = first + tl.arange(0, BT)")
+            k.emit(f"{self._along_name} = {self._value('step')}")
         k.value_of[scan.along] = self._along_name
         k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
         tests = [f"(step < {k.number('steps', 'steps', scan.steps, False)})"]
@@ -349,13 +344,17 @@ class ScanWriter:
         return evaluator.tensor(value, dtype)
 
     def _scanned(self, names: list[str]) -> list[str]:
-        return self._scan_text(names, self._axis)
+        return self._scan_text(names, self._axis, ", reverse=True" if self.tiling.mirrored else "")
 
-    def _scan_text(self, names: list[str], axis: int) -> list[str]:
+    def _scan_text(self, names: list[str], axis: int, reverse: str = "") -> list[str]:
         what = names[0] if len(names) == 1 else tuple_text(names)
         found = [self.kernel.names.fresh("up_to") for _ in names]
-        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then})")
+        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then}{reverse})")
         return found
+
+    def _reduced(self, names: Sequence[str], axis: int) -> str:
+        what = names[0] if len(names) == 1 else tuple_text(names)
+        return f"tl.reduce({what}, {axis}, {self.algebra.then})"
 
     def _then(self, states: Sequence[str]) -> str:
         return f"{self.algebra.then}({', '.join(states)})"
@@ -366,16 +365,9 @@ class ScanWriter:
 
     def _picked(self, name: str, kind_: str) -> str:
         """Text of a block's values at its last step."""
-        pick = self._spread_step("(tl.arange(0, BT) == BT - 1)")
+        last = "0" if self.tiling.mirrored else "BT - 1"
+        pick = self._spread_step(f"(tl.arange(0, BT) == {last})")
         return f"tl.sum(tl.where({pick}, {name}, 0), {self._axis}).to({kind_})"
-
-    def _lane_store(self, tensor: str, row: str, name: str) -> None:
-        k = self.kernel
-        rows = k.number("rows", "rows", self.scan.rows)
-        wide = ".to(tl.int64)" if self.wide and row != "0" else ""
-        mask = "" if self.flat_lanes else ", mask=lane_in"
-        at = f"{k.pointer(tensor)} + {row}{wide} * {rows} + lane" if row != "0" else f"{k.pointer(tensor)} + lane"
-        k.emit(f"tl.store({at}, {name}{mask})")
 
     def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
         """Store the block's results, riders' values if there are any."""
@@ -432,34 +424,11 @@ class ScanWriter:
         """The block's steps, one by one."""
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
-        k.scopes.append(Scope())
-        k.scopes.append(Scope())
+        k.scopes += [Scope(), Scope()]
         frame = self._one_step("at_step", carry, 3)
         self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
-        lines = k.scopes.pop().lines
-        outer = k.scopes.pop().lines
+        lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
         return [*outer, f"for at_step in range(first, tl.minimum(first + BT, {steps})):", *indented(lines)]
-
-    def _chunks_again(self, carry: str, count: str, rows: str, heads: str) -> list[str]:
-        """The steps of the chunks of a block, one by one."""
-        k = self.kernel
-        steps = k.number("steps", "steps", self.scan.steps, False)
-        size = k.number("size", "chunk_size", (self.tiling.tiles or 1) * self.tiling.steps, False)
-        k.scopes.append(Scope())
-        k.scopes.append(Scope())
-        self._one_step("at_step", carry, 3)
-        lines = k.scopes.pop().lines
-        outer = k.scopes.pop().lines
-        wide = ".to(tl.int64)" if self.wide else ""
-        place = f"{k.pointer(heads)} + (at_chunk_alone + 1){wide} * {rows} + lane"
-        return [
-            *outer,
-            f"for at_chunk_alone in range(first, tl.minimum(first + BC, {count})):",
-            f"    from_step = at_chunk_alone{wide} * {size}",
-            f"    for at_step in range(from_step, tl.minimum(from_step + {size}, {steps})):",
-            *indented(lines, 2),
-            f"    tl.store({place}, {carry}, mask=lane_in & (at_chunk_alone + 1 < {count}))",
-        ]
 
     # assembly
 
@@ -470,11 +439,9 @@ class ScanWriter:
 
     def _launch(self, flat: Statement, chunks: int) -> Launch:
         blocks = -(-self.scan.rows // self.tiling.lanes)
-        self.kernel.constants = {"BT": self.tiling.steps} | ({} if self.flat_lanes else {"BL": self.tiling.lanes})
-        return self._launched(flat, (blocks, chunks, 1), self.tiling.warps)
-
-    def _launched(self, flat: Statement, grid: tuple[int, int, int], warps: int) -> Launch:
         k = self.kernel
+        k.constants = {"BT": self.tiling.steps, **({} if self.flat_lanes else {"BL": self.tiling.lanes}), **k.constants}
         text = module_text(k.text(flat, *self.riding))
         outputs = (self.scan.statement.output, *(r.output for r in self.riding))
-        return Launch(k.name, text, grid, tuple(k.parameters.items()), tuple(k.constants.items()), warps, 2, outputs)
+        parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+        return Launch(k.name, text, (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs)
