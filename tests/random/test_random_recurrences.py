@@ -11,6 +11,7 @@ from support.stages import check, gradient
 
 from tilec.language import parse
 
+
 @settings(max_examples=60, phases=PHASES)
 @given(recurrences())
 def test_values(case):

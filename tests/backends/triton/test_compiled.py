@@ -13,6 +13,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 EVERY = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
 CONVOLUTION = "O[n, y, x, o : N, H, W, CO] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o]);"
 IMAGES = "I[N, H, W, CI], K[KH, KW, CI, CO]"
+TURNING = "function (A[T, D]) -> (H) { H[t, i : T, D] = max(H[t - 1, (i - 1) % D], A[t, i]); }"
+MIXED = "function (A[T, D], W[D]) -> (H) { H[t, i : T, D] = max(max(max(H[t - 1, k], W[k])), A[t, i]); }"
+WAVEFRONT = "function (A[N, M]) -> (D) { D[i, j : N, M] = max(max(D[i - 1, j], D[i, j - 1]), A[i, j]); }"
 FAMILIES = {
     "map": ("function (X[M, N]) -> (O) { O = X == 1 ? X : X + X; }", ((33, 40),), EVERY),
     "reduce": ("function (X[M, N]) -> (O) { O[i : M] = >(X[i, j]); }", ((33, 400),), EVERY),
@@ -21,6 +24,9 @@ FAMILIES = {
     "outer": ("function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = >(A[i, k] + B[k, j]); }", ((9, 4), (4, 5)), EVERY),
     "dot": (f"function ({IMAGES}) -> (O) {{ {CONVOLUTION} }}", ((2, 9, 9, 33), (3, 3, 33, 40)), FLOATS),
     "scatter": ("function (U[K, D], Ix[K]) -> (O) { O[Ix[k], j : 7, D] = +(U[k, j]); }", ((9, 4), (9,)), EVERY),
+    "turning lanes": (TURNING, ((5, 40),), EVERY),
+    "mixed lanes": (MIXED, ((5, 40), (40,)), EVERY),
+    "wavefront": (WAVEFRONT, ((5, 40),), EVERY),
     "random": ("function (X[N], S[]) -> (O) { O[i : N] = X[i] + randn(S, i); }", ((40,), ()), FLOATS),
 }  # fmt: skip
 INTEGERS = {"scatter": 1, "random": 1}  # the place of an input that is an integer whatever the others are
@@ -66,8 +72,16 @@ def test_unknown_targets_are_refused() -> None:
         lowered.asm("ptx")
 
 
-def test_recurrences_have_no_kernel_yet() -> None:
-    source = "function (B[T]) -> (H) { H[t : T] = H[t - 1] * 0.5 + B[t]; }"
-    with pytest.raises(tilec.Unsupported, match="H is a recurrence") as caught:
-        tilec.compile(source, backend="triton").lower(spec((5,)))
+@pytest.mark.parametrize("family", ["turning lanes", "mixed lanes", "wavefront"])
+def test_gradients_of_recurrences(family: str) -> None:
+    source, shapes, _ = FAMILIES[family]
+    gradient = tilec.compile(source, backend="triton").grad()
+    lowered = gradient.lower(*(spec(s) for s in (*shapes, shapes[0])), target="sm_90")
+    assert len(lowered.asm("cubin")) > 1000
+
+
+def test_what_no_step_can_compute_is_refused() -> None:
+    source = "function (B[T], W[S]) -> (H) { H[t : T] = B[t] + argmax(H[t - 1] * W[k]); }"
+    with pytest.raises(tilec.Unsupported, match="argmax of what a recurrence computes") as caught:
+        tilec.compile(source, backend="triton").lower(spec((5,)), spec((3,)), target="sm_90").source()
     assert "^" in str(caught.value)

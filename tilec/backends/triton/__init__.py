@@ -13,6 +13,7 @@ from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
+from tilec.backends.triton.recurrence import check_recurrences
 from tilec.backends.triton.tuned import known_choice, tune
 from tilec.language.show import show_statement
 
@@ -27,8 +28,9 @@ class TritonBackend:
         self.target, self.library = target, library
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable:
-        """The executable of a lowered program."""
+        """The executable of a lowered program. Raises Unsupported for a recurrence that no step can compute."""
         flat = lowering.stages["flat"]
+        check_recurrences(flat)
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()

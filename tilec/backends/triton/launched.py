@@ -30,9 +30,7 @@ class Launched:
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
-    def __call__(
-        self, tensors: dict[str, torch.Tensor], stream: int, given: Mapping[int, int] | None = None
-    ) -> None:
+    def __call__(self, tensors: dict[str, torch.Tensor], stream: int, given: Mapping[int, int] | None = None) -> None:
         """`given`: run-time numbers in place of those at these places among the arguments."""
         with self._lock:  # autograd runs backward passes in threads of its own
             if self._run is None:

@@ -24,7 +24,18 @@ from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Int,
+    Pad,
+    Statement,
+    index_variables,
+    walk,
+)
 from tilec.ir.types import FLOATS, TensorType
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
@@ -86,7 +97,13 @@ def top_of(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtyp
     low, extent = space.low[0], space.extent[0]
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     sizes = tuple(Int(extent[v]) for v in variables)
-    return Statement(f"{s.output}.{name}", index, sizes, Call(dtype, (body,)), "max", span=s.span)
+    constraints: tuple[Constraint, ...] = ()
+    if any(isinstance(e, Pad) for e in walk(body)):  # a padded access bounds no variable
+        summed = [v for v in index_variables(body) if v in extent and v not in variables]
+        constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
+    return Statement(
+        f"{s.output}.{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
+    )
 
 
 def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:

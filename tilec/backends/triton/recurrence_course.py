@@ -45,9 +45,9 @@ from tilec.transforms.recurrence import padded
 
 @dataclass(frozen=True)
 class Course:
-    """`statement` is over `time` and lanes, `low` and `extent` their ranges and those of nested aggregations' variables.
-    `apart`: lanes along which no element depends on another lane's; `mixed`: the others. Steps run from the greatest
-    time to the least where `falling`."""
+    """`statement` is over `time` and lanes, `low` and `extent` their ranges and those of nested aggregations'
+    variables. `apart`: lanes along which no element depends on another lane's; `mixed`: the others. Steps run from the
+    greatest time to the least where `falling`."""
 
     flat: Statement
     statement: Statement

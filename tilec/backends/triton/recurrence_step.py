@@ -95,7 +95,8 @@ class StepWriter:
         """Store a step's elements, given the name of their block."""
         k, s = self.kernel, self.course.statement
         rows = [frame.form(e) for e in s.index or ()]
-        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *frame.tests(k.space.stored)]))
+        running = frame.tail_tests(frozenset((self.course.time,)))
+        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *running, *frame.tests(k.space.stored)]))
         dtype = self.course.types[s.output].dtype
         cast = "" if held == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
@@ -106,7 +107,7 @@ class StepWriter:
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """`points`: elements of a block of the frame."""
-        given = {e: self._aggregate(e, frame, points) for e in _outermost(roots)}
+        given: dict[Expr, Value] = {e: self._aggregate(e, frame, points) for e in _outermost(roots)}
         return Evaluator(frame, *roots, given=given)
 
     def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> Value:
