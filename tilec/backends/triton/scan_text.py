@@ -1,16 +1,13 @@
-"""The kernels of a scan: blocks of steps x lanes, composed by `tl.associative_scan`, with what came before carried on.
+"""The kernels of a scan, as far as both their forms have it in common.
 
-`scan` goes through a row, or a chunk of one, block by block. Chunks of a row run side by side: `totals` composes the
-terms of each, and who goes through a chunk first composes the totals of those before it. The order of all this depends
-on shapes alone, so that a result has the same bits every time.
-
-Composed steps of a recurrence may overflow where step by step nothing does. A block with a state that is not finite
-(in a semiring of `+` and max or min: is at its far end, or NaN) is computed again step by step, in the same kernel.
+`scan` goes through a row, or a chunk of one. Chunks of a row run side by side: `totals` composes the terms of each, and
+who goes through a chunk first composes the totals of those before it. The order of all this depends on shapes alone, so
+that a result has the same bits every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.code import indented, literal, tuple_text
@@ -49,67 +46,12 @@ def workspaces(scan: Scan) -> list[str]:
 
 
 class ScanWriter:
+    """What both forms of a scan's kernels have in common; `flat_lanes`: a program has one lane, a scalar."""
+
     def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: Tiling, riding: Sequence[Statement] = ()):
         self.scan, self.seen, self.wide, self.tiling, self.riding = scan, seen, wide, tiling, riding
         self.algebra = scan.algebra
         self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes
-
-    # launches
-
-    def totals(self, flat: Statement, chunks: int) -> Launch:
-        """Compose the terms of each chunk."""
-        k = self._begin("_totals")
-        self._lanes("tl.program_id(0)")
-        names = self._carries("total", [literal(x) for x in self.algebra.identity])
-        shape = self._lane_shape
-        if self.algebra.commutes:
-            shape = self._shape
-        k.scopes[0].lines += self._full(names, self.algebra.identity, shape)
-        self._chunk()
-        frame = self._tile()
-        terms = self._terms(frame)
-        if self.algebra.commutes:
-            k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
-        else:
-            found = self._scanned(terms)
-            last = self._last(found)
-            k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
-        self._close("for first in range(start, end, BT):")
-        if self.algebra.commutes:
-            k.emit(f"{', '.join(names)} = {self._reduced(names, self._axis)}")
-        rows = k.number("rows", "rows", self.scan.rows)
-        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
-        mask = "" if self.flat_lanes else ", mask=lane_in"
-        for name, tensor in zip(names, workspaces(self.scan), strict=True):
-            k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
-        return self._launch(flat, chunks)
-
-    def apply(self, flat: Statement, chunks: int) -> Launch:
-        """Go through rows, or their chunks, and store what every element holds."""
-        k = self._begin("_scan")
-        self._lanes("tl.program_id(0)")
-        carries = self._start() if chunks == 1 else self._head(chunks)
-        self._chunk(chunks > 1)
-        frame = self._tile()
-        found = self._scanned(self._terms(frame))
-        spread = [self._spread_lane(c) for c in carries]
-        kind_ = triton_type(self.algebra.dtypes[0])
-        if self.scan.step is None:
-            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
-            value = f"log_of_sum_({', '.join(found)})" if len(found) == 2 else found[0]
-            for c, last in zip(carries, self._last(found), strict=True):
-                k.emit(f"{c} = {last}")
-            self._store(frame, value, self._tests)
-        else:
-            (carry,) = carries
-            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
-            k.scopes.append(Scope())
-            self._store(frame, "head", self._tests)
-            k.emit(f"{carry} = {self._picked('head', kind_)}")
-            inside = " & ".join(self._tests) or "tl.full((), True, tl.int1)"
-            self._sure_or(inside, lambda: self._steps_again(carry))
-        self._close("for first in range(start, end, BT):")
-        return self._launch(flat, chunks)
 
     # pieces
 
@@ -127,33 +69,13 @@ class ScanWriter:
         return k
 
     @property
-    def _shape(self) -> str:
-        if self.flat_lanes:
-            return "(BT,)"
-        return "(BL, BT)" if self.tiling.along else "(BT, BL)"
-
-    @property
     def _lane_shape(self) -> str:
         return "()" if self.flat_lanes else "(BL,)"
 
-    @property
-    def _axis(self) -> int:
-        return 1 if self.tiling.along and not self.flat_lanes else 0
-
-    def _spread_lane(self, text: str) -> str:
-        if self.flat_lanes:
-            return text
-        return f"{text}[:, None]" if self.tiling.along else f"{text}[None, :]"
-
-    def _spread_step(self, text: str) -> str:
-        if self.flat_lanes:
-            return text
-        return f"{text}[None, :]" if self.tiling.along else f"{text}[:, None]"
-
-    def _lanes(self, program: str) -> None:
+    def _lanes(self) -> None:
         k = self.kernel
         block = None if self.flat_lanes else "BL"
-        place = program + (".to(tl.int64)" if self.wide else "")
+        place = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
         wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
         if block is None:
             k.emit(f"lane = {place}")
@@ -166,19 +88,17 @@ class ScanWriter:
         k.decode(self._lane_axis)
         self._at_rest = {v: k.value_of[v] for v in self.scan.turns}
 
-    def _full(self, names: Sequence[str], values: Sequence[bool | int | float], shape: str) -> list[str]:
-        kinds = map(triton_type, self.algebra.dtypes)
-        return [f"{n} = tl.full({shape}, {literal(x)}, {t})" for n, x, t in zip(names, values, kinds, strict=True)]
-
-    def _carries(self, stem: str, values: Sequence[str]) -> list[str]:
-        return [self.kernel.names.fresh(stem) for _ in values]
+    def _full(self, names: Sequence[str], shape: str) -> list[str]:
+        """Lines that make the names what leaves a state alone."""
+        parts = zip(names, self.algebra.identity, map(triton_type, self.algebra.dtypes), strict=True)
+        return [f"{n} = tl.full({shape}, {literal(x)}, {t})" for n, x, t in parts]
 
     def _start(self) -> list[str]:
         """Names of what a row starts from."""
         k = self.kernel
         names = [k.names.fresh("carry") for _ in (self.algebra.dtypes if self.scan.step is None else "1")]
         if self.scan.step is None:
-            k.scopes[0].lines += self._full(names, self.algebra.identity, self._lane_shape)
+            k.scopes[0].lines += self._full(names, self._lane_shape)
         else:
             self._at("0")
             frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
@@ -262,59 +182,32 @@ class ScanWriter:
             return step
         return f"{self.kernel.number('first', 'begin', first, False)} {'+' if self.scan.rising else '-'} {step}"
 
-    def _tile(self) -> Frame:
-        """Open the loop over blocks of steps and bind their variables."""
+    def _term_test(self, step: str, along: str) -> str:
+        """Text of the test that there is a term at a step."""
         k, scan = self.kernel, self.scan
-        k.scopes.append(Scope())
-        if self.tiling.mirrored:
-            k.emit("step = first + (BT - 1) - tl.arange(0, BT)")
-            past = scan.first + (-1 if scan.rising else 1)
-            k.emit(f"{self._along_name} = ({k.number('past', 'past', past)} - BT - first) + tl.arange(0, BT)")
-        else:
-            k.emit("step = first + tl.arange(0, BT)")
-            k.emit(f"{self._along_name} = {self._value('step')}")
-        k.value_of[scan.along] = self._along_name
-        k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
-        tests = [f"(step < {k.number('steps', 'steps', scan.steps, False)})"]
+        tests = [f"({step} < {k.number('steps', 'steps', scan.steps, False)})"]
         last = scan.first + (scan.steps - 1) * (1 if scan.rising else -1)
         if min(scan.first, last) < scan.low:
-            tests.append(f"({self._along_name} >= {k.number('low', 'low', scan.low, False)})")
+            tests.append(f"({along} >= {k.number('low', 'low', scan.low, False)})")
         if max(scan.first, last) >= scan.low + scan.count:
-            tests.append(f"({self._along_name} < {k.number('high', 'high', scan.low + scan.count, False)})")
-        k.emit(f"step_in = {' & '.join(tests)}")
-        for v, turn in scan.turns.items():
-            n = k.extent(v)
-            at = k.names.fresh("turned")
-            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', turn, False)} % {n}")
-            moved = self._turned[v]
-            k.emit(f"{moved} = {self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
-            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
-            k.value_of[v] = moved
-            k.axis_of.pop(v, None)
-        tails = {"step": "step_in"}
-        axes = ["step"]
-        if not self.flat_lanes:
-            tails["lane"] = "lane_in"
-            axes = ["lane", "step"] if self.tiling.along else ["step", "lane"]
-        moving = frozenset(("step", scan.along, *scan.turns))
-        # what is stored: the elements that the steps stand beside
-        stored = [f"(step < {k.number('steps', 'steps', scan.steps, False)})"]
-        seen_from = scan.shift if scan.rising else scan.size - 1 + scan.shift
-        if seen_from != scan.first:
-            bound = k.number("seen", "seen", seen_from, False)
-            stored.append(f"({self._along_name} {'>=' if scan.rising else '<='} {bound})")
-        self._tests = [self._spread_step(f"({' & '.join(stored)})")]
-        if not self.flat_lanes:
-            self._tests.append(self._spread_lane("lane_in"))
-        return Frame(k, axes, tails, moving)
+            tests.append(f"({along} < {k.number('high', 'high', scan.low + scan.count, False)})")
+        return " & ".join(tests)
 
-    def _terms(self, frame: Frame) -> list[str]:
-        """Names of the components of the block's terms."""
+    def _seen_test(self, step: str, along: str) -> str:
+        """Text of the test that an element of the output stands beside a step."""
+        k, scan = self.kernel, self.scan
+        test = f"({step} < {k.number('steps', 'steps', scan.steps, False)})"
+        seen_from = scan.shift if scan.rising else scan.size - 1 + scan.shift
+        if seen_from == scan.first:
+            return test
+        return f"{test} & ({along} {'>=' if scan.rising else '<='} {k.number('seen', 'seen', seen_from, False)})"
+
+    def _terms(self, frame: Frame, inside: str, shape: str) -> list[str]:
+        """Names of the components of the terms of a block of this shape, where the test `inside` holds."""
         k, scan, s = self.kernel, self.scan, self.scan.statement
         guard = () if s.guard is None else (s.guard,)
         bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
         evaluator = Evaluator(frame, *guard, *bodies)
-        inside = self._spread_step("step_in")
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
         if scan.step is None:
             valid = " & ".join(dict.fromkeys([inside, *tests]))
@@ -331,7 +224,7 @@ class ScanWriter:
         for text, start, dtype in zip(texts, self.algebra.identity, self.algebra.dtypes, strict=True):
             name = k.names.fresh("own")
             whole = f"tl.where(valid, {text}, {literal(start)}).to({triton_type(dtype)})"
-            k.emit(f"{name} = tl.broadcast_to({whole}, {self._shape})")
+            k.emit(f"{name} = tl.broadcast_to({whole}, {shape})")
             names.append(name)
         return names
 
@@ -342,9 +235,6 @@ class ScanWriter:
         if truth:
             return f"{evaluator.condition(value)}.to(tl.int32)"
         return evaluator.tensor(value, dtype)
-
-    def _scanned(self, names: list[str]) -> list[str]:
-        return self._scan_text(names, self._axis, ", reverse=True" if self.tiling.mirrored else "")
 
     def _scan_text(self, names: list[str], axis: int, reverse: str = "") -> list[str]:
         what = names[0] if len(names) == 1 else tuple_text(names)
@@ -359,15 +249,18 @@ class ScanWriter:
     def _then(self, states: Sequence[str]) -> str:
         return f"{self.algebra.then}({', '.join(states)})"
 
-    def _last(self, names: Sequence[str]) -> list[str]:
-        kinds = map(triton_type, self.algebra.dtypes)
-        return [self._picked(n, t) for n, t in zip(names, kinds, strict=True)]
+    def _result(self, states: Sequence[str]) -> str:
+        """Text of what an element holds, from the components of a state."""
+        return f"log_of_sum_({', '.join(states)})" if len(states) == 2 else states[0]
 
-    def _picked(self, name: str, kind_: str) -> str:
-        """Text of a block's values at its last step."""
-        last = "0" if self.tiling.mirrored else "BT - 1"
-        pick = self._spread_step(f"(tl.arange(0, BT) == {last})")
-        return f"tl.sum(tl.where({pick}, {name}, 0), {self._axis}).to({kind_})"
+    def _store_totals(self, flat: Statement, names: Sequence[str], chunks: int) -> Launch:
+        k = self.kernel
+        rows = k.number("rows", "rows", self.scan.rows)
+        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
+        mask = "" if self.flat_lanes else ", mask=lane_in"
+        for name, tensor in zip(names, workspaces(self.scan), strict=True):
+            k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
+        return self._launch(flat, chunks)
 
     def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
         """Store the block's results, riders' values if there are any."""
@@ -383,21 +276,6 @@ class ScanWriter:
         address = frame.address(output, rows, frozenset(frame.axes))
         mask = f", mask={' & '.join(tests)}" if tests else ""
         k.emit(f"tl.store({address}, result{mask})")
-
-    # step by step
-
-    def _sure_or(self, inside: str, again: Callable[[], list[str]]) -> None:
-        """Close the scope that stores a block: it is for blocks that are sure, the lines of `again` for the others."""
-        k = self.kernel
-        lines = k.scopes.pop().lines
-        if not self.algebra.sure:
-            k.scopes[-1].lines += lines
-            return
-        redone = again()
-        k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
-        test = "tl.max(unsure.to(tl.int32), 0)"
-        k.emit(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:")
-        k.scopes[-1].lines += [*indented(redone), "else:", *indented(lines)]
 
     def _one_step(self, step: str, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
@@ -419,16 +297,6 @@ class ScanWriter:
         value = f"({value}).to({triton_type(dtype)})"
         k.emit(f"{carry} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
         return frame
-
-    def _steps_again(self, carry: str) -> list[str]:
-        """The block's steps, one by one."""
-        k = self.kernel
-        steps = k.number("steps", "steps", self.scan.steps, False)
-        k.scopes += [Scope(), Scope()]
-        frame = self._one_step("at_step", carry, 3)
-        self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
-        lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
-        return [*outer, f"for at_step in range(first, tl.minimum(first + BT, {steps})):", *indented(lines)]
 
     # assembly
 
