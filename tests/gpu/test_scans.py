@@ -66,7 +66,8 @@ def test_aggregations(aggregation: str, rows: int, steps: int) -> None:
 
 @pytest.mark.parametrize("tiling", [
     Tiling(64, 1, True), Tiling(4096, 1, True, 3, warps=8), Tiling(64, 8, True, 1), Tiling(16, 4, True, 2, warps=1),
-    Tiling(32, 32, False, 1), Tiling(128, 2, False, 1), Tiling(8, 128, False, 9, warps=8),
+    Tiling(8, 32, False, 3, warps=1, apart=True), Tiling(32, 64, False, 1, apart=True), Tiling(32, 32, False, 1),
+    Tiling(128, 2, False, 1), Tiling(8, 128, False, 9, warps=8),
     Tiling(16, 1, False, 40, warps=1),
 ])  # fmt: skip
 def test_blocks(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:

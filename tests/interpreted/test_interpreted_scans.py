@@ -39,6 +39,7 @@ TILINGS = {
     "chunks of one block": Tiling(2, 1, True, 1),
     "chunks of two blocks": Tiling(2, 2, True, 2),
     "lanes last": Tiling(2, 4, False, 1),
+    "lanes apart": Tiling(2, 4, False, 2, apart=True),
     "mirrored": Tiling(4, 1, True, 1, mirrored=True),
 }
 inf, nan = np.inf, np.nan
@@ -187,6 +188,7 @@ STEPS = {
     "min(B[t, i], H[t - 1, i] + A[t, i])": "then_min_plus_",
     "logaddexp(B[t, i] + H[t - 1, i], A[t, i])": "then_log_",
     "H[t - 1, i] + B[t - 1, i] * A[t, i]": "then_real_",
+    "A[0, i] > 0.5 ? H[t - 1, i] * A[1, i] + H[t - 1, i] * A[1, i] * B[0, i] : H[t - 1, i] * A[1, i] + 1": "then_real_",
 }
 
 

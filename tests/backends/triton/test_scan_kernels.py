@@ -9,9 +9,11 @@ import pytest
 
 import tilec
 from tilec.backends.affine import affine_steps
+from tilec.backends.triton import scan as scans
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.scan import choose_tiling
 from tilec.backends.triton.scan_form import recognise_scan, recognise_steps
+from tilec.backends.triton.scan_text import Tiling
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import build_space
 from tilec.ir.program import Access, walk
@@ -50,6 +52,16 @@ def test_compiled_for_each_target(source, shape, dtype, target):
     lowered = f.lower(*inputs, target=target)
     assert lowered.kernels[-1].name.endswith("_scan")
     assert f".target {target}" in lowered.asm("ptx")
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compiled")
+@pytest.mark.parametrize("tiling", [Tiling(16, 64, False, 2, apart=True), Tiling(1024, 1, True, 4, mirrored=True)])
+def test_other_blocks_compile(tiling, monkeypatch):
+    monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
+    for source in (ACROSS % "logsumexp", LINEAR.replace("t - 1", "t + 1")):
+        f = tilec.compile(source, backend="triton")
+        inputs = [tilec.spec((40_000, 64))] * len(f.inputs)
+        assert ".target sm_90" in f.lower(*inputs, target="sm_90").asm("ptx")
 
 
 def scan_of(source, *shapes):

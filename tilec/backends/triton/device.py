@@ -162,8 +162,17 @@ def then_real_(a, b, c, d):
 
 
 @triton.jit
-def then_log_(a, b, c, d):
-    return a + c, logaddexp_(b + c, d)
+def then_log_(a, top_a, sum_a, b, top_b, sum_b):
+    """The offsets as a maximum and a sum of exponentials relative to it."""
+    top, total = join_logs_(top_a + b, sum_a, top_b, sum_b)
+    return a + b, top, total
+
+
+@triton.jit
+def apply_log_(a, top, total, h):
+    """What a composition makes of a state."""
+    highest, joined = join_logs_(a + h, tl.full((), 1, top.dtype), top, total)
+    return log_of_sum_(highest, joined)
 
 
 @triton.jit

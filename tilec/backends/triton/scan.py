@@ -13,6 +13,7 @@ from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.scan_blocks import BlockWriter
 from tilec.backends.triton.scan_form import Scan, recognise_steps
+from tilec.backends.triton.scan_lanes import LaneWriter
 from tilec.backends.triton.scan_text import Tiling, workspaces
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.index import linear
@@ -67,7 +68,7 @@ def scan_steps(
 ) -> list[Step]:
     """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
     tiling = choose_tiling(scan, seen)
-    writer = BlockWriter(scan, seen, wide, tiling, riding)
+    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, seen, wide, tiling, riding)
     chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
     if chunks == 1:
         return [writer.apply(flat, 1)]

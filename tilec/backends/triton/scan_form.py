@@ -42,7 +42,7 @@ INTEGERS = ("int32", "int64")  # those wrap at each step, which is the same in a
 class Algebra:
     """How terms compose: `then` is the device function of an earlier and a later state, each of components of these
     types; `identity` leaves a state alone. `apply`, of a recurrence, is the text of a composition ({0}, {1}) applied to
-    a state {2}, and `sure` the test that the result {0} is what step by step comes out."""
+    a state (the last), and `sure` the test that the result {0} is what step by step comes out."""
 
     then: str
     dtypes: tuple[str, ...]
@@ -124,12 +124,13 @@ def algebra_of_steps(semiring: Semiring, dtype: str) -> Algebra:
     name, apply, sure = {
         "real": ("then_real_", "{0} * {2} + {1}", "(tl.abs({0}) < float('inf'))"),
         "counting": ("then_real_", "{0} * {2} + {1}", ""),
-        "log": ("then_log_", "logaddexp_({0} + {2}, {1})", "({0} < float('inf'))"),
+        "log": ("then_log_", "apply_log_({0}, {1}, {2}, {3})", "({0} < float('inf'))"),
         "max-plus": ("then_max_plus_", "maximum_({0} + {2}, {1})", "({0} < float('inf'))"),
         "min-plus": ("then_min_plus_", "minimum_({0} + {2}, {1})", "({0} > float('-inf'))"),
     }[semiring.name]
     whole = float if dtype in FLOATS else int
-    return Algebra(name, (dtype, dtype), (whole(semiring.one), whole(semiring.zero)), False, apply, sure)
+    start = (whole(semiring.one), whole(semiring.zero), *((0.0,) if semiring.name == "log" else ()))
+    return Algebra(name, (dtype,) * len(start), start, False, apply, sure)
 
 
 def space_of(s: Statement, low: Mapping[str, int], extent: Mapping[str, int]) -> Space:

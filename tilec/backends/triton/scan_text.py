@@ -30,7 +30,8 @@ OWN = (
 @dataclass(frozen=True)
 class Tiling:
     """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
-    row is not cut). `mirrored`: a block is read from its last step to its first."""
+    row is not cut). `mirrored`: a block is read from its last step to its first. `apart`: the block's steps are written
+    out one by one, over lanes alone."""
 
     steps: int
     lanes: int
@@ -38,6 +39,7 @@ class Tiling:
     tiles: int | None = None
     warps: int = 4
     mirrored: bool = False
+    apart: bool = False
 
 
 def workspaces(scan: Scan) -> list[str]:
@@ -211,7 +213,7 @@ class ScanWriter:
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
         if scan.step is None:
             valid = " & ".join(dict.fromkeys([inside, *tests]))
-            texts = [self._term(evaluator, s.body), *(["1.0"] if len(self.algebra.dtypes) == 2 else [])]
+            texts = [self._term(evaluator, s.body)]
         else:
             valid = inside
             texts = [evaluator.tensor(evaluator.value(e), scan.step.dtype) for e in bodies]
@@ -219,6 +221,7 @@ class ScanWriter:
                 k.emit(f"{(counts := k.names.fresh('counts'))} = {' & '.join(dict.fromkeys(tests))}")
                 zero = literal(self.algebra.identity[1])
                 texts = [f"tl.where({counts}, {t}, {z})" for t, z in zip(texts, (zero, "0"), strict=True)]
+        texts += ["1.0"] * (len(self.algebra.dtypes) - len(texts))  # sums of exponentials
         k.emit(f"valid = {valid}")
         names = []
         for text, start, dtype in zip(texts, self.algebra.identity, self.algebra.dtypes, strict=True):
@@ -279,14 +282,20 @@ class ScanWriter:
 
     def _one_step(self, step: str, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
-        k, scan, s = self.kernel, self.scan, self.scan.statement
-        assert scan.step is not None
+        k, scan = self.kernel, self.scan
         self._at(step)
         moving = frozenset((scan.along, *scan.turns))
         inner = [frozenset[str]() for _ in range(depth - 1)] + [moving]
         axes = [] if self.flat_lanes else ["lane"]
         frame = Frame(k, axes, {} if self.flat_lanes else {"lane": "lane_in"}, *inner)
-        dtype = scan.step.dtype
+        self._advance(frame, carry, carry)
+        return frame
+
+    def _advance(self, frame: Frame, carry: str, target: str) -> None:
+        """Lines that take the carried state over the frame's step, to a state of that name."""
+        k, scan, s = self.kernel, self.scan, self.scan.statement
+        assert scan.step is not None
+        dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
         held = Value(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
         guard = () if s.guard is None else (s.guard,)
         evaluator = Evaluator(frame, *guard, s.body, given={scan.step.state: held})
@@ -295,8 +304,7 @@ class ScanWriter:
         if tests:
             value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"
         value = f"({value}).to({triton_type(dtype)})"
-        k.emit(f"{carry} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
-        return frame
+        k.emit(f"{target} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
 
     # assembly
 
