@@ -246,7 +246,7 @@ def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple
                 if int(gap.constant) % n:
                     turns[v] = -int(gap.constant) % n
                 continue
-        gap = linear(e) - Affine.variable(v)
+        gap = linear(e) - (Affine.variable(v) if size[v] > 1 or linear(e).terms else 0)
         if gap.terms or gap.constant.denominator != 1:
             return None
         if gap.constant:
