@@ -50,12 +50,14 @@ def aggregations(draw):
 @st.composite
 def steps(draw):
     plus, times, leaves = draw(
-        st.sampled_from([
-            ("{0} + {1}", "{0} * {1}", ("A[t, i]", "B[t]", "0.5", "A[2, i] / 2")),
-            ("max({0}, {1})", "{0} + {1}", ("A[t, i]", "B[t]", "-1", "A[0, i]")),
-            ("min({0}, {1})", "{0} - {1}", ("A[t, i]", "B[t]", "1", "A[1, i]")),
-            ("logaddexp({0}, {1})", "{0} + {1}", ("A[t, i]", "B[t]", "-0.5", "A[0, i]")),
-        ])
+        st.sampled_from(
+            [
+                ("{0} + {1}", "{0} * {1}", ("A[t, i]", "B[t]", "0.5", "A[2, i] / 2")),
+                ("max({0}, {1})", "{0} + {1}", ("A[t, i]", "B[t]", "-1", "A[0, i]")),
+                ("min({0}, {1})", "{0} - {1}", ("A[t, i]", "B[t]", "1", "A[1, i]")),
+                ("logaddexp({0}, {1})", "{0} + {1}", ("A[t, i]", "B[t]", "-0.5", "A[0, i]")),
+            ]
+        )
     )
     gap = draw(st.sampled_from(["t - 1", "t + 1"]))
     turn = draw(st.sampled_from(["i", "(i - 1) % D", "(i + 2) % D"]))

@@ -172,6 +172,24 @@ def test_gradients(aggregation, tiling):
         assert sum(n.endswith("_scan") for n in names) >= {"+": 1, "*": 2, "logsumexp": 2}.get(aggregation, 3)
 
 
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_terms_that_are_aggregations(aggregation, tiling):
+    source = "function (X[N, M]) -> (O) { O[i : N] = %s(X[k, l] - l), i - k < N; }"
+    _, names = agree(source % aggregation, normal(6, 4), kernels="O_scan", tolerance=1e-10)
+    assert names[0] == "O_terms_kernel"
+    source = "function (X[B, N, M]) -> (O) { O[j, b, i : M, B, N] = %s(X[b, k, l]), i - k < N, l - j - 1 < M; }"
+    _, names = agree(source % aggregation, normal(2, 6, 5), kernels="O_scan", tolerance=1e-10)
+    assert "O_terms_scan" in names
+    source = "function (X[N, M]) -> (O) { O[i : N] = %s(X[k, l]), i - k < N, k - l < 3; }"
+    agree(source % aggregation, normal(7, 5), kernels="O_scan", tolerance=1e-10)
+
+
+def test_narrow_terms_are_rounded_once(tiling):
+    x = torch.full((40, 30), 0.1).half()
+    f = tilec.compile("function (X[N, M]) -> (O) { O[i : N] = +(X[k, l]), i - k < N; }", backend="triton")
+    torch.testing.assert_close(f(x), x.float().sum(1).cumsum(0).half(), rtol=0, atol=0)
+
+
 # recurrences
 
 STEPS = {

@@ -22,8 +22,8 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps
-from tilec.backends.triton.scan import affine_recurrence, scan_steps
-from tilec.backends.triton.scan_form import recognise_scan
+from tilec.backends.triton.scan import affine_recurrence, scan_of_terms, scan_steps
+from tilec.backends.triton.scan_form import recognise_scan, terms_first
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
@@ -97,8 +97,8 @@ def ridden_steps(
         return None
     wide = _is_wide((flat, *riding), types, strides, space)
     scan = recognise_scan(space, seen)
-    if scan is not None:
-        return scan_steps(scan, seen, flat, wide, riding)
+    if scan is not None or terms_first(space, seen) is not None:
+        return None if scan is None else scan_steps(scan, seen, flat, wide, riding)
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -132,6 +132,9 @@ def statement_steps(
     scan = recognise_scan(space, seen)
     if scan is not None:
         return scan_steps(scan, seen, flat, wide)
+    apart = terms_first(space, seen)
+    if apart is not None:
+        return scan_of_terms(*apart, seen, flat, partial(statement_steps, setting=setting))
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)

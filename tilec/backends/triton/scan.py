@@ -7,7 +7,7 @@ chunks: a launch for their totals, and one for the chunks themselves, which read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.plan import Allocate, Release, Setting, Step
@@ -15,7 +15,7 @@ from tilec.backends.triton.scan_blocks import BlockWriter
 from tilec.backends.triton.scan_form import Scan, recognise_steps
 from tilec.backends.triton.scan_lanes import LaneWriter
 from tilec.backends.triton.scan_text import Tiling, workspaces
-from tilec.backends.triton.sizes import power_of_two
+from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, walk
 from tilec.ir.types import TensorType
@@ -78,6 +78,25 @@ def scan_steps(
         writer.totals(flat, chunks),
         writer.apply(flat, chunks),
         Release(tuple(totals)),
+    ]
+
+
+def scan_of_terms(
+    terms: Statement,
+    kind: TensorType,
+    scan: Statement,
+    seen: Viewed,
+    flat: Statement,
+    steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
+) -> list[Step]:
+    """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
+    types = {**seen.types, terms.output: kind}
+    strides = {**seen.strides, terms.output: contiguous(kind.shape)}
+    return [
+        Allocate(terms.output, kind.shape, kind.dtype),
+        *steps_of(terms, terms, types, strides),
+        *steps_of(scan, flat, types, strides),
+        Release((terms.output,)),
     ]
 
 

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from tilec.backends.affine import affine_steps
 from tilec.backends.domain import Condition, Domain, conditions_of, free
-from tilec.backends.scalars import identity
+from tilec.backends.scalars import NARROW, identity
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.space import Space
 from tilec.ir.aggregations import Semiring
 from tilec.ir.index import Affine, linear
+from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
+    Constraint,
     Expr,
     Index,
     Int,
@@ -141,41 +143,78 @@ def space_of(s: Statement, low: Mapping[str, int], extent: Mapping[str, int]) ->
 # cumulative aggregations
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """The output variable, the summed one, the condition that holds both together from one side, and what it says: the
+    terms up to summed = output + shift count, or those from there on."""
+
+    output: str
+    summed: str
+    condition: Condition
+    rising: bool
+    shift: int
+
+
 def recognise_scan(space: Space, seen: Viewed) -> Scan | None:
     """A statement as a scan; None where it is none, or too short for that to matter."""
+    cut = _cut(space)
+    if cut is None or any(v != cut.summed and not space.single(v) for v in space.reductions):
+        return None
+    s, k, i = space.statement, cut.summed, cut.output
+    low, extent = space.low[0], space.extent[0]
+    moved = tuple((Affine.variable(k) - cut.shift).to_expr() if e == Index(i) else e for e in s.index or ())
+    lanes = tuple(v for v in space.outputs if v != i)
+    ones = {v: 1 for v in space.reductions if v != k}
+    t = Statement(s.output, moved, s.sizes, s.body, s.aggregation, s.guard, s.constraints, span=s.span)
+    kept = {**ones, **{v: extent[v] for v in (*lanes, k)}}
+    made = space_of(t, {v: low[v] for v in kept}, kept)
+    others = tuple(c for c in space.valid if c != cut.condition)
+    algebra = algebra_of(s.aggregation, seen.types[s.output].dtype)
+    found = Scan(t, made, k, lanes, cut.rising, low[k], extent[k], cut.shift, extent[i], others, algebra, {})
+    return found if found.steps >= LEAST else None
+
+
+def terms_first(space: Space, seen: Viewed) -> tuple[Statement, TensorType, Statement] | None:
+    """A scan of terms that are aggregations themselves, over other summed variables, as a statement of the terms, their
+    type, and the scan of these. The statement of the terms may be a scan too, along another axis."""
+    cut = _cut(space)
+    if cut is None or all(v == cut.summed or space.single(v) for v in space.reductions):
+        return None
+    s, k, i = space.statement, cut.summed, cut.output
+    low, extent = space.low[0], space.extent[0]
+    element = expression_type(s.body, seen.types)
+    body = Call("float32", (s.body,)) if element.dtype in NARROW and s.aggregation not in ("max", "min") else s.body
+    element = expression_type(body, seen.types)
+    place = (Affine.variable(k) - low[k]).to_expr()
+    index = tuple(place if e == Index(i) else e for e in s.index or ())
+    shape = tuple(extent[k if e == Index(i) else e.name] for e in s.index or () if isinstance(e, Index))
+    kept = tuple(c for c in s.constraints if i not in index_variables(c.expr))
+    name = f"{s.output}.terms"
+    terms = Statement(name, index, tuple(map(Int, shape)), body, s.aggregation, s.guard, kept, span=s.span)
+    joint = (Constraint(cut.condition.form.to_expr(), Int(cut.condition.bound)),)
+    scan = Statement(s.output, s.index, s.sizes, Access(name, index), s.aggregation, None, joint, span=s.span)
+    return terms, TensorType(shape, aggregate_type(s.aggregation, element).dtype), scan
+
+
+def _cut(space: Space) -> _Cut | None:
     s = space.statement
     index = [linear(e).bare for e in s.index or ()]
     if s.aggregation not in THEN or s.default is not None or reads_itself(s) or len(space.classes) != 1:
         return None
     if None in index or len(set(index)) < len(index) or space.residues or not space.covers:
         return None
-    low, extent = space.low[0], space.extent[0]
-    summed = [v for v in space.reductions if not space.single(v)]
-    joint = [c for c in space.valid if free(c.form) & set(summed) and free(c.form) & set(space.outputs)]
-    pairs = [c for c in joint if len(free(c.form)) == 2]
-    if len(summed) != 1 or not pairs or extent[summed[0]] < LEAST:
-        return None
-    (k,) = summed
-    for c in pairs:
-        (i,) = free(c.form) - {k}
-        guard = () if s.guard is None else (s.guard,)
-        others = [d for d in space.valid if d is not c]
-        if i in index_variables(s.body, *guard) or any(i in free(d.form) for d in others):
+    guard = () if s.guard is None else (s.guard,)
+    read = index_variables(s.body, *guard)
+    for c in space.valid:
+        pair = free(c.form)
+        summed = [v for v in pair if v in space.reductions and not space.single(v)]
+        if len(pair) != 2 or len(summed) != 1:
             continue
+        (k,), (i,) = summed, pair - {*summed}
         side = _side(c, i, k, space.box(0))
-        if side is None or extent[i] < LEAST:
-            continue
-        rising, shift = side
-        moved = tuple((Affine.variable(k) - shift).to_expr() if e == Index(i) else e for e in s.index or ())
-        lanes = tuple(v for v in space.outputs if v != i)
-        kept = {v: extent[v] for v in (*lanes, k)}
-        others_low = {v: low[v] for v in space.reductions if v != k}
-        ones = dict.fromkeys(others_low, 1)
-        t = Statement(s.output, moved, s.sizes, s.body, s.aggregation, s.guard, s.constraints, span=s.span)
-        made = space_of(t, {**{v: low[v] for v in kept}, **others_low}, {**ones, **kept})
-        algebra = algebra_of(s.aggregation, seen.types[s.output].dtype)
-        found = Scan(t, made, k, lanes, rising, low[k], extent[k], shift, extent[i], tuple(others), algebra, {})
-        return found if found.steps >= LEAST else None
+        alone = i not in read and not any(i in free(d.form) for d in space.valid if d is not c)
+        if side is not None and alone and min(space.extent[0][v] for v in (i, k)) >= LEAST:
+            return _Cut(i, k, c, *side)
     return None
 
 
