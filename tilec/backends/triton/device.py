@@ -96,6 +96,11 @@ def minimum_(a, b):
 
 
 @triton.jit
+def add_(a, b):
+    return a + b
+
+
+@triton.jit
 def multiply_(a, b):
     return a * b
 
@@ -162,17 +167,46 @@ def shifted_exp_(x, top):
 @triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
-    top = maximum_(top_a, top_b)
-    same = tl.abs(top) == float("inf")
-    a = tl.where(same, sum_a * (top_a == top), sum_a * shifted_exp_(top_a, top))
-    b = tl.where(same, sum_b * (top_b == top), sum_b * shifted_exp_(top_b, top))
-    return top, (a + b).to(sum_a.dtype)
+    same = top_a == top_b
+    less = libdevice.exp(tl.where(same, 0.0, -tl.abs(top_a - top_b)).to(sum_a.dtype))
+    total = tl.where(top_a > top_b, sum_a + sum_b * less, sum_a * less + sum_b)
+    return maximum_(top_a, top_b), total.to(sum_a.dtype)
 
 
 @triton.jit
 def log_of_sum_(top, total):
     """The logarithm that a maximum and a sum relative to it stand for; an infinite maximum is itself."""
     return tl.where(tl.abs(top) == float("inf"), top, top + libdevice.log(total))
+
+
+@triton.jit
+def then_real_(a, b, c, d):
+    """a*h + b and then c*h + d, as one such step."""
+    return a * c, b * c + d
+
+
+@triton.jit
+def then_log_(a, top_a, sum_a, b, top_b, sum_b):
+    """The offsets as a maximum and a sum of exponentials relative to it."""
+    top, total = join_logs_(top_a + b, sum_a, top_b, sum_b)
+    return a + b, top, total
+
+
+@triton.jit
+def apply_log_(a, top, total, h):
+    """What a composition makes of a state."""
+    highest, joined = join_logs_(a + h, tl.full((), 1, top.dtype), top, total)
+    return log_of_sum_(highest, joined)
+
+
+@triton.jit
+def then_max_plus_(a, b, c, d):
+    return a + c, maximum_(b + c, d)
+
+
+@triton.jit
+def then_min_plus_(a, b, c, d):
+    return a + c, minimum_(b + c, d)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ def riders(
     carrier = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
     while carrier.output not in program.outputs:
-        readers = [s for s in program.statements if carrier.output in reads(s)]
+        readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
         if len(readers) != 1 or readers[0].output in barred or not _rides(readers[0], carrier, there, types):
             break
         carrier = readers[0]

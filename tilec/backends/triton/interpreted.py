@@ -1,5 +1,5 @@
 """What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, and
-reductions by functions of our own that do not go element by element."""
+reductions and scans by functions of our own that do not go element by element."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
 SPELLED: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round}
 
@@ -50,7 +50,24 @@ def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
     return [self.to_tensor(p[0], b.dtype) for p, b in zip(parts, blocks, strict=True)]
 
 
+def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:
+    """Each state with the one 1, 2, 4, ... places before it, as hardware does; states that have none stay."""
+    axis, types = self.axis, [x.dtype for x in operands]
+    states = [np.array(x.handle.data) for x in operands]
+    count, distance = states[0].shape[axis], 1
+    place = np.arange(count).reshape([-1 if d == axis else 1 for d in range(states[0].ndim)])
+    while distance < count:
+        parts = [*(np.roll(s, distance, axis) for s in states), *states]
+        found = self.combine_fn.fn(*(self.to_tensor(x, t) for x, t in zip(parts, types * 2, strict=True)))
+        found = found if isinstance(found, tuple) else (found,)
+        pairs = zip(states, found, strict=True)
+        states = [np.where(place >= distance, f.handle.data.astype(s.dtype), s) for s, f in pairs]
+        distance *= 2
+    return [self.to_tensor(s, t) for s, t in zip(states, types, strict=True)]
+
+
 def prepare_interpreter() -> InterpretedLibrary:
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
     ReduceOps.generic_reduce = _reduce  # type: ignore[method-assign]
+    ScanOps.generic_scan = _scan  # type: ignore[method-assign]
     return InterpretedLibrary()

@@ -24,6 +24,8 @@ from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, T
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps, with_riders
 from tilec.backends.triton.rows import row_launch
+from tilec.backends.triton.scan import affine_recurrence, scan_of_terms, scan_steps
+from tilec.backends.triton.scan_form import recognise_scan, terms_first
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
@@ -87,10 +89,18 @@ def _recurrence_unit(
     setting: Setting,
     barred: Collection[str],
 ) -> Unit:
-    """A recurrence and what rides on it, none of `barred`."""
+    """A recurrence and what rides on it, none of `barred`: many steps at once where they are affine and that pays."""
     s = flat.statements[place]
     t = types[s.output]
     known.update((later.output, contiguous(types[later.output].shape)) for later in flat.statements[place:])
+    if _elements(t):
+        for riding in dict.fromkeys((riders(flat, place, types, barred), ())):
+            wide = _is_wide((s, *riding), types, known, None)
+            steps = affine_recurrence(s, types, known, setting, wide, riding)
+            if steps is not None:
+                last = (s, *riding)[-1]
+                allocated = Allocate(last.output, types[last.output].shape, types[last.output].dtype)
+                return Unit((s, *riding), (last.output,), (allocated, *steps))
     ridden = with_riders(flat, place, types, known, setting, barred)
     if ridden is not None:
         statements, made = ridden
@@ -149,6 +159,9 @@ def ridden_steps(
     if space is None or not space.classes:
         return None
     wide = _is_wide((flat, *riding), types, strides, space)
+    scan = recognise_scan(space, seen)
+    if scan is not None or terms_first(space, seen) is not None:
+        return None if scan is None else scan_steps(scan, seen, flat, wide, riding)
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -179,6 +192,12 @@ def statement_steps(
     first = fill(space, types)
     if not space.classes:
         return first
+    scan = recognise_scan(space, seen)
+    if scan is not None:
+        return scan_steps(scan, seen, flat, wide)
+    apart = terms_first(space, seen)
+    if apart is not None:
+        return scan_of_terms(*apart, seen, flat, partial(statement_steps, setting=setting))
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)

@@ -31,7 +31,8 @@ def check_recurrences(flat: Program) -> None:
 
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
-    return sequential(chart(flat, types), strides, _is_wide((flat,), types, strides))
+    course = chart(flat, types)
+    return sequential(course, strides, _is_wide((flat,), types, strides))
 
 
 def sequential(course: Course, strides: Strides, wide: bool) -> list[Step]:
