@@ -67,14 +67,14 @@ def shift_right_(a, b):
 
 @triton.jit
 def maximum_(a, b):
-    """NaN if either is."""
-    return tl.where((a > b) | (a != a), a, b)
+    """NaN if either is: one instruction for float32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum_(a, b):
     """NaN if either is."""
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -133,6 +133,15 @@ def logaddexp_(a, b):
 def shifted_exp_(x, top):
     """exp(x - top), with 0 for x = -inf whatever top is."""
     return tl.where(x == float("-inf"), 0.0, libdevice.exp(x - tl.where(top == float("-inf"), 0.0, top))).to(x.dtype)
+
+
+@triton.jit
+def share_exp_(x):
+    """exp of x <= 0 within two units in the last place, as a share of a sum: what is below 2^-126 is 0."""
+    if x.dtype == tl.float32:
+        return libdevice.fast_expf(x)
+    else:
+        return libdevice.exp(x)
 
 
 @triton.jit
