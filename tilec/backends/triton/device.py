@@ -67,14 +67,20 @@ def shift_right_(a, b):
 
 @triton.jit
 def maximum_(a, b):
-    """NaN if either is: one instruction for float32."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    """NaN if either is, which is one instruction for float32 and has none for float64."""
+    if a.dtype == tl.float64:
+        return tl.where((a > b) | (a != a), a, b)
+    else:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum_(a, b):
     """NaN if either is."""
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    if a.dtype == tl.float64:
+        return tl.where((a < b) | (a != a), a, b)
+    else:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
