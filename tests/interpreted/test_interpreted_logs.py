@@ -187,6 +187,18 @@ def test_the_published_example():
     )
 
 
+def test_large_numbers_that_cancel():
+    """The product would hold a sum of e^-60 beside a greatest pair of 60: their rounding is more than is allowed."""
+    a, b = 2 * torch.rand(16, 32, generator=torch.Generator().manual_seed(0)), torch.zeros(32, 16)
+    b += 2 * torch.rand(32, 16, generator=torch.Generator().manual_seed(1))
+    a[:, 0], a[:, 1:] = 30.3, a[:, 1:] - 30.7
+    b[0], b[1] = b[0] - 30.9, 30.1
+    b[2:] -= 60
+    got = tilec.compile(PRODUCT, backend="triton")(a, b).double()
+    wanted = torch.logsumexp(a.double()[:, :, None] + b.double(), 1)
+    assert wanted.abs().max() < 3 and (got - wanted).abs().max() <= 1e-6
+
+
 def test_infinities_and_nan_are_told_apart():
     a, b = hmm()
     a[7, 3], b[4, 4] = INFINITY, float("nan")

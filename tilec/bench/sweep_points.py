@@ -132,7 +132,8 @@ def tiles(f: tilec.Function, *inputs: Tensor) -> tuple[int, int, int]:
 
 def shares(a: Tensor, b: Tensor, rows: int = 64, columns: int = 64, block: int = 32) -> dict[str, float]:
     """Shares of the tiles of a float32 product whose elements one maximum a row and column makes certain, those that
-    need pairs counted, maxima by blocks of the reduction, and addition term by term: what the kernel decides."""
+    need pairs counted, maxima by blocks of the reduction, and addition term by term. By the kernel's bounds on what is
+    lost; it also passes on large numbers that cancel to a small result, of which these ranges have none."""
     a, b = a.double(), b.double()
     terms = a.shape[1]
     whole = torch.stack([torch.logsumexp(row[:, None] + b, 0) for row in a])

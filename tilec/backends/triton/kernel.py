@@ -27,7 +27,7 @@ RESERVED = (
     "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
     "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
     "valid", "sure", "value", "result", "reached", "pairs", "left_top", "right_top",
-    "unsure", "near_top", "far_top", "lifted", "weight", "zeros", *device_functions(),
+    "near_top", "far_top", "lifted", "weight", "zeros", *device_functions(),
 )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 With a_i and b_j the greatest left and right term of a row and a column, log sum_k exp(l_ik + r_kj) is
 a_i + b_j + log S where S = sum_k exp(l_ik - a_i) * exp(r_kj - b_j) is a product of matrices. What underflow loses of K
 terms is a few K * 2^-126, so where S is at least K * 2^-99 the result is as accurate as the product (float64: 2^-966).
-A block in which some S is smaller, or not finite, is computed again in the same kernel, term by term. Rows and columns
-that are -inf throughout are exactly that, and no failure.
+Rows and columns that are -inf throughout are exactly that, and no failure. A block in which some S is smaller, or not
+finite, goes on in the same kernel: pairs of terms that are not -inf are counted; then the product is taken with the
+greatest terms of each block of the reduction, sums relative to the greatest pair of them; what still is not certain is
+added term by term. Elements that are certain keep what they have, so that none depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
 from tilec.ir.types import FLOATS, TensorType
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
+CANCELLED = (
+    20  # of a logarithm this large, 3 roundings are 3.6e-6; beside a larger result they are of its own last place
+)
 LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 NOTHING = "float('-inf')"
 Step = Callable[[list[str], list[str]], Sequence[str]]
@@ -174,13 +179,17 @@ class LogWriter(ExponentialWriter):
         left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
         none = [f"({r} == {NOTHING})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
-        sure = f"{self._certain('acc')} | {none[0]} | {none[1]} | {outside}"
-        k.emit(f"acc = tl.where({sure}, libdevice.log(acc) + ({left} + {right}), float('nan'))")
+        k.emit("scaled = libdevice.log(acc)")
+        k.emit(f"value = scaled + ({left} + {right})")
+        k.emit(f"acc = tl.where({self._certain('acc')} | {none[0]} | {none[1]} | {outside}, value, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._levelled(), self._exact()])
 
     def _certain(self, total: str) -> str:
+        """Text of the test that a sum is accurate, given its logarithm `scaled` and the result `value`: nothing that
+        counts was lost, and no two large numbers cancel to a small result, which would keep their rounding."""
         least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
-        return f"({total} >= {least}) & ({total} < float('inf'))"
+        small = f" & (tl.abs(scaled) <= {CANCELLED} + tl.abs(value))" if self.dot.dtype == "float32" else ""
+        return f"({total} >= {least}) & ({total} < float('inf')){small}"
 
     def _absent(self, tops: Sequence[str]) -> list[str]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or
@@ -211,7 +220,7 @@ class LogWriter(ExponentialWriter):
             shifted = f"libdevice.exp({left} - left_top[:, None]), libdevice.exp({right} - right_top[None, :])"
             k.emit(f"value = tl.dot({shifted}{self._options()})")
             k.emit("highest = left_top[:, None] + right_top[None, :]")
-            k.emit("scaled = share_exp_(-tl.abs(highest - top))")
+            k.emit("scaled = libdevice.exp(-tl.abs(highest - top))")
             k.emit("total = tl.where(highest > top, total * scaled + value, total + value * scaled)")
             k.emit("top = tl.maximum(highest, top)")
 
@@ -219,8 +228,9 @@ class LogWriter(ExponentialWriter):
             f"top = tl.full((BM, BN), 3 * {LOWEST}, {dtype})",
             f"total = tl.full((BM, BN), 0, {dtype})",
             *self._blocks(multiply),
-            "unsure = acc != acc",
-            f"acc = tl.where(unsure & {self._certain('total')}, top + libdevice.log(total), acc)",
+            "scaled = libdevice.log(total)",
+            "value = scaled + top",
+            f"acc = tl.where((acc != acc) & {self._certain('total')}, value, acc)",
         ]
 
     def _exact(self) -> list[str]:
