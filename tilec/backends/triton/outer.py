@@ -1,9 +1,10 @@
 """Blocks whose operands depend on one side each, walked point by point: an outer product in any semiring.
 
-Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading:
-threads that hold a matrix product's layout have few rows and neighbouring columns, so that a wide read serves many
-pairs, where Triton's own choice may read 33 values for 32 pairs. Tests of overhanging rows and columns cost a register
-set to zero for each element read; rows that overhang are the last row again instead.
+Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading: a
+thread with R rows and C columns reads R + C values for R * C pairs, and Triton's own choice may be 32 rows and 1
+column. So the accumulator begins as a read of the output's block that reads nothing: its layout, four columns and rows
+8 or 16 apart, becomes the loop's. Tests of overhanging rows and columns cost a register set to zero for each element
+read; rows that overhang are the last row again instead.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from tilec.backends.triton.space import Space
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, walk
 
-BLOCKS = ((128, 128, 8), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))  # rows, columns, warps
-LEAST_LAID_OUT = 16  # rows and columns of a matrix product's layout
-ZEROS = "zeros = tl.dot(tl.full((BM, 16), 0, tl.float16), tl.full((16, BN), 0, tl.float16))"
+# rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
+BLOCKS = ((128, 128, 8), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+LEAST_LAID_OUT = 16  # rows and columns
+NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
 
 
 def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -65,7 +67,7 @@ def block_sizes(
 
 
 def laid_out(space: Space, bm: int, bn: int) -> bool:
-    """Whether blocks of this size can be laid out as products are, and the last row is there to be read again."""
+    """Whether blocks of this size fill the threads, and the last row is there to be read again."""
     return min(bm, bn) >= LEAST_LAID_OUT and all(e[v] for e in space.extent for v in space.outputs)
 
 

@@ -21,7 +21,7 @@ from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.outer import (
-    ZEROS,
+    NEVER,
     block_sizes,
     calls_library,
     laid_out,
@@ -45,7 +45,7 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 class Tiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
     walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
-    is laid out as a product's."""
+    is laid out for that."""
 
     axes: tuple[tuple[tuple[str, ...], int], ...]
     reduction: int | None
@@ -287,9 +287,12 @@ def _reduction(
     wants_reached = s.default is not None
     if wants_reached:
         k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
-    product = tiling.outer and not whole_blocks(k.space)
-    body += [ZEROS] if product else []
-    body += accumulator.start(shape, "zeros" if product else None)
+    alone = tiling.outer and not whole_blocks(k.space)
+    if alone:
+        whole = Frame(k, [a.name for a in axes], {})
+        place = whole.address(s.output, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
+        body.append(f"zeros = tl.load({place}, mask={NEVER}, other=0)")
+    body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
         body.append(f"reached = tl.full({shape}, False, tl.int1)")
     body += walk.before
