@@ -15,7 +15,7 @@ from tilec.backends.triton.dot_blocks import choose_config
 from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.groups import Group, Grouped
-from tilec.backends.triton.hoist import hoisted
+from tilec.backends.triton.hoist import hoisted, shared
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops
@@ -221,6 +221,10 @@ def statement_steps(
     found = recognise_log(space, seen) or recognise_weighted(space, seen)
     if found is not None:
         return [*first, *_exponential_steps(found, space, seen, flat, wide, setting)]
+    once = shared(space, seen, wide)
+    if once is not None:
+        before, seen, space, after = once
+        return [*first, *before, *(pointwise(space, seen, flat, wide) or ()), *after]
     return [*first, *(pointwise(space, seen, flat, wide) or ())]
 
 
