@@ -18,6 +18,7 @@ LAYERS = (
     ("tilec.cost",),
     ("tilec.backends",),
     ("tilec.pipeline",),
+    ("tilec.saving",),
     ("tilec.arguments",),
     ("tilec.torch_op",),
     ("tilec.function",),

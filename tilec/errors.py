@@ -76,6 +76,10 @@ def _position(source: str, span: Span) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
+class TileWarning(UserWarning):
+    """Legal, and most likely not what was meant. The text points as an error's does."""
+
+
 class SyntaxMistake(TileError):
     """The text is not Tile."""
 

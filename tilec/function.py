@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,16 +14,18 @@ import torch
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
 from tilec.backends.base import Executable, Kernel, Options
-from tilec.cost import Cost, cost
-from tilec.errors import InputMistake, NameMistake, TileError, Unsupported
+from tilec.cost import Cost, cost, size_in_bytes
+from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
 from tilec.pipeline import lower
-from tilec.torch_op import TileCall
+from tilec.saving import Partition, partition
+from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.grad import grad
+from tilec.transforms.mismatch import mismatches
 from tilec.transforms.simplify import simplify
 from tilec.transforms.sizes import seed_inputs
 
@@ -58,16 +63,44 @@ class Replaced:
         return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that torch's autograd keeps from a call for its backward pass."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return size_in_bytes(TensorType(self.shape, self.dtype))
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """What a function runs for given types: for a gradient, without the results that are None and over d_outputs that
+    have their outputs' types."""
+
+    program: Program
+    types: dict[str, TensorType]
+    results: tuple[int | None, ...]
+    replaced: dict[int, Replaced]
+
+
 class Lowered:
     """A function lowered for given shapes, types and backend: what runs, and how it came about.
 
-    `stages`: pass name -> Program, in order. `kernels`: one entry a launch.
+    `stages`: pass name -> Program, in order; where statements share kernels, "grouped" is the program that generated
+    kernels carry out, with `[[kernel(k)]]` before each statement of the k-th such kernel. `kernels`: one a launch.
     """
 
     def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):
         self.stages = stages
         self._types = types
         self._executable = executable
+        if executable.grouped is not None:
+            program, self._types = executable.grouped[0], dict(executable.grouped[1])
+            self.stages = {**stages, "grouped": program}
 
     @property
     def outputs(self) -> tuple[TensorType, ...]:
@@ -87,8 +120,8 @@ class Lowered:
         return self._executable.asm(kind)
 
     def cost(self) -> Cost:
-        """Floating-point operations, bytes moved statement by statement, and the least bytes any program must move."""
-        return cost(self.stages["flat"], self._types)
+        """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
+        return cost(self.stages.get("grouped", self.stages["flat"]), self._types)
 
     def __str__(self) -> str:
         return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())
@@ -128,6 +161,7 @@ class Function:
         self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
         self._settled: dict[object, Executable] = {}
+        self._recorded: dict[object, Recorded] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
     @property
@@ -171,7 +205,8 @@ class Function:
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return TileCall.apply(self, weak, *tensors)  # type: ignore[no-untyped-call]
+            recorded = self._record(tensors, weak)
+            return TileCall.apply(recorded, weak, *tensors)[: len(self.outputs)]  # type: ignore[no-untyped-call]
         return self.run(tensors, weak)
 
     def run(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
@@ -186,6 +221,55 @@ class Function:
             tensors = [prepared.replaced[i](t) if i in prepared.replaced else t for i, t in enumerate(tensors)]
         results = prepared.executable(tensors)
         return tuple([None if r is None else results[r] for r in prepared.results])
+
+    def _record(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> Recorded:
+        """How torch is to record a call with such tensors."""
+        values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
+        key = (tuple([t.requires_grad for t in tensors]), weak, values, *signature_types(tensors))
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            types = {
+                name: TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], w)
+                for name, t, w in zip(self.inputs, tensors, weak, strict=True)
+            }
+            wrt = tuple(name for name, t in zip(self.inputs, tensors, strict=True) if t.requires_grad)
+            special, parts = self._partition(wrt, types, dict(zip(self._sizes, values, strict=True)))
+            run = self.run
+            if parts.forward is not None:
+                self._warn(types, dict(zip(self._sizes, values, strict=True)))
+                run = self._made(parts.forward).run
+            outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+            recorded = Recorded(run, self.inputs, wrt, outputs, special.replaced, parts, self._made)
+            if len(self._recorded) >= CACHED_CALLS:
+                self._recorded.pop(next(iter(self._recorded)), None)
+            self._recorded[key] = recorded
+        return recorded
+
+    def _partition(self, wrt, types, values) -> tuple[Specialised, Partition]:
+        try:
+            special = self._specialised(types, values)
+            return special, partition(special.program, wrt, special.types, values, extras=self.gradient is None)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+
+    def _made(self, program: Program) -> Function:
+        """A function of another program that runs as this one does."""
+        return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact)
+
+    def saved(self, *args) -> tuple[Saved, ...]:
+        """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
+
+        Gradients are taken to be needed of the tensors that require them; where none does, of every floating input
+        that is no Python number.
+        """
+        types = types_of(self.inputs, args, self._seeds)
+        values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
+        asking = [n for n, a in zip(self.inputs, args, strict=True) if isinstance(a, torch.Tensor) and a.requires_grad]
+        wrt = tuple(asking or [n for n, t in types.items() if kind(t.dtype) == 2 and not t.weak])
+        if not wrt:
+            return ()
+        _, parts = self._partition(wrt, types, values)
+        return tuple(Saved(name, t.shape, t.dtype) for name, t in parts.kept.items())
 
     def _prepare(self, key, device, values, tensors, weak) -> Prepared:
         types = {
@@ -203,22 +287,31 @@ class Function:
         """Lowering, backend and executable for these types; for a gradient, without the results that are None."""
         try:
             chosen = choose(backend, device, target)
-            program = self.program
-            results: tuple[int | None, ...] = tuple(range(len(self.outputs)))
-            replaced: dict[int, Replaced] = {}
-            if self.gradient is not None:
-                replaced = self._replaced_cotangents(types, values)
-                types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
-                floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
-                kept = [o for o, f in zip(self.outputs, floating, strict=True) if f]
-                program = simplify(program, kept)
-                count = iter(range(len(kept)))
-                results = tuple(next(count) if f else None for f in floating)
-            lowering = lower(program, types, values)
+            special = self._specialised(types, values)
+            lowering = lower(special.program, special.types, values)
+            if self.gradient is None:
+                self._warn(types, values)
             executable = chosen.build(lowering, Options.from_environment(tune, self.exact))
-            return lowering, chosen, Prepared(executable, results, replaced)
+            return lowering, chosen, Prepared(executable, special.results, special.replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
+
+    def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
+        """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
+        if all(s.index is None or s.sizes is not None for s in self.program.statements):
+            return
+        for mistake in mismatches(self.program, infer(bind(self.program, types, values), types)):
+            warnings.warn(str(mistake.located(self.source, self.filename)), TileWarning, _outside())
+
+    def _specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
+        if self.gradient is None:
+            return Specialised(self.program, types, tuple(range(len(self.outputs))), {})
+        replaced = self._replaced_cotangents(types, values)
+        types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
+        floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
+        program = simplify(self.program, [o for o, f in zip(self.outputs, floating, strict=True) if f])
+        count = iter(range(len(program.outputs)))
+        return Specialised(program, types, tuple([next(count) if f else None for f in floating]), replaced)
 
     def _replaced_cotangents(self, types: dict[str, TensorType], values: dict[str, int]) -> dict[int, Replaced]:
         """By position, what takes the place of the d_outputs that are not floating and of those that carry nothing. The
@@ -296,6 +389,15 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
 
 def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:
     return [(t.shape, t.dtype) for t in tensors]
+
+
+def _outside() -> int:
+    """How many calls up, for a warning of the caller's, the first line outside this package is."""
+    package = os.path.dirname(__file__)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:

@@ -13,6 +13,7 @@ from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind import bind
 from tilec.transforms.defract import defract
+from tilec.transforms.factor import factor
 from tilec.transforms.flatten import flatten
 from tilec.transforms.identities import apply_identities
 from tilec.transforms.kinds import Kinds
@@ -42,7 +43,13 @@ class Pass:
 
 def _flat(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    return apply_identities(narrow(simple), setting.kinds())
+    shared = simplify(factor(narrow(simple), setting.types), inputs=setting.kinds())
+    return apply_identities(shared, setting.kinds())
+
+
+def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
+    """Only what makes statements of one aggregation over known sizes: a program to be taken apart and lowered again."""
+    return simplify(flatten(bind(program, types, values), types), inputs=Setting(types, values).kinds())
 
 
 PASSES: tuple[Pass, ...] = (

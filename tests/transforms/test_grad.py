@@ -160,12 +160,14 @@ def test_sizes_that_are_known_are_not_asked_for():
 
 
 def test_nested_aggregations_bind_variables_of_their_own():
-    assert lines("function (A[N, K]) -> (Y) { Y[n : N] = tanh(sum(A[n, k]) * max(A[n, k])); }") == [
-        "Y[n : N] = tanh(sum(A[n, k]) * max(A[n, k]));",
-        "GA[n, k : N, K] = +(DY[n] * (1 - Y[n] * Y[n]) * max(A[n, k']));",
-        "GA_1[n, k' : N, K] = +(A[n, k'] == max(A[n, k1]) ? "
-        "DY[n] * (1 - Y[n] * Y[n]) * sum(A[n, k]) / sum(A[n, k2] == max(A[n, k1])));",
-        "DA = GA + GA_1;",
+    """Those of the left side alone become statements; these have one value for each m as well."""
+    nested = "function (A[N, K], B[M]) -> (Y) { Y[n : N] = +(sum(A[n, k] * B[m]) * max(A[n, k] * B[m]) * B[m]); }"
+    assert lines(nested, ["A"]) == [
+        "GA[n, k : N, K] = +(DY[n] * max(A[n, k'] * B[m]) * B[m] * B[m]);",
+        "GA_1[n, k' : N, K] = +(A[n, k'] * B[m] == max(A[n, k1] * B[m]) ? "
+        "DY[n] * sum(A[n, k] * B[m]) * B[m] / sum(A[n, k2] * B[m] == max(A[n, k1] * B[m])) * B[m]);",
+        "GA_2 = GA + GA_1;",
+        "DA = as_type(GA_2, A);",
     ]
 
 

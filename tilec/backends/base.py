@@ -53,6 +53,12 @@ class Options:
 
 class Executable(Protocol):
     @property
+    def grouped(self) -> tuple[Program, Mapping[str, TensorType]] | None:
+        """The program as kernels carry it out, `[[kernel(k)]]` before the statements that share one, and its types.
+        None where that is the flat one."""
+        ...
+
+    @property
     def kernels(self) -> Sequence[Kernel]: ...
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

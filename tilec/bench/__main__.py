@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tilec.bench import cpu, gpu, recurrences
+from tilec.bench import cpu, gpu, layers, recurrences
 from tilec.bench.gpu_page import line, section, sentence
 from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, LIBRARY, Row
 from tilec.bench.measure import header, measure, row
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 def _cpu(given: argparse.Namespace) -> None:
     lines = header()
     print("\n".join(lines), flush=True)
-    for case in (*cpu.CASES, *recurrences.CASES):
+    for case in (*cpu.CASES, *layers.CASES, *recurrences.CASES):
         if given.only in case.name:
             lines.append(row(case, measure(case, rounds=3 if given.quick else 15)))
             print(lines[-1], flush=True)

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command("check", _check, "parse and check a program; print its signature")
     show = typed(command("show", _show, "print a program, or what a pass makes of it for given shapes"))
-    show.add_argument("--stage", choices=(*STAGES, "code"), help="a pass's result, or the generated code")
+    show.add_argument("--stage", choices=(*STAGES, "grouped", "code"), help="a pass's result, or the generated code")
     grad = command("grad", _grad, "print a program's gradient as Tile")
     grad.add_argument("--wrt", metavar="NAME,...", help="inputs to differentiate by (default: all)")
     run = command("run", _run, "run a program on .npy files")
@@ -84,7 +84,10 @@ def _show(args: argparse.Namespace) -> None:
         print(function.tile)
         return
     lowered = function.lower(*_arguments(function, args))
-    print(lowered.source() if args.stage == "code" else tilec.language.show(lowered.stages[args.stage]))
+    if args.stage == "code":
+        print(lowered.source())
+    else:  # without groups the flat program is what kernels are made from
+        print(tilec.language.show(lowered.stages.get(args.stage, lowered.stages["flat"])))
 
 
 def _tune(args: argparse.Namespace) -> None:

@@ -27,11 +27,13 @@ from tilec.ir.program import (
 from tilec.transforms.adjoint import Contraction
 from tilec.transforms.cut import cut
 from tilec.transforms.extents import Extent, extents
+from tilec.transforms.lift import lift
 from tilec.transforms.naming import Names
 from tilec.transforms.pullback import Cotangent, Leaf, pull_back, total, value_reads
 from tilec.transforms.recurrence import padded
 from tilec.transforms.reversal import cotangents
 from tilec.transforms.scans import scan_gradient, split_scans
+from tilec.transforms.shifts import cancelling
 from tilec.transforms.simplify import simplify
 
 MOST_TERMS = 8  # cotangents added up in one statement
@@ -50,7 +52,17 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     for name in wanted:
         if name not in program.input_names():
             raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
-    return _Reverse(program, wanted).run()
+    reverse = _Reverse(program, wanted)
+    return simplify(reverse.run(), reverse.results)
+
+
+def grad_beside(program: Program, wrt: Sequence[str]) -> Program:
+    """Values and gradient in one: (inputs..., one cotangent an output) -> (outputs..., one gradient a name of `wrt`).
+
+    What the gradient computes of the inputs alone and what the outputs are made of have one statement and one name.
+    """
+    reverse = _Reverse(program, tuple(wrt))
+    return simplify(reverse.run())
 
 
 class _Reverse:
@@ -58,19 +70,21 @@ class _Reverse:
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
+        program = replace(program, statements=lift(program, self.names))
         program = replace(program, statements=cut(program, self.names))
         self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
-        self.active = _depend_on(self.program, frozenset(wanted))
+        self.active = _depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.statements: list[Statement] = []
         # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
         self.received: dict[str, list[Expr | Statement]] = {}
+        self.seeds = tuple(Input(self.names.fresh(f"D{o}"), None) for o in program.outputs)
+        self.results = tuple(self.names.fresh(f"D{i}") for i in wanted)
 
     def run(self) -> Program:
-        program = self.program
-        seeds = [Input(self.names.fresh(f"D{o}"), None) for o in program.outputs]
-        results = [self.names.fresh(f"D{i}") for i in self.wanted]
+        """The program's outputs and then the gradients, `results`, not yet simplified."""
+        program, seeds, results = self.program, self.seeds, self.results
         for output, seed in zip(program.outputs, seeds, strict=True):
             self.extents[seed.name] = self.extents[output]
             self._receive(output, Name(seed.name))
@@ -80,8 +94,8 @@ class _Reverse:
         cast = len(program.inputs) > 1 or _has_cast(program)
         for name, result in zip(self.wanted, results, strict=True):
             self._result(name, result, cast)
-        inputs = (*program.inputs, *seeds)
-        return simplify(Program(None, inputs, tuple(results), (*program.statements, *self.statements)))
+        statements = (*program.statements, *self.statements)
+        return Program(None, (*program.inputs, *seeds), (*program.outputs, *results), statements)
 
     # cotangents
 
@@ -205,10 +219,12 @@ class _Reverse:
         self._receive(tensor, value)
 
 
-def _depend_on(program: Program, sources: frozenset[str]) -> set[str]:
-    """The tensors that depend on the sources through derivatives, the sources among them."""
+def _depend_on(program: Program, sources: frozenset[str], constant: frozenset[str]) -> set[str]:
+    """The tensors that depend on the sources through derivatives other than by `constant`, the sources among them."""
     active = set(sources)
     for s in program.statements:
+        if s.output in constant:
+            continue
         body = s.body.args[0] if isinstance(s.body, Call) and s.body.function in STRUCTURAL else s.body
         roots = (body,) if s.init is None else (body, s.init)
         if any(name in active for root in roots for name in value_reads(root)) or s.default in active:

@@ -39,7 +39,7 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     total = replace(s, output=names.fresh(f"{s.output}_sum"), body=body, aggregation="sum", default=None)
     whole = axes(target.shape)
     value = _floating(whole.read(total.output, target.shape), element)
-    points = _points_per_element(s, types)
+    points = points_per_element(s, types)
     if points:
         return [total, _elementwise(s, whole, value / Int(points), target, types, total)]
     count = replace(total, output=names.fresh(f"{s.output}_count"), body=_product_of_insides(s.body), attributes=())
@@ -107,7 +107,7 @@ def _floating(value: Expr, element: ElementType) -> Expr:
     return value * Float(1.0) if element.weak else call("float32", value)
 
 
-def _points_per_element(s: Statement, types: Types) -> int | None:
+def points_per_element(s: Statement, types: Types) -> int | None:
     """How many valid points each output element has, where that is one positive number known now."""
     shapes = {name: t.shape for name, t in types.items()}
     points = domain(s, shapes)

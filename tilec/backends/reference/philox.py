@@ -1,18 +1,48 @@
 """`rand` and `randn` in torch, on any device; `tilec.ir.philox` says what they are, bit by bit.
 
 32-bit words are held in int64, whose products wrap modulo 2^64: their halves are the same as without a sign. Where a
-statement draws a run of consecutive numbers, as nearly all do, each block of four is computed once.
+statement draws a run of consecutive numbers, as nearly all do, each block of four is computed once. On the CPU the
+rounds run in NumPy, piece by piece: its words have no sign, so that a shift needs no mask, and a piece stays in cache.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tilec.ir.philox import MASK, MULTIPLIERS, ROUNDS, STREAMS, WEYL
 
 Tensor = torch.Tensor
+PIECE = 8192  # blocks of four whose rounds are computed together in NumPy
+
+
+@dataclass(frozen=True)
+class Counters:
+    """`offset + sum(coefficient * values)`, each of the values consecutive integers along a dimension of its own."""
+
+    offset: int
+    terms: tuple[tuple[int, Tensor], ...]
+
+    def tensor(self) -> Tensor:
+        (coefficient, values), *others = self.terms
+        total = coefficient * values + self.offset
+        for coefficient, values in others:
+            total = total + coefficient * values
+        return total
+
+    def run(self) -> tuple[int, torch.Size] | None:
+        """The first of them and their shape, where they are consecutive in row-major order."""
+        shape = torch.broadcast_shapes(*(values.shape for _, values in self.terms))
+        by_dimension = {v.shape.index(v.numel()): (c, v) for c, v in self.terms if v.numel() > 1}
+        first, count = self.offset, 1
+        for d in reversed(range(len(shape))):
+            if shape[d] > 1 and (d not in by_dimension or by_dimension[d][0] != count):
+                return None
+            count *= shape[d]
+        return first + sum(c * int(v.reshape(-1)[0]) for c, v in self.terms if v.numel()), shape
 
 
 def philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,26 +67,34 @@ def philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return even, odd
 
 
-def uniform(seed: Tensor, counter: Tensor) -> Tensor:
+def uniform(seed: Tensor, counter: Tensor | Counters) -> Tensor:
     """`rand(seed, counter)`: float32, of the broadcast shape. Both are int64."""
     return _drawn("rand", seed, counter)
 
 
-def normal(seed: Tensor, counter: Tensor) -> Tensor:
+def normal(seed: Tensor, counter: Tensor | Counters) -> Tensor:
     """`randn(seed, counter)`: float32, of the broadcast shape. Both are int64."""
     return _drawn("randn", seed, counter)
 
 
-def _drawn(function: str, seed: Tensor, counter: Tensor) -> Tensor:
+def _drawn(function: str, seed: Tensor, counter: Tensor | Counters) -> Tensor:
+    if isinstance(counter, Counters):
+        run = counter.run() if seed.numel() == 1 else None
+        return _drawn(function, seed, counter.tensor()) if run is None else _run(function, seed, *run)
     if seed.numel() == 1 and seed.dim() <= counter.dim() and _consecutive(counter):
-        first = int(counter.reshape(-1)[0])
-        count = counter.numel()
-        blocks = torch.arange((first % 4 + count + 3) // 4, device=counter.device) + (first >> 2)
-        lanes = _four(function, seed.reshape(1), blocks)
-        return lanes.view(-1)[first % 4 : first % 4 + count].view(counter.shape)
-    seed, counter = torch.broadcast_tensors(seed, counter)
-    lanes = _four(function, seed, counter >> 2)
-    return lanes.gather(-1, (counter & 3).unsqueeze(-1)).squeeze(-1)
+        return _run(function, seed, int(counter.reshape(-1)[0]), counter.shape)
+    seeds, counters = torch.broadcast_tensors(seed, counter)
+    lanes = _four(function, seeds, counters >> 2)
+    return lanes.gather(-1, (counters & 3).unsqueeze(-1)).squeeze(-1)
+
+
+def _run(function: str, seed: Tensor, first: int, shape: torch.Size) -> Tensor:
+    """The draws of consecutive counters."""
+    count = math.prod(shape)
+    first = (first + 2**63) % 2**64 - 2**63
+    blocks = torch.arange((first % 4 + count + 3) // 4, device=seed.device) + (first >> 2)
+    lanes = _four(function, seed.reshape(1), blocks)
+    return lanes.view(-1)[first % 4 : first % 4 + count].view(shape)
 
 
 def _consecutive(counter: Tensor) -> bool:
@@ -72,7 +110,10 @@ def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
     """The draws of all four lanes of each block, along a last axis."""
     even = torch.stack((block & MASK, torch.full_like(block, STREAMS[function])))
     odd = torch.stack((_high(block), torch.zeros_like(block)))
-    even, odd = philox(even, odd, torch.stack((seed & MASK, _high(seed))))
+    if block.device.type == "cpu" and seed.numel() == 1 and block.dim() == 1:
+        even, odd = _in_pieces(even, odd, int(seed.reshape(())))
+    else:
+        even, odd = philox(even, odd, torch.stack((seed & MASK, _high(seed))))
     result = torch.empty((*block.shape, 2, 2), device=block.device)  # float32: of each pair, the even and the odd lane
     first, second = result[..., 0].movedim(-1, 0), result[..., 1].movedim(-1, 0)
     if function == "rand":
@@ -85,6 +126,30 @@ def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
         first.copy_(torch.cos(t).mul_(r))
         second.copy_(t.sin_().mul_(r))
     return result.view(*block.shape, 4)
+
+
+def _in_pieces(even: Tensor, odd: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """`philox` of words of shape (2, blocks) with one key, in NumPy."""
+    multipliers = np.array(MULTIPLIERS, np.uint64)[:, None]
+    key, weyl = (seed & MASK, seed >> 32 & MASK), WEYL
+    keys = [
+        np.array([k + r * w & MASK for k, w in zip(key, weyl, strict=True)], np.uint64)[:, None] for r in range(ROUNDS)
+    ]
+    mask, half = np.uint64(MASK), np.uint64(32)
+    high, low = even.numpy().view(np.uint64), odd.numpy().view(np.uint64)
+    for start in range(0, high.shape[1], PIECE):
+        a, b = high[:, start : start + PIECE].copy(), low[:, start : start + PIECE].copy()
+        c = np.empty_like(b)
+        for step in range(ROUNDS):
+            turn = 1 if step % 2 == 0 else -1
+            np.multiply(a, multipliers[::turn], out=a)
+            np.bitwise_and(a, mask, out=c)
+            np.right_shift(a, half, out=a)
+            np.bitwise_xor(a, b[::-1], out=a)
+            np.bitwise_xor(a, keys[step][::-turn], out=a)
+            b, c = c, b
+        high[:, start : start + PIECE], low[:, start : start + PIECE] = a, b
+    return even, odd
 
 
 def _high(word: Tensor) -> Tensor:

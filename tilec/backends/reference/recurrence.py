@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.backends.affine import affine_steps
 from tilec.backends.code import indented, tuple_text
 from tilec.backends.domain import Domain
 from tilec.backends.reference.access import Frame
 from tilec.backends.reference.aggregates import nested
 from tilec.backends.reference.host import HostStep
-from tilec.backends.reference.parallel import FEWEST_STEPS, MOST_LANES, affine_steps
 from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.reference.steps import Level, Loose, reads_own
@@ -41,6 +41,8 @@ from tilec.ir.program import (
 from tilec.transforms.recurrence import initial
 
 NUMBERED = ("argmax", "argmin")
+FEWEST_STEPS = 512  # of which many are computed at once
+MOST_LANES = 64  # with more, a step has enough to do, and the chunks' passes over memory cost more than they save
 
 
 def recurrence(task: Task) -> list[str] | None:
@@ -165,7 +167,10 @@ class _Loop:
         ]
 
     def _parallel(self, loop: list[str]) -> list[str]:
-        """The loop behind an attempt to compute many times at once, where the step is affine and lanes are few."""
+        """The loop behind an attempt to compute many times at once, where the step is affine and lanes are few. Chunks
+        of about the square root of the number of steps run side by side, each composing its own; their ends give the
+        states between them, to which the compositions are applied. Results are rounded differently than step by step.
+        """
         task, skew, level = self.task, self.skew, self.level
         lanes = [self.domain.extent[v] for v in skew.names[1:]]
         few = self.domain.extent[level.time] >= FEWEST_STEPS and math.prod(lanes) <= MOST_LANES
@@ -176,7 +181,7 @@ class _Loop:
         own = [Affine.variable(v) for v in skew.names[1:]]
         if read.back != (-1 if skew.falling else 1) or list(read.forms[1:]) != own:
             return loop
-        for semiring, scale, offset in affine_steps(self.s.body, access):
+        for semiring, scale, offset in affine_steps(self.s.body, access, task.type.dtype):
             texts = []
             for e in (scale, offset):
                 evaluator = Evaluator(level.frame, e)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from tilec.backends.code import literal, tuple_text
 from tilec.backends.reference.access import Frame
 from tilec.backends.scalars import NARROW, fit, fold, identity, value_children
+from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
+from tilec.ir.index import linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
@@ -158,7 +160,7 @@ class Evaluator:
             code, held = combined, self.held_as(result.dtype)
             call: str | None = code[:-1] + ", out={0})"
         else:
-            code, held = self._text(e.function, args, result)
+            code, held = self._text(e.function, args, result, self._counters(e) if e.function in RANDOM else None)
             call = self._writing(e.function, args, code, held)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return Value(self._laid_out(call, held, variables), result, held, variables)
@@ -217,7 +219,26 @@ class Evaluator:
             return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
         return None
 
-    def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
+    def _counters(self, e: Call) -> str | None:
+        """The counter of a draw as a form in index variables: whether it counts up is then told without looking."""
+        try:
+            form = linear(e.args[1])
+        except AffineMistake:
+            return None
+        terms = []
+        for atom, c in form.terms:
+            if isinstance(atom, Index) and atom.name in self.frame.order:
+                terms.append(f"({c}, {self.frame.iota(atom.name)})")
+            elif isinstance(atom, Access) and not atom.index and atom in self._values:
+                terms.append(f"({c}, {self._values[atom].code})")
+        whole = all(c.denominator == 1 for c in (form.constant, *(c for _, c in form.terms)))
+        if not terms or len(terms) < len(form.terms) or not whole:
+            return None
+        return f"rt.philox.Counters({form.constant}, ({', '.join(terms)},))"
+
+    def _text(
+        self, function: str, args: list[Value], result: ElementType, counters: str | None = None
+    ) -> tuple[str, str]:
         row = FUNCTIONS[function]
         assert row.torch is not None or function == "as_type", function
         held = self.held_as(result.dtype)
@@ -229,7 +250,7 @@ class Evaluator:
             branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
             return f"torch.where({condition}, {branches[0]}, {branches[1]})", held
         if function in RANDOM:
-            return template.format(*(self.tensor(a, "int64") for a in args)), held
+            return template.format(self.tensor(args[0], "int64"), counters or self.tensor(args[1], "int64")), held
         if function == "as_type" or len(args) == 1 and function == result.dtype:
             return self._converted(args[0], result.dtype)
         if function in ("uint16", "uint32"):

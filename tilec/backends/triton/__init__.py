@@ -10,10 +10,12 @@ import torch
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.code import identifier
 from tilec.backends.triton.executable import TritonProgram
+from tilec.backends.triton.groups import grouped
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
 from tilec.backends.triton.program import make_plan
 from tilec.backends.triton.recurrence import check_recurrences
+from tilec.backends.triton.recurrence_feeds import with_feeds
 from tilec.backends.triton.tuned import known_choice, tune
 from tilec.language.show import show_statement
 
@@ -34,6 +36,7 @@ class TritonBackend:
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
         names = flat.input_names()
+        together = grouped(with_feeds(flat, lowering.types), lowering.types)
 
         def plan(
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
@@ -41,19 +44,15 @@ class TritonBackend:
             setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
             if tunes and inputs is not None:
                 tune(lowering, strides, setting, inputs)
-            return make_plan(lowering, strides, setting)
+            return make_plan(lowering, together, strides, setting)
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(
             plan,
             names,
             [lowering.types[n].shape for n in names],
-            _dtypes(lowering),
-            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in flat.statements}),
+            {name: t.dtype for name, t in together.types.items()},
+            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
             self.target,
+            (together.marked(), together.types) if together.groups else None,
         )
-
-
-def _dtypes(lowering: Lowering) -> dict[str, str]:
-    """Element type of every tensor that a plan may name."""
-    return {name: t.dtype for name, t in lowering.types.items()}

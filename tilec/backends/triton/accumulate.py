@@ -34,10 +34,12 @@ REDUCE = {
 
 @dataclass(frozen=True)
 class Accumulator:
-    """`dtype`: what values are combined in, never a 16-bit float."""
+    """`dtype`: what values are combined in, never a 16-bit float. `suffix`: of the names of the running values, where a
+    kernel has several."""
 
     aggregation: str
     dtype: str
+    suffix: str = ""
 
     @staticmethod
     def of(aggregation: str, result: str) -> Accumulator:
@@ -55,35 +57,51 @@ class Accumulator:
     @property
     def state(self) -> tuple[str, ...]:
         """Names of the running values."""
-        return ("top", "total") if self.aggregation == "logsumexp" else ("acc",)
+        names = ("top", "total") if self.aggregation == "logsumexp" else ("acc",)
+        return tuple(name + self.suffix for name in names)
 
     def start(self, shape: str) -> list[str]:
         kind_ = triton_type(self.dtype)
         first = f"{self.state[0]} = tl.full({shape}, {self.identity_text}, {kind_})"
-        return [first, f"total = tl.full({shape}, 0, {kind_})"] if len(self.state) == 2 else [first]
+        return [first, f"{self.state[1]} = tl.full({shape}, 0, {kind_})"] if len(self.state) == 2 else [first]
 
     def step(self, value: str) -> list[str]:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
+            top, total = self.state
             return [
-                f"new_top = maximum_(top, {value})",
-                f"total = total * shifted_exp_(top, new_top) + shifted_exp_({value}, new_top)",
-                "top = new_top",
+                f"new_top = maximum_({top}, {value})",
+                f"{total} = {total} * shifted_exp_({top}, new_top) + shifted_exp_({value}, new_top)",
+                f"{top} = new_top",
             ]
-        combined = COMBINE[self.aggregation].format("acc", value)
-        return [f"acc = ({combined}).to({triton_type(self.dtype)})"]
+        (acc,) = self.state
+        combined = COMBINE[self.aggregation].format(acc, value)
+        return [f"{acc} = ({combined}).to({triton_type(self.dtype)})"]
 
     def reduce(self, axis: int) -> list[str]:
         """Lines that combine the state along a dimension."""
         if self.aggregation == "logsumexp":
+            top, total = self.state
             return [
-                f"highest = tl.reduce(top, {axis}, maximum_)",
-                f"scaled = total * shifted_exp_(top, tl.expand_dims(highest, {axis}))",
-                f"total = tl.sum(scaled, {axis})",
-                "top = highest",
+                f"highest = tl.reduce({top}, {axis}, maximum_)",
+                f"scaled = {total} * shifted_exp_({top}, tl.expand_dims(highest, {axis}))",
+                f"{total} = tl.sum(scaled, {axis})",
+                f"{top} = highest",
             ]
-        text = REDUCE[self.aggregation].format("acc", axis)
-        return [f"acc = {text}.to({triton_type(self.dtype)})"]
+        (acc,) = self.state
+        text = REDUCE[self.aggregation].format(acc, axis)
+        return [f"{acc} = {text}.to({triton_type(self.dtype)})"]
 
     def result(self) -> str:
-        return "log_of_sum_(top, total)" if self.aggregation == "logsumexp" else "acc"
+        return f"log_of_sum_({', '.join(self.state)})" if self.aggregation == "logsumexp" else self.state[0]
+
+    def at_once(self, value: str, axis: int) -> list[str]:
+        """Lines that combine all of a block of values along a dimension into the state."""
+        if self.aggregation == "logsumexp":
+            top, total = self.state
+            return [
+                f"{top} = tl.reduce({value}, {axis}, maximum_)",
+                f"{total} = tl.sum(shifted_exp_({value}, tl.expand_dims({top}, {axis})), {axis})",
+            ]
+        text = REDUCE[self.aggregation].format(value, axis)
+        return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]

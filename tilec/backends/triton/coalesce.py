@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Pad, Statement, children, index_variables, rebuild, walk
+from tilec.errors import TileError
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement, children, index_variables, rebuild, walk
 from tilec.ir.types import TensorType
 
 
@@ -26,15 +29,15 @@ def coalesce(seen: Viewed) -> Viewed:
     pending = True
     while pending:
         pending = False
-        for outer, inner in _candidates(seen.statement):
-            merged = _merge(seen, outer, inner)
+        for outer, inner in candidates(seen.statement):
+            merged = merge(seen, outer, inner)
             if merged is not None:
                 seen, pending = merged, True
                 break
     return seen
 
 
-def _candidates(s: Statement) -> list[tuple[str, str]]:
+def candidates(s: Statement) -> list[tuple[str, str]]:
     """Pairs of variables that stand bare at neighbouring axes of the output or, in neither, of an access."""
     outputs = [linear(e).bare for e in s.index or ()]
     pairs = [(a, b) for a, b in itertools.pairwise(outputs) if a is not None and b is not None and a != b]
@@ -47,7 +50,8 @@ def _candidates(s: Statement) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+    """The statement with the two variables as one, called `inner`; None where some tensor does not walk them as one."""
     s = seen.statement
     assert s.index is not None and s.sizes is not None
     if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):
@@ -55,6 +59,7 @@ def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
     roots = (s.body,) if s.guard is None else (s.guard, s.body)
     if any(isinstance(e, Index) and e.name in (outer, inner) for root in roots for e in _values(root)):
         return None
+    counters = [e.args[1] for root in roots for e in walk(root) if _draws(e)]
     if any(isinstance(e, Pad) for root in roots for e in walk(root)):
         return None  # a padded access says nothing of a variable's range
     accesses = [e for root in roots for e in walk(root) if isinstance(e, Access)]
@@ -67,7 +72,7 @@ def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
             return None
         if found is not None:
             sizes.add((seen.types[a.tensor].shape[found], seen.types[a.tensor].shape[found + 1]))
-    if len(sizes) != 1:
+    if len(sizes) != 1 or not all(_counts(c, outer, inner, n) for c in counters for _, n in sizes):
         return None
     if s.default is not None and (s.default not in dropped or dropped[s.default] != dropped[s.output]):
         return None
@@ -80,15 +85,15 @@ def _merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
             types[tensor] = replace(types[tensor], shape=tuple(shape))
             strides[tensor] = (*strides[tensor][:axis], *strides[tensor][axis + 1 :])
     drop = {t: a for t, a in dropped.items() if a is not None}
-    index = _dropped(Access(s.output, s.index), drop)
+    index = _dropped(Access(s.output, s.index), drop, outer)
     assert isinstance(index, Access)
     return Viewed(
         replace(
             s,
             index=index.index,
             sizes=tuple(map(Int, types[s.output].shape)),
-            body=_dropped(s.body, drop),
-            guard=None if s.guard is None else _dropped(s.guard, drop),
+            body=_dropped(s.body, drop, outer),
+            guard=None if s.guard is None else _dropped(s.guard, drop, outer),
         ),
         types,
         strides,
@@ -109,17 +114,34 @@ def _walked(a: Access, outer: str, inner: str, seen: Viewed) -> int | None:
 
 
 def _values(e: Expr) -> Iterator[Expr]:
-    """Subexpressions that stand as values, those in indices left out."""
+    """Subexpressions that stand as values, those in indices and in counters of draws left out."""
     yield e
     if not isinstance(e, Access):
-        for c in children(e):
+        for c in e.args[:1] if _draws(e) else children(e):
             yield from _values(c)
 
 
-def _dropped(e: Expr, axes: Mapping[str, int]) -> Expr:
+def _draws(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and e.function in FUNCTIONS and FUNCTIONS[e.function].result == "random"
+
+
+def _counts(counter: Expr, outer: str, inner: str, n: int) -> bool:
+    """Whether a draw's counter moves with the two variables as it would with one of both their values."""
+    try:
+        form = linear(counter)
+    except TileError:
+        return not {outer, inner} & set(index_variables(counter))
+    plain = all(isinstance(a, Index) for a in form.atoms()) or not {outer, inner} & set(index_variables(counter))
+    return plain and form.coefficient(outer) == form.coefficient(inner) * n
+
+
+def _dropped(e: Expr, axes: Mapping[str, int], outer: str) -> Expr:
     if isinstance(e, Access):
-        index = tuple(_dropped(i, axes) for i in e.index)
+        index = tuple(_dropped(i, axes, outer) for i in e.index)
         if e.tensor in axes:
             index = (*index[: axes[e.tensor]], *index[axes[e.tensor] + 1 :])
         return replace(e, index=index)
-    return rebuild(e, lambda x: _dropped(x, axes))
+    if _draws(e) and outer in index_variables(e.args[1]):
+        counter = linear(e.args[1]).substitute({outer: Affine()})
+        return replace(e, args=(_dropped(e.args[0], axes, outer), counter.to_value()))
+    return rebuild(e, lambda x: _dropped(x, axes, outer))

@@ -24,6 +24,24 @@ def divide_(a, b):
 
 
 @triton.jit
+def scale_(b):
+    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal."""
+    small = tl.abs(b) < 1.0842021724855044e-19
+    large = tl.abs(b) > 9.223372036854776e18
+    return tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+
+
+@triton.jit
+def times_inverse_(a, scaled, inverse, scale):
+    """a / b for a divisor that many values share: `scaled` is b * scale and `inverse` 1 / scaled. A step of Newton's
+    method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit there)."""
+    q = a * inverse
+    rest = tl.fma(-q, scaled, a)
+    inexact = (rest != 0) & (tl.abs(rest) < float("inf"))
+    return tl.where(inexact, tl.fma(rest, inverse, q), q) * scale
+
+
+@triton.jit
 def remainder_(a, b):
     """Floor modulo: the sign is b's. Integers modulo zero are zero."""
     if b.dtype.is_floating():
@@ -78,8 +96,19 @@ def minimum_(a, b):
 
 
 @triton.jit
+def add_(a, b):
+    return a + b
+
+
+@triton.jit
 def multiply_(a, b):
     return a * b
+
+
+@triton.jit
+def add_two_(a, b, c, d):
+    """Two sums at once."""
+    return a + c, b + d
 
 
 @triton.jit
@@ -138,17 +167,46 @@ def shifted_exp_(x, top):
 @triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
-    top = maximum_(top_a, top_b)
-    same = tl.abs(top) == float("inf")
-    a = tl.where(same, sum_a * (top_a == top), sum_a * shifted_exp_(top_a, top))
-    b = tl.where(same, sum_b * (top_b == top), sum_b * shifted_exp_(top_b, top))
-    return top, (a + b).to(sum_a.dtype)
+    same = top_a == top_b
+    less = libdevice.exp(tl.where(same, 0.0, -tl.abs(top_a - top_b)).to(sum_a.dtype))
+    total = tl.where(top_a > top_b, sum_a + sum_b * less, sum_a * less + sum_b)
+    return maximum_(top_a, top_b), total.to(sum_a.dtype)
 
 
 @triton.jit
 def log_of_sum_(top, total):
     """The logarithm that a maximum and a sum relative to it stand for; an infinite maximum is itself."""
     return tl.where(tl.abs(top) == float("inf"), top, top + libdevice.log(total))
+
+
+@triton.jit
+def then_real_(a, b, c, d):
+    """a*h + b and then c*h + d, as one such step."""
+    return a * c, b * c + d
+
+
+@triton.jit
+def then_log_(a, top_a, sum_a, b, top_b, sum_b):
+    """The offsets as a maximum and a sum of exponentials relative to it."""
+    top, total = join_logs_(top_a + b, sum_a, top_b, sum_b)
+    return a + b, top, total
+
+
+@triton.jit
+def apply_log_(a, top, total, h):
+    """What a composition makes of a state."""
+    highest, joined = join_logs_(a + h, tl.full((), 1, top.dtype), top, total)
+    return log_of_sum_(highest, joined)
+
+
+@triton.jit
+def then_max_plus_(a, b, c, d):
+    return a + c, maximum_(b + c, d)
+
+
+@triton.jit
+def then_min_plus_(a, b, c, d):
+    return a + c, minimum_(b + c, d)
 
 
 @triton.jit
@@ -179,3 +237,22 @@ def randn_(seed, counter):
     r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
     angle = second * 2.3283064365386963e-10 * 6.283185307179586
     return (r * tl.where((lane & 1) != 0, libdevice.sin(angle), libdevice.cos(angle))).to(tl.float32)
+
+
+@triton.jit
+def rand_four_(seed, counter):
+    """The draws of the four counters of each block, along two new dimensions of two."""
+    a, b, c, d = words_(seed, counter, 0)
+    word = tl.join(tl.join(a, c), tl.join(b, d))
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def randn_four_(seed, counter):
+    """As `rand_four_`; each pair of words gives two."""
+    a, b, c, d = words_(seed, counter, 1)
+    first = tl.join(a, c).to(tl.int64).to(tl.float64)
+    second = tl.join(b, d).to(tl.int64).to(tl.float64)
+    r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
+    angle = second * 2.3283064365386963e-10 * 6.283185307179586
+    return tl.join(r * libdevice.cos(angle), r * libdevice.sin(angle)).to(tl.float32)

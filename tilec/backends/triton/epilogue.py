@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.kernel import Frame, triton_type
@@ -13,15 +13,17 @@ from tilec.ir.program import Access, Program, Statement, reads, walk
 from tilec.ir.types import TensorType
 
 
-def riders(program: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
+def riders(
+    program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = ()
+) -> tuple[Statement, ...]:
     """The statements, in order, that can ride on the statement at that place: each reads the one before it at its own
-    element, is its only reader, and needs nothing that is not there yet."""
+    element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not."""
     found: list[Statement] = []
     carrier = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
     while carrier.output not in program.outputs:
-        readers = [s for s in program.statements if carrier.output in reads(s)]
-        if len(readers) != 1 or not _rides(readers[0], carrier, there, types):
+        readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
+        if len(readers) != 1 or readers[0].output in barred or not _rides(readers[0], carrier, there, types):
             break
         carrier = readers[0]
         found.append(carrier)

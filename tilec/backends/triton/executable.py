@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from tilec.backends.triton.plan import (
 )
 from tilec.backends.triton.sizes import contiguous
 from tilec.errors import InputMistake
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
 
 precision = torch.get_float32_matmul_precision
 Tensors = dict[str, torch.Tensor]
@@ -142,7 +144,9 @@ class TritonProgram:
         dtypes: dict[str, str],
         text: Callable[[Plan], str],
         target: str | None,
+        grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
     ):
+        self.grouped = grouped
         self._make_plan = make_plan
         self._names, self._shapes, self._dtypes = tuple(names), tuple(shapes), dtypes
         self._text, self._target = text, target

@@ -1,4 +1,5 @@
-"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, and a splat that keeps truth."""
+"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, and
+reductions and scans by functions of our own that do not go element by element."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
 SPELLED: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round}
 
@@ -34,6 +35,39 @@ def _splat(builder: Any, block: Any, scalar: TensorHandle) -> TensorHandle:
     return TensorHandle(data, tl.int1 if data.dtype == bool else scalar.dtype.scalar)
 
 
+def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
+    """Neighbours first, all pairs at once: reduced dimensions are powers of two."""
+    assert self.axis is not None and not self.keep_dims
+    parts = [np.moveaxis(b.handle.data, self.axis, 0) for b in blocks]
+    while len(parts[0]) > 1:
+        halves = [
+            self.to_tensor(np.ascontiguousarray(p[k::2]), b.dtype)
+            for k in (0, 1)
+            for p, b in zip(parts, blocks, strict=True)
+        ]
+        made = self.combine_fn.fn(*halves)
+        parts = [m.handle.data for m in (made if isinstance(made, tuple) else (made,))]
+    return [self.to_tensor(p[0], b.dtype) for p, b in zip(parts, blocks, strict=True)]
+
+
+def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:
+    """Each state with the one 1, 2, 4, ... places before it, as hardware does; states that have none stay."""
+    axis, types = self.axis, [x.dtype for x in operands]
+    states = [np.array(x.handle.data) for x in operands]
+    count, distance = states[0].shape[axis], 1
+    place = np.arange(count).reshape([-1 if d == axis else 1 for d in range(states[0].ndim)])
+    while distance < count:
+        parts = [*(np.roll(s, distance, axis) for s in states), *states]
+        found = self.combine_fn.fn(*(self.to_tensor(x, t) for x, t in zip(parts, types * 2, strict=True)))
+        found = found if isinstance(found, tuple) else (found,)
+        pairs = zip(states, found, strict=True)
+        states = [np.where(place >= distance, f.handle.data.astype(s.dtype), s) for s, f in pairs]
+        distance *= 2
+    return [self.to_tensor(s, t) for s, t in zip(states, types, strict=True)]
+
+
 def prepare_interpreter() -> InterpretedLibrary:
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
+    ReduceOps.generic_reduce = _reduce  # type: ignore[method-assign]
+    ScanOps.generic_scan = _scan  # type: ignore[method-assign]
     return InterpretedLibrary()

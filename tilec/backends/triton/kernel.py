@@ -7,6 +7,7 @@ Every number that depends on shapes is a parameter, so that kernels of one form 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,8 +25,8 @@ LITERAL = 16  # constants of index forms up to this stand in the text; larger on
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
-    "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start", "end",
-    "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
+    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
+    "end", "at_step", "lane", "window", "at_window", "UNROLL", "acc", "top", "total", "new_top", "highest", "scaled",
     "valid", "sure", "value", "result", "reached", *device_functions(),
 )  # fmt: skip
 
@@ -56,14 +57,17 @@ class Kernel:
         types: Mapping[str, TensorType],
         strides: Mapping[str, Sequence[int]],
         wide: bool,
+        powers: bool = False,
     ):
-        """`strides`: of every tensor, in elements. `wide`: positions are 64-bit."""
+        """`strides`: of every tensor, in elements. `wide`: positions are 64-bit. `powers`: powers of two below 16 that
+        divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there."""
         self.names = Names(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
         self.types = types
         self.strides = strides
         self.wide = wide
+        self.powers = powers
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
@@ -71,6 +75,7 @@ class Kernel:
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}
+        self.quarters: dict[str, str] = {}  # by axis: a quarter of its positions, each the first of four, over 4
         self._by_stem: dict[object, str] = {}
         fastest = (axes for axes in (space.outputs, space.reductions) if axes)
         self._fastest = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
@@ -89,10 +94,12 @@ class Kernel:
         """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
-            self.parameters[name] = value
+            power = math.gcd(value, 16) if self.powers and specialized and value else 1
+            factor = power if power < 16 else 1
+            self.parameters[name] = value // factor
             if not specialized:
                 self.unspecialized.append(name)
-            self._by_stem[key] = name
+            self._by_stem[key] = name if factor == 1 else f"({name} * {factor})"
         return self._by_stem[key]
 
     def per_class(self, kind: str, v: str, values: Sequence[int]) -> str:

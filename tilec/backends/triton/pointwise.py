@@ -145,7 +145,7 @@ def _steps(
     space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
 ) -> list[Step]:
     s = space.statement
-    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide)
+    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
     accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
     k.residues()
     axes = _output_axes(k, tiling)
@@ -215,8 +215,10 @@ def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
         places = ["tile // across", "tile % across"]
     else:
         places = [tile]
-    for axis, place in zip(axes, places, strict=True):
+    for axis, place, (_, size) in zip(axes, places, tiling.axes, strict=True):
         start = place if place == tile else f"({place})"
+        if size >= 4:
+            k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
         k.emit(f"{axis.name} = {start} * {axis.block} + tl.arange(0, {axis.block})")
         k.emit(f"{axis.name}_in = {axis.name} < {k.count([v for v in axis.variables if k.space.largest(v) > 1])}")
         k.decode(axis)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.base import Lowering
@@ -14,6 +14,7 @@ from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of,
 from tilec.backends.triton.dot_blocks import choose_config
 from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
+from tilec.backends.triton.groups import Group, Grouped
 from tilec.backends.triton.hoist import hoisted
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
@@ -22,7 +23,9 @@ from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps, with_riders
-from tilec.backends.triton.recurrence_feeds import with_feeds
+from tilec.backends.triton.rows import row_launch
+from tilec.backends.triton.scan import affine_recurrence, scan_of_terms, scan_steps
+from tilec.backends.triton.scan_form import recognise_scan, terms_first
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
@@ -34,65 +37,112 @@ from tilec.ir.program import Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
 
 
-def make_plan(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
-    """The plan of a lowered program for inputs of these strides (elements)."""
-    flat = with_feeds(lowering.stages["flat"], lowering.types)
+def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
+    """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
+    flat, types = together.program, dict(together.types)
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    types = dict(lowering.types)
+    defracted |= {s.output: s for s in flat.statements if s.output in together.cut}
+    members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
-    groups: list[tuple[tuple[Statement, ...], list[Step]]] = []
+    units: list[Unit] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        if reads_itself(s):
-            groups.append(_recurrence_group(flat, place, types, known, setting))
-            done |= {g.output for g in groups[-1][0]}
+        if s.output in together.groups:
+            units.append(_row_unit(together.groups[s.output], types, known))
+            done |= {m.output for m in units[-1].statements}
             continue
-        riding = riders(flat, place, types)
+        if reads_itself(s):
+            units.append(_recurrence_unit(flat, place, types, known, setting, members))
+            done |= {m.output for m in units[-1].statements}
+            continue
+        riding = riders(flat, place, types, members)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
         if riding and _elements(types[s.output]):
             made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
-        group = (s, *riding) if made is not None else (s,)
-        t = types[group[-1].output]
-        steps: list[Step] = [Allocate(group[-1].output, t.shape, t.dtype)]
+        statements = (s, *riding) if made is not None else (s,)
+        output, t = statements[-1].output, types[statements[-1].output]
         if made is None and _elements(t):
             made = statement_steps(defracted[s.output], s, types, known, setting)
-        groups.append((group, [*steps, *(made or ())]))
-        done |= {g.output for g in group}
-    return Plan(tuple(_without_overwritten(_with_releases(groups, flat))), flat.outputs)
+        units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
+        done |= {m.output for m in statements}
+    return Plan(tuple(_without_overwritten(_with_releases(units, flat))), flat.outputs)
 
 
-def _recurrence_group(
-    flat: Program, place: int, types: Mapping[str, TensorType], known: dict[str, tuple[int, ...]], setting: Setting
-) -> tuple[tuple[Statement, ...], list[Step]]:
-    """A recurrence, what rides on it, and their steps."""
+@dataclass(frozen=True)
+class Unit:
+    """Statements that are carried out together, the tensors that are made for them, the steps."""
+
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def _recurrence_unit(
+    flat: Program,
+    place: int,
+    types: Mapping[str, TensorType],
+    known: dict[str, tuple[int, ...]],
+    setting: Setting,
+    barred: Collection[str],
+) -> Unit:
+    """A recurrence and what rides on it, none of `barred`: many steps at once where they are affine and that pays."""
     s = flat.statements[place]
     t = types[s.output]
     known.update((later.output, contiguous(types[later.output].shape)) for later in flat.statements[place:])
-    ridden = with_riders(flat, place, types, known, setting)
+    if _elements(t):
+        for riding in dict.fromkeys((riders(flat, place, types, barred), ())):
+            wide = _is_wide((s, *riding), types, known, None)
+            steps = affine_recurrence(s, types, known, setting, wide, riding)
+            if steps is not None:
+                last = (s, *riding)[-1]
+                allocated = Allocate(last.output, types[last.output].shape, types[last.output].dtype)
+                return Unit((s, *riding), (last.output,), (allocated, *steps))
+    ridden = with_riders(flat, place, types, known, setting, barred)
     if ridden is not None:
-        return ridden
+        statements, made = ridden
+        names = {m.output for m in statements}
+        stored = tuple(a.tensor for a in made if isinstance(a, Allocate) and a.tensor in names)
+        return Unit(statements, stored, tuple(made))
     steps = recurrence_steps(s, types, known, setting) if _elements(t) else []
-    return (s,), [Allocate(s.output, t.shape, t.dtype), *steps]
+    return Unit((s,), (s.output,), (Allocate(s.output, t.shape, t.dtype), *steps))
 
 
-def _with_releases(groups: Sequence[tuple[tuple[Statement, ...], list[Step]]], flat: Program) -> list[Step]:
-    """The steps of all groups, with each intermediate let go after the last group that reads it."""
-    made = {s.tensor for _, steps in groups for s in steps if isinstance(s, Allocate)}
-    kept = ({s.output for group, _ in groups for s in group} & made) - set(flat.outputs)
+def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
+    """The steps of all units, with each intermediate let go after the last unit that reads it."""
+    kept = {name for unit in units for name in unit.outputs} - set(flat.outputs)
     last: dict[str, int] = {}
-    for place, (group, _) in enumerate(groups):
-        last.update(dict.fromkeys([n for s in group for n in (s.output, *reads(s)) if n in kept], place))
+    for place, unit in enumerate(units):
+        last.update(dict.fromkeys([n for s in unit.statements for n in (s.output, *reads(s)) if n in kept], place))
     steps: list[Step] = []
-    for place, (_, its_steps) in enumerate(groups):
-        steps += its_steps
+    for place, unit in enumerate(units):
+        steps += unit.steps
         unused = tuple(n for n, p in last.items() if p == place)
         if unused:
             steps.append(Release(unused))
     return steps
+
+
+def _row_unit(group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]]) -> Unit:
+    """A group's kernel and, where outputs add up over rows, the one that combines the partial sums. `strides` learns
+    the members'."""
+    members = (*group.statements, *group.after)
+    strides.update((s.output, contiguous(types[s.output].shape)) for s in members)
+    outputs = tuple(s.output for s in members if s.output in group.stored)
+    wide = _is_wide(members, types, strides, None)
+    made = row_launch(group, types, strides, wide)
+    steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
+    steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
+    steps.append(made.launch)
+    types = {**types, **made.partial}
+    known = {**strides, **{name: contiguous(t.shape) for name, t in made.partial.items()}}
+    if made.second is not None:
+        steps.append(row_launch(made.second, types, known, wide).launch)
+        steps.append(Release(tuple(made.partial)))
+    return Unit(members, outputs, tuple(steps))
 
 
 def ridden_steps(
@@ -109,6 +159,9 @@ def ridden_steps(
     if space is None or not space.classes:
         return None
     wide = _is_wide((flat, *riding), types, strides, space)
+    scan = recognise_scan(space, seen)
+    if scan is not None or terms_first(space, seen) is not None:
+        return None if scan is None else scan_steps(scan, seen, flat, wide, riding)
     dot = recognise(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
@@ -139,6 +192,12 @@ def statement_steps(
     first = fill(space, types)
     if not space.classes:
         return first
+    scan = recognise_scan(space, seen)
+    if scan is not None:
+        return scan_steps(scan, seen, flat, wide)
+    apart = terms_first(space, seen)
+    if apart is not None:
+        return scan_of_terms(*apart, seen, flat, partial(statement_steps, setting=setting))
     dot = recognise(space, seen)
     if dot is not None:
         task = Task(defracted, flat, types, dot, space, seen, wide, setting)

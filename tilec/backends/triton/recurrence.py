@@ -5,7 +5,7 @@ The place where a recurrence is given to a form that takes it; what no other for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tilec.backends.reference.recurrence import assigned
@@ -31,7 +31,8 @@ def check_recurrences(flat: Program) -> None:
 
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
-    return sequential(chart(flat, types), strides, _is_wide((flat,), types, strides))
+    course = chart(flat, types)
+    return sequential(course, strides, _is_wide((flat,), types, strides))
 
 
 def sequential(course: Course, strides: Strides, wide: bool) -> list[Step]:
@@ -43,12 +44,12 @@ def sequential(course: Course, strides: Strides, wide: bool) -> list[Step]:
 
 
 def with_riders(
-    program: Program, place: int, types: Types, strides: Strides, setting: Setting
+    program: Program, place: int, types: Types, strides: Strides, setting: Setting, barred: Collection[str] = ()
 ) -> tuple[tuple[Statement, ...], list[Step]] | None:
-    """The recurrence at that place together with statements that ride on it, and steps that allocate and compute what
-    is needed of them; None where nothing rides."""
+    """The recurrence at that place together with statements that ride on it (none of `barred`), and steps that allocate
+    and compute what is needed of them; None where nothing rides."""
     s = program.statements[place]
-    riding = riders_on(program, place, types)
+    riding = tuple(r for r in riders_on(program, place, types) if r.output not in barred)
     if not riding or 0 in types[s.output].shape:
         return None
     course = chart(s, types)

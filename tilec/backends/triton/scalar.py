@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tilec.backends.code import literal
 from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
@@ -59,6 +61,11 @@ class Evaluator:
                 seen.add(e)
                 self._uses.update(value_children(e))
                 stack.extend(value_children(e))
+
+    def give(self, e: Expr, v: Value) -> Value:
+        """Take a value that is at hand from now on."""
+        self._values[e] = v
+        return v
 
     def value(self, root: Expr) -> Value:
         stack = [root]
@@ -151,6 +158,10 @@ class Evaluator:
 
     def _call(self, e: Call) -> Value:
         args = [self._values[a] for a in e.args]
+        if FUNCTIONS[e.function].result == "random":
+            four = self._four(e, args)
+            if four is not None:
+                return four
         result = call_type(e.function, [a.type for a in args], e.span)
         if all(a.number is not None for a in args):
             folded = fold(e.function, [a.number for a in args if a.number is not None], result)
@@ -160,6 +171,31 @@ class Evaluator:
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         return Value(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
+
+    def _four(self, e: Call, args: list[Value]) -> Value | None:
+        """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
+        multiple of four."""
+        frame, kernel = self.frame, self.frame.kernel
+        axis = frame.axes[-1] if frame.axes else ""
+        if axis not in kernel.quarters or frame.axes not in (("row",), ("col",), ("row", "col")):
+            return None
+        form = linear(e.args[1])
+        along = [v for v, a in kernel.axis_of.items() if a.name == axis and kernel.space.largest(v) > 1]
+        if len(along) != 1 or kernel.low(along[0]) != "0" or form.coefficient(along[0]) != 1:
+            return None
+        rest = form.substitute({along[0]: Affine()})
+        if not form.is_affine or any(c % 4 for _, c in rest.terms) or rest.constant % 4:
+            return None
+        base = self.tensor(self.value(rest.to_value()), "int64")
+        quarter = frame.spread(frame.assign("quarter", kernel.quarters[axis], frozenset((axis,))), axis)
+        here = {*frame.dimensions(frozenset(rest.variables())), axis}
+        blocks = [{"row": "BM", "col": "BN"}[a] if a in here else "1" for a in frame.axes]
+        shape = f"({', '.join(blocks)},)"
+        counter = f"tl.broadcast_to({base} + ({quarter}).to(tl.int64) * 4, ({', '.join(blocks)} // 4,))"
+        draws = f"{e.function}_four_({self.tensor(args[0], 'int64')}, {counter})"
+        variables = frozenset((axis, *along)).union(*(a.variables for a in args))
+        code = frame.assign("draws", f"tl.reshape({draws}, {shape})", variables)
+        return Value(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
 
     def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
         row = FUNCTIONS[function]
@@ -184,6 +220,10 @@ class Evaluator:
         if held == "bool" and function in ("add", "mul", "max", "min"):
             a, b = (self.condition(x) for x in args)
             return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", held
+        if function == "div" and held == "float32":
+            shared = self._shared_divisor(args[0], args[1])
+            if shared is not None:
+                return shared, held
         template = row.triton
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
@@ -194,6 +234,25 @@ class Evaluator:
         if kind(held) == 1 and held != "int64":  # narrow integers wrap at each step
             text = f"{text}.to({triton_type(held)})"
         return text, held
+
+    def _shared_divisor(self, a: Value, b: Value) -> str | None:
+        """A quotient by a number or by a value that all columns of a row share, whose inverse is taken once."""
+        frame = self.frame
+        if a.number is not None:
+            return None
+        along = ["col" in frame.axes and "col" in frame.dimensions(v.variables) for v in (a, b)]
+        if b.number is not None:
+            divisor = float(np.float32(b.number))
+            if not 2.0**-63 < abs(divisor) < 2.0**63:
+                return None
+            nearest = float(np.float32(1) / np.float32(divisor))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {divisor!r}, {nearest!r}, 1.0)"
+        if along != [True, False]:
+            return None
+        scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)
+        scaled = frame.assign("scaled", f"{_operand(self.cast(b, 'float32'))} * {scale}", b.variables)
+        inverse = frame.assign("inverse", f"tl.div_rn(tl.full((), 1.0, tl.float32), {scaled})", b.variables)
+        return f"times_inverse_({self.tensor(a, 'float32')}, {scaled}, {inverse}, {scale})"
 
     def _converted(self, v: Value, dtype: str) -> str:
         """A cast that rounds as the type it names does."""

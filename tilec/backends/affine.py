@@ -1,9 +1,8 @@
-"""Recurrences whose step is affine in a semiring, many times at once: `a x h + b` composes to the same form.
+"""Steps of a recurrence that are affine in its state: `a x h + b` in some semiring, which compose to the same form.
 
-The steps are cut into chunks of about the square root of their number. All chunks run side by side, each composing its
-own steps; their ends give the states between them; the compositions are then applied to these. The semiring is found by
-taking the step's expression apart, however it is written: `a*h + b`, `max(c, d + h)`, `relu(b + h)`,
-`logaddexp(c, d + h)`. Results are rounded differently than step by step.
+The semiring is found by taking the step's expression apart, however it is written: `a*h + b`, `max(c, d + h)`,
+`relu(b + h)`, `logaddexp(c, d + h)`. What is combined is brought to the state's element type first: factors that meet
+the state one by one must not wrap, or be rounded, among themselves.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tilec.backends.reference.steps import reads_own
 from tilec.ir.aggregations import SEMIRINGS, Semiring
 from tilec.ir.functions import ZERO
-from tilec.ir.program import Access, Call, Expr, Float, Int
-
-FEWEST_STEPS = 512
-MOST_LANES = 64  # with more, a step has enough to do, and the chunks' passes over memory cost more than they save
+from tilec.ir.program import Access, Call, Expr, Float, Int, walk
+from tilec.ir.types import kind
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,11 @@ class Affine:
     offset: Expr | None
 
 
-def affine_steps(body: Expr, state: Access) -> Iterator[tuple[Semiring, Expr, Expr]]:
-    """The semirings in which a step is affine in the state, with scale and offset."""
+def affine_steps(body: Expr, state: Access, dtype: str) -> Iterator[tuple[Semiring, Expr, Expr]]:
+    """The semirings in which a step is affine in the state, of this element type, with scale and offset."""
     for s in SEMIRINGS.values():
-        if s.kind == 2:
-            found = _Parts(s, state).of(body)
+        if s.kind == kind(dtype):
+            found = _Parts(s, state, dtype).of(body)
             if found is not None and found.scale is not None:
                 yield s, found.scale, literal(s.zero) if found.offset is None else found.offset
 
@@ -46,15 +42,15 @@ def literal(x: float) -> Expr:
 
 
 class _Parts:
-    def __init__(self, semiring: Semiring, state: Access):
-        self.s, self.state = semiring, state
+    def __init__(self, semiring: Semiring, state: Access, dtype: str):
+        self.s, self.state, self.dtype = semiring, state, dtype
 
     def of(self, e: Expr) -> Affine | None:
         s = self.s
         if e == self.state:
-            return Affine(literal(s.one), None)
+            return Affine(self._typed(literal(s.one)), None)
         if not self._moves(e):
-            return Affine(None, e)
+            return Affine(None, self._typed(e))
         if not isinstance(e, Call):
             return None
         args = [self.of(a) for a in e.args]
@@ -76,16 +72,20 @@ class _Parts:
                 return self._each(parts[0], lambda x: -x)
             case "mul" | "div" | "add" | "sub" as f:
                 inverse = {"div": "mul", "sub": "add"}
-                if inverse.get(f, f) != s.times:
+                if inverse.get(f, f) != s.times or f == "div" and s.kind != 2:
                     return None
+                first, second = (self._typed(a) for a in e.args)
                 if not self._moves(e.args[1]):
-                    return self._each(parts[0], lambda x: Call(f, (x, e.args[1])))
+                    return self._each(parts[0], lambda x: Call(f, (x, second)))
                 if f == s.times and not self._moves(e.args[0]):
-                    return self._each(parts[1], lambda x: Call(f, (e.args[0], x)))
+                    return self._each(parts[1], lambda x: Call(f, (first, x)))
         return None
 
     def _moves(self, e: Expr) -> bool:
-        return reads_own(e, self.state.tensor)
+        return any(isinstance(x, Access) and x.tensor == self.state.tensor for x in walk(e))
+
+    def _typed(self, e: Expr) -> Expr:
+        return Call(self.dtype, (e,))
 
     def _sum(self, a: Affine, b: Affine) -> Affine:
         return Affine(self._joined(a.scale, b.scale), self._joined(a.offset, b.offset))

@@ -1,0 +1,77 @@
+"""What is legal and most likely not meant is said, once, where the caller stands; and nothing else is."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import tilec
+
+SHAPES = {"A": (2, 3), "B": (5, 4), "V": (5,), "X": (2, 5, 3)}
+
+SAID = {
+    "C[i, j] = sum(A[i, k] * B[k, j])": "index of different sizes: 3 (dimension 1 of A), 5 (dimension 0 of B)",
+    "C[i, j] = +(A[i, k] * B[k, j])": "only the first 3 of each count",
+    "C[i] = tanh(sum(A[i, k] * V[k])) + A[i, 0]": "3 (dimension 1 of A), 5 (dimension 0 of V)",
+    "C[i] = logsumexp(max(A[i, k] + V[k]) + A[i, l])": "`k` stands",
+    "D = 2 * V; C[i] = sum(A[i, k] * D[k])": "5 (dimension 0 of D)",
+}  # fmt: skip
+MEANT = [
+    "C[i, j] = sum(A[i, k] * B[k, j]), k < 3",
+    "C[i, j : 2, 4] = sum(A[i, k] * B[k, j])",
+    "C[i] = sum(A[i, k] * V[k + 1])",
+    "C[i] = sum(A[i, k] * V[2*k])",
+    "C[i] = sum(A[i, k] * pad(V[k], 0))",
+    "C[i] = sum(k < 3 ? A[i, k] * V[k])",
+    "C[i] = sum(A[i, k]) * sum(V[k])",  # two variables called k
+    "C[i] = sum(A[i, k] * A[i, k])",
+    "C[i] = sum(A[i, k] * k * V[k])",  # a position is a value here
+    "C[i, k] = A[i, k] * X[i, 0, k]",
+]
+
+
+def call(source: str) -> list[warnings.WarningMessage]:
+    function = tilec.compile(source)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            function(*(torch.ones(SHAPES[name]) for name in function.inputs))
+    return [w for w in caught if w.category is tilec.TileWarning]
+
+
+@pytest.mark.parametrize("source", SAID)
+def test_a_likely_mistake_is_said_once_with_its_place(source: str) -> None:
+    (said,) = call(source)
+    text = str(said.message)
+    assert SAID[source] in text and "^" in text and "hint: declare" in text
+    assert said.filename == __file__
+
+
+@pytest.mark.parametrize("source", MEANT)
+def test_what_is_meant_is_not(source: str) -> None:
+    assert not call(source)
+
+
+def test_calls_that_record_gradients_say_it_too() -> None:
+    function = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j]) * max(A[i, k])")
+    with pytest.warns(tilec.TileWarning, match="only the first 3 of each"):
+        function(torch.ones(2, 3).repeat(1, 1).requires_grad_(), torch.ones(5, 4))
+
+
+def test_new_shapes_are_told_anew_and_gradients_do_not_repeat_it() -> None:
+    function = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for columns in (3, 4, 5, 3):
+            a, b = torch.ones(2, columns, requires_grad=True), torch.ones(5, 4)
+            function(a, b).sum().backward()
+    assert [str(w.message).count("only the first 3") for w in caught] == [1, 0]
+
+
+def test_a_warning_can_be_an_error() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tilec.TileWarning)
+        with pytest.raises(tilec.TileWarning):
+            tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")(torch.ones(2, 3), torch.ones(5, 4))

@@ -1,0 +1,114 @@
+"""How the kernel of a group is spread over programs, and how often it goes over its columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilec.backends.triton.grouping import ON_CHIP, variables_of
+from tilec.backends.triton.groups import Group
+from tilec.backends.triton.sizes import power_of_two
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Statement, index_variables, walk
+
+MULTIPROCESSORS = 132  # of an H200
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`form`: whole, looped or tiled. `rows`, `columns`: of a block. `parts`: programs that share the rows where
+    outputs add up over them, else 0. `stages`: of the walk over rows."""
+
+    form: str
+    rows: int
+    columns: int
+    parts: int
+    warps: int
+    stages: int = 1
+
+
+def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling:
+    """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
+    where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
+    next rows under way, or of one where rows are long."""
+    rows, columns = group.count(group.rows), group.count(group.columns)
+    needed = power_of_two(columns)
+    statistics = any(group.reductions(s) and s.output not in group.sums for s in group.statements)
+    together = _rows_together(group, strides)
+    if not statistics:
+        block = min(needed, 2048)
+        down = min(power_of_two(rows), max(together, 2048 // block, 1))
+        across = -(-columns // block)
+        parts = min(-(-rows // down), max(1, 4 * MULTIPROCESSORS // across)) if group.sums else 0
+        return Tiling("tiled", down, block, parts, 4)
+    heavy = len(_full_reads(group)) > 1 and not group.sums
+    again = levels(group).depth > 1 or needed <= 1024
+    if group.sums or (again and max(1, together) * needed <= ON_CHIP):
+        elements = 1024 if heavy else 4096
+        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+        warps = max(4, min(16, down * needed // 1024))
+        programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
+        parts = min(-(-rows // down), programs) if group.sums else 0
+        return Tiling("whole", down, needed, parts, warps, 2 if parts else 1)
+    down = min(power_of_two(rows), together)
+    block = min(needed, max(1, (8192 if again else 1024) // down))
+    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
+
+
+def _full_reads(group: Group) -> set[str]:
+    """Tensors from outside that are read at each point."""
+    many = {v for v, n in group.extent.items() if n > 1}
+    members = {s.output for s in group.statements}
+    return {
+        a.tensor
+        for s in group.statements
+        for a in accesses(s)
+        if a.tensor not in members and many <= set(index_variables(*a.index))
+    }
+
+
+NEIGHBOURS = 64  # rows of a block where memory runs along the rows
+
+
+def _rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
+    """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
+    best, answer = -1, 1
+    for s in group.statements:
+        for a in accesses(s):
+            if a.tensor not in strides:
+                continue
+            moves = [
+                (abs(step), v)
+                for e, step in zip(a.index, strides[a.tensor], strict=True)
+                if (v := linear(e).bare) is not None and group.extent[v] > 1 and step
+            ]
+            size = math.prod(group.extent[v] for _, v in moves)
+            if moves and size > best:
+                best, answer = size, NEIGHBOURS if min(moves)[1] in group.rows else 1
+    return answer
+
+
+@dataclass(frozen=True)
+class Levels:
+    """`of`: the walk over the columns in which each member's operands are known, 0 the first. `depth`: walks needed."""
+
+    of: Mapping[str, int]
+    depth: int
+
+
+def levels(group: Group) -> Levels:
+    found: dict[str, int] = {}  # when a value is known
+    starts: dict[str, int] = {}
+    for s in group.statements:
+        start = max((found[a.tensor] for a in accesses(s) if a.tensor in found), default=0)
+        starts[s.output] = start
+        statistic = bool(group.reductions(s)) and s.output not in group.sums
+        found[s.output] = start + statistic
+    full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
+    return Levels(starts, 1 + max((starts[name] for name in full), default=0))
+
+
+def accesses(s: Statement) -> list[Access]:
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    return [e for root in roots for e in walk(root) if isinstance(e, Access)]

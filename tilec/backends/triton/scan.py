@@ -1,0 +1,126 @@
+"""Scans in as many steps as there are terms: which blocks, and whether rows are cut into chunks that run side by side.
+
+Where the rows fill the device, one program goes through each block of rows. Where they are few, a row is cut into
+chunks: a launch for their totals, and one for the chunks themselves, which reads the terms a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tilec.backends.triton.coalesce import Viewed
+from tilec.backends.triton.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.scan_blocks import BlockWriter
+from tilec.backends.triton.scan_form import Scan, recognise_steps
+from tilec.backends.triton.scan_lanes import LaneWriter
+from tilec.backends.triton.scan_text import Tiling, workspaces
+from tilec.backends.triton.sizes import contiguous, power_of_two
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Statement, walk
+from tilec.ir.types import TensorType
+
+PROGRAMS = 264  # of which there are enough for every multiprocessor
+WANTED = 1056  # programs to aim at where rows are cut
+BLOCK = 2048  # elements of a block
+HEAVY = 512  # of one whose composition takes exponentials
+NARROW = 32  # lanes of a block whose memory runs along the lanes
+MOST_CHUNKS = 1024
+MOST_TOTALS = 2**22  # that all programs may read together
+
+
+def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
+    """Blocks as long as the rows allow where memory runs along them, and as wide as a line of memory elsewhere."""
+    steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
+    block = HEAVY if scan.algebra.then in ("join_logs_", "then_log_") else BLOCK
+    if along or rows == 1:
+        length = min(power_of_two(steps), block)
+        lanes = min(power_of_two(rows), block // length)
+    else:
+        lanes = min(power_of_two(rows), NARROW)
+        length = min(power_of_two(steps), block // lanes)
+    programs, blocks = -(-rows // lanes), -(-steps // length)
+    if programs >= PROGRAMS or blocks <= 2:
+        return Tiling(length, lanes, along)
+    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS // rows))
+    return Tiling(length, lanes, along, -(-blocks // chunks))
+
+
+def runs_along(scan: Scan, seen: Viewed) -> bool:
+    """Whether memory runs along the steps, in the tensor read that is largest, or in the output."""
+    s = scan.statement
+    accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor != s.output]
+    accesses.append(Access(s.output, s.index or ()))
+    largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape))
+    moves = {v: 0 for v in (*scan.lanes, scan.along)}
+    for e, stride in zip(largest.index, seen.strides[largest.tensor], strict=True):
+        for v in moves:
+            moves[v] += int(linear(e).coefficient(v) * stride)
+    return all(not m or abs(moves[scan.along]) <= abs(m) for v, m in moves.items() if scan.space.largest(v) > 1)
+
+
+def scan_steps(
+    scan: Scan,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    riding: Sequence[Statement] = (),
+) -> list[Step]:
+    """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
+    tiling = choose_tiling(scan, seen)
+    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, seen, wide, tiling, riding)
+    chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
+    if chunks == 1:
+        return [writer.apply(flat, 1)]
+    totals = workspaces(scan)
+    return [
+        *(Allocate(name, (chunks, scan.rows), t) for name, t in zip(totals, scan.algebra.dtypes, strict=True)),
+        writer.totals(flat, chunks),
+        writer.apply(flat, chunks),
+        Release(tuple(totals)),
+    ]
+
+
+def scan_of_terms(
+    terms: Statement,
+    kind: TensorType,
+    scan: Statement,
+    seen: Viewed,
+    flat: Statement,
+    steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
+) -> list[Step]:
+    """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
+    types = {**seen.types, terms.output: kind}
+    strides = {**seen.strides, terms.output: contiguous(kind.shape)}
+    return [
+        Allocate(terms.output, kind.shape, kind.dtype),
+        *steps_of(terms, terms, types, strides),
+        *steps_of(scan, flat, types, strides),
+        Release((terms.output,)),
+    ]
+
+
+def affine_recurrence(
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+    wide: bool,
+    riding: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
+    found = None if setting.exact else recognise_steps(flat, types)
+    seen = Viewed(flat, types, strides)
+    if found is None or not worthwhile(found, seen):
+        return None
+    return scan_steps(found, seen, flat, wide, riding)
+
+
+FEWEST_STEPS = 64  # shorter recurrences are as quick step by step
+MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
+
+
+def worthwhile(scan: Scan, seen: Viewed) -> bool:
+    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many and memory runs
+    along them."""
+    return scan.steps >= FEWEST_STEPS and (scan.rows <= MOST_ROWS or runs_along(scan, seen))

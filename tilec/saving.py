@@ -1,0 +1,235 @@
+"""What a call keeps for its backward pass: the least that its cost rule allows.
+
+Values and gradient are written as one flat program, which is then cut in two. What the gradient part computes of the
+inputs alone is either computed again from inputs that are kept, or kept itself. It is kept
+
+- where it is small: at most 1/SMALL of the inputs it is made of (the statistics of a row);
+- where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
+  what is kept grows with what the call returns and not with the points it visits;
+- where it is an output and takes the place of an input that is at least as large (exp, a softmax).
+
+An input that neither part reads after that is not kept, and one of which only the shape is asked leaves nothing but its
+shape. What is kept beside inputs and outputs is an output of the forward pass that the caller does not see: its own
+cotangent, which only derivatives of the gradient have, runs through `extended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.cost import operations, size_in_bytes
+from tilec.ir.infer import infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Input,
+    Inside,
+    Program,
+    Statement,
+    children,
+    expressions,
+    reads,
+    reads_itself,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.pipeline import bind_flat
+from tilec.transforms.bind import bind
+from tilec.transforms.grad import grad_beside
+from tilec.transforms.simplify import drop_dead, truth
+
+SMALL = 8  # what is at most one eighth of its inputs is kept
+HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
+
+Types = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A gradient program over what was kept. `values`: the names whose tensors it reads, `shapes`: inputs of which it
+    reads the shape alone; its inputs are these and then `cotangents`. `types` are the inputs'."""
+
+    program: Program
+    values: tuple[str, ...]
+    shapes: tuple[str, ...]
+    cotangents: tuple[str, ...]
+    types: Types
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`forward` gives the outputs and then `extra`; None where there are no extras and the program itself will do.
+    `kept`: everything that is kept and its type, inputs first. `extended`: the gradient where extras have cotangents
+    too, which come after the outputs' in their order; None where none of them has a derivative. `constant`: extras that
+    have none."""
+
+    forward: Program | None
+    backward: Backward
+    extended: Backward | None
+    extra: tuple[str, ...]
+    constant: tuple[str, ...]
+    kept: dict[str, TensorType]
+
+
+def partition(program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], extras: bool) -> Partition:
+    """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
+    the caller does not see? Raises what binding raises."""
+    joint = _Joint.of(program, wrt, types, values)
+    kept = joint.choose(program.outputs) if extras else joint.with_outputs(program.outputs, ())
+    extra = tuple(t for t in kept if t not in program.outputs)
+    backward = joint.backward(kept)
+    if not extra:
+        return Partition(None, backward, None, (), (), joint.typed(backward.values))
+    outputs = (*program.outputs, *extra)
+    inputs = joint.program.inputs[: len(program.inputs)]
+    forward = Program(None, inputs, outputs, drop_dead(joint.forward_statements(), outputs))
+    constant = tuple(t for t in extra if kind(joint.types[t].dtype) != 2 or t not in joint.varying(wrt))
+    if len(constant) == len(extra):
+        return Partition(forward, backward, None, extra, constant, joint.typed(backward.values))
+    beyond = _Joint.of(forward, wrt, types, {})
+    extended = beyond.backward(kept)
+    needed = joint.typed((*backward.values, *extended.values))
+    if set(needed) - set(backward.values):  # derivatives of the extras ask for more
+        plain = joint.backward(joint.with_outputs(program.outputs, ()))
+        if joint.bytes_of(needed) > joint.bytes_of(plain.values):
+            return Partition(None, plain, None, (), (), joint.typed(plain.values))
+    return Partition(forward, backward, extended, extra, constant, needed)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Values and gradient as one flat program: what reads no cotangent belongs to either part."""
+
+    program: Program
+    inputs: tuple[str, ...]
+    cotangents: tuple[str, ...]
+    gradients: tuple[str, ...]
+    types: Types
+
+    @staticmethod
+    def of(program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int]) -> _Joint:
+        inputs = {name: types[name] for name in program.input_names()}
+        outputs = infer(bind(program, inputs, values), inputs)
+        joint = grad_beside(program, wrt)
+        cotangents = joint.input_names()[len(inputs) :]
+        for name, o in zip(cotangents, program.outputs, strict=True):
+            t = outputs[o]
+            inputs[name] = TensorType(t.shape, t.dtype if kind(t.dtype) == 2 else "float32")
+        flat = bind_flat(joint, inputs, values)
+        gradients = flat.outputs[len(program.outputs) :]
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
+
+    def forward_statements(self) -> tuple[Statement, ...]:
+        """Those that depend on no cotangent."""
+        beyond = set(self.cotangents)
+        found = []
+        for s in self.program.statements:
+            if beyond.isdisjoint(reads(s)):
+                found.append(s)
+            else:
+                beyond.add(s.output)
+        return tuple(found)
+
+    def varying(self, wrt: Collection[str]) -> set[str]:
+        """Names that depend on the inputs `wrt`."""
+        found = set(wrt)
+        for s in self.program.statements:
+            if not found.isdisjoint(reads(s)):
+                found.add(s.output)
+        return found
+
+    def needed(self, kept: Collection[str]) -> tuple[Statement, ...]:
+        """The statements that the gradients need where `kept` is at hand."""
+        return drop_dead([s for s in self.program.statements if s.output not in kept], self.gradients)
+
+    def backward(self, kept: Collection[str]) -> Backward:
+        statements = self.needed(kept)
+        mentioned = {name for s in statements for name in reads(s)} | set(self.gradients)
+        read = {name for s in statements for name in values_read(s)} | set(self.gradients)
+        values = tuple(n for n in (*self.inputs, *kept) if n in read)
+        shapes = tuple(n for n in self.inputs if n in mentioned and n not in read)
+        names = (*values, *shapes, *self.cotangents)
+        inputs = tuple(Input(n, self.types[n].shape) for n in names)
+        types = {n: self.types[n] for n in names}
+        return Backward(Program(None, inputs, self.gradients, statements), values, shapes, self.cotangents, types)
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        return sum(size_in_bytes(self.types[n]) for n in names)
+
+    def typed(self, names: Collection[str]) -> dict[str, TensorType]:
+        """Each once, inputs first, in the order in which they are assigned."""
+        every = (*self.inputs, *(s.output for s in self.program.statements))
+        return {n: self.types[n] for n in every if n in names}
+
+    # the rule
+
+    def choose(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """What to keep beside inputs."""
+        forward = self.forward_statements()
+        made_of = self._made_of(forward)
+        most = self.bytes_of(dict.fromkeys(outputs))
+        shapes = {name: t.shape for name, t in self.types.items()}
+        candidates = []
+        for s in forward:
+            t, size = self.types[s.output], size_in_bytes(self.types[s.output])
+            if not self._may_be_kept(t):
+                continue
+            small = size * SMALL <= self.bytes_of(made_of[s.output])
+            if small or size <= most and (reads_itself(s) or operations(s, shapes) >= HEAVY * size):
+                candidates.append(s.output)
+        return self.with_outputs(outputs, self._frontier(candidates))
+
+    def with_outputs(self, outputs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
+        """`kept`, and each output that lets inputs go which are as large."""
+        assigned = {s.output for s in self.forward_statements()}
+        chosen = tuple(kept)
+        for o in dict.fromkeys(outputs):
+            if o in assigned and o not in chosen and self._may_be_kept(self.types[o]):
+                larger = (*chosen, o)
+                if o in (after := self.backward(larger)).values:
+                    if self.bytes_of(after.values) <= self.bytes_of(self.backward(chosen).values):
+                        chosen = larger
+        return tuple(n for n in chosen if n in self.backward(chosen).values)
+
+    def _may_be_kept(self, t: TensorType) -> bool:
+        """Weak values and integers of rank 0 mean another thing as inputs: they are computed again."""
+        return not t.weak and (kind(t.dtype) == 2 or t.shape != ())
+
+    def _frontier(self, candidates: Sequence[str]) -> tuple[str, ...]:
+        """The candidates that the gradient reads, without those that are elementwise made of others."""
+        needed = self.backward(candidates)
+        kept = [c for c in candidates if c in needed.values]
+        for s in reversed(self.program.statements):
+            if s.output in kept and s.aggregation == "assign" and not reads_itself(s):
+                size = size_in_bytes(self.types[s.output])
+                if all(n in kept and size_in_bytes(self.types[n]) <= size for n in reads(s)):
+                    kept.remove(s.output)
+        return tuple(kept)
+
+    def _made_of(self, statements: Sequence[Statement]) -> dict[str, set[str]]:
+        """For each name the inputs whose values it depends on."""
+        found = {name: {name} for name in self.inputs}
+        for s in statements:
+            found[s.output] = set().union(*(found[n] for n in values_read(s) if n in found))
+        return found
+
+
+def values_read(s: Statement) -> set[str]:
+    """Names of the tensors whose elements a statement reads: those in `in(...)` and in branches that are never taken
+    lend their shape alone."""
+    found = {e.tensor for root in expressions(s) for e in _evaluated(root) if isinstance(e, Access)}
+    return found if s.default is None else found | {s.default}
+
+
+def _evaluated(e: Expr) -> Iterator[Expr]:
+    """The expression and what below it is evaluated."""
+    below = children(e)
+    if isinstance(e, Call) and e.function == "select":
+        taken = truth(e.args[0])
+        below = e.args if taken is None else (e.args[1] if taken else e.args[2],)
+    elif isinstance(e, Inside):
+        below = e.access.index
+    yield e
+    for child in below:
+        yield from _evaluated(child)

@@ -1,0 +1,221 @@
+"""What an aggregation need not repeat, on flat programs: factors of a sum that all its points share, counts of points.
+
+`G[r, k] = +(A[r, c] * B[r, k])` asks for the sum over c once for every k. Where factors that depend on output variables
+alone can be taken out of a floating sum and what is left no longer depends on some output variable, the sum becomes a
+statement over the variables that it does depend on: `T[r] = +(A[r, c]); G[r, k] = T[r] * B[r, k]`. So gradients of
+normalisations, in which each element reads a sum over its row, cost what the row costs. Rounding differs as it does
+between any two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known is a
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.functions import ONE, call
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    reads_itself,
+    rebuild,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.naming import Names
+from tilec.transforms.spelled import HALVES, points_per_element
+
+Types = Mapping[str, TensorType]
+
+
+def factor(program: Program, inputs: Types) -> Program:
+    """The program with shared factors outside of sums and counts as numbers. `inputs`: types of the inputs."""
+    types = infer(program, inputs)
+    names = Names.of(program)
+    statements: list[Statement] = []
+    counts: dict[str, int] = {}
+    known: dict[str, Statement] = {}
+    for s in program.statements:
+        s = known[s.output] = _with_counts(s, counts, types)
+        n = _count(s, types)
+        if n is not None:
+            counts[s.output] = n
+        balanced = _balanced(s, types, known)
+        statements += _factored(s, types, names) if balanced is None else [balanced]
+    return replace(program, statements=tuple(statements))
+
+
+# counts
+
+
+def _count(s: Statement, types: Types) -> int | None:
+    """The number of points of each element, where the statement adds up ones."""
+    if s.aggregation != "sum" or s.default is not None or s.index is None or s.guard is not None:
+        return None
+    return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
+
+
+def _product(e: Expr) -> list[Expr]:
+    if isinstance(e, Call) and e.function == "mul":
+        return [x for a in e.args for x in _product(a)]
+    return [e]
+
+
+def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> Statement:
+    """The statement with counts as numbers where it reads them at its own output's variables, whatever it constrains
+    them to."""
+    if not counts or s.index is None or s.sizes is None:
+        return s
+    sizes = {v: n for e, n in zip(s.index, types[s.output].shape, strict=True) if (v := linear(e).bare) is not None}
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in counts:
+            bare = [linear(i).bare for i in e.index]
+            shape = types[e.tensor].shape
+            if all(v is not None and sizes.get(v, n + 1) <= n for v, n in zip(bare, shape, strict=True)):
+                return call(types[e.tensor].dtype, Int(counts[e.tensor]))
+        return e if isinstance(e, (Access, Inside)) else rebuild(e, visit)
+
+    guard = None if s.guard is None else visit(s.guard)
+    return s if reads_itself(s) else replace(s, body=visit(s.body), guard=guard)
+
+
+# factors
+
+
+@dataclass(frozen=True)
+class _Factor:
+    value: Expr
+    divides: bool
+
+
+def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
+    """The statement, or two that take its place."""
+    cut = _cut(s, types)
+    if cut is None:
+        return [s]
+    inner, outer, kept = cut
+    halved = types[s.output].dtype in HALVES
+    total = names.fresh(f"{s.output}_total")
+    index = tuple(Index(v) for v in kept)
+    sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
+    body = _joined([replace(f, value=call("float32", f.value)) if halved and not f.divides else f for f in inner])
+    first = replace(s, output=total, index=index, sizes=tuple(sizes[v] for v in kept), body=body, attributes=())
+    value = _joined([_Factor(Access(total, index), False), *outer])
+    second = replace(
+        s,
+        body=call(types[s.output].dtype, value) if halved else value,
+        aggregation="assign",
+        guard=None,
+        constraints=(),
+    )
+    return [first, second]
+
+
+def _cut(s: Statement, types: Types) -> tuple[list[_Factor], list[_Factor], tuple[str, ...]] | None:
+    """Factors that stay in the sum, those that leave it, and the output variables that the sum then has."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
+        return None
+    bare = [linear(e).bare for e in s.index]
+    if None in bare or len(set(bare)) != len(bare) or kind(types[s.output].dtype) != 2:
+        return None
+    outputs = [v for v in bare if v is not None]
+    guard = () if s.guard is None else (s.guard,)
+    fixed = index_variables(*guard, *(c.expr for c in s.constraints))
+    reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
+    if not reduced:
+        return None
+    inner: list[_Factor] = []
+    outer: list[_Factor] = []
+    for f in _factors(s.body, False):
+        (inner if set(index_variables(f.value)) & reduced else outer).append(f)
+    needed = set(index_variables(*(f.value for f in inner))) | set(fixed)
+    kept = tuple(v for v in outputs if v in needed)
+    large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
+    if not large or not reduced <= needed or not any(not f.divides for f in inner):
+        return None
+    if any(kind(expression_type(f.value, types).dtype) != 2 for f in (*inner, *outer) if not _is_number(f.value)):
+        return None
+    return inner, outer, kept
+
+
+def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Statement | None:
+    """The statement without its sum, where that adds up deviations from a mean."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
+        return None
+    outputs = {linear(e).bare for e in s.index}
+    factors = _factors(s.body, False)
+    moving = [f for f in factors if set(index_variables(f.value)) - outputs]
+    if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
+        return None
+    match moving[0].value:
+        case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
+            n = points_per_element(s, types)
+            if n is None or not _is_mean(x, mean, n, known):
+                return None
+        case _:
+            return None
+    still = replace(moving[0], value=Call("sub", (mean, mean)))
+    return replace(s, body=_joined([still if f is moving[0] else f for f in factors]), aggregation="assign")
+
+
+def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) -> bool:
+    """Whether `mean` reads the sum of n elements of x's tensor over the variables of x that `mean` lacks, over n."""
+    s = known.get(mean.tensor)
+    if s is None or s.aggregation != "assign" or s.guard is not None or s.index is None:
+        return False
+    body = s.body
+    while isinstance(body, Call) and len(body.args) == 1:
+        body = body.args[0]
+    match body:
+        case Call("div", (Access() as total, Int(m))) if m == n and total.index == s.index:
+            t = known.get(total.tensor)
+        case _:
+            return False
+    if t is None or t.aggregation != "sum" or t.guard is not None or t.constraints or t.index is None:
+        return False
+    summed = t.body.args[0] if isinstance(t.body, Call) and t.body.function == "float32" else t.body
+    if not isinstance(summed, Access) or summed.tensor != x.tensor:
+        return False
+    there = {linear(e).bare: linear(i).bare for e, i in zip(t.index, mean.index, strict=True)}
+    if None in there or None in there.values():
+        return False
+    for e, i in zip(summed.index, x.index, strict=True):
+        v, w = linear(e).bare, linear(i).bare
+        if v is None or w is None or there.setdefault(v, w) != w:
+            return False
+    return len(set(there.values())) == len(there)
+
+
+def _is_number(e: Expr) -> bool:
+    cast = isinstance(e, Call) and len(e.args) == 1 and isinstance(e.args[0], Int)
+    return cast or isinstance(e, (Int, Float, Inside))
+
+
+def _factors(e: Expr, divides: bool) -> list[_Factor]:
+    match e:
+        case Call("mul", (a, b)):
+            return [*_factors(a, divides), *_factors(b, divides)]
+        case Call("div", (a, b)):
+            return [*_factors(a, divides), *_factors(b, not divides)]
+        case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
+            return [_Factor(-Float(1.0), divides), *_factors(a, divides)]
+    return [_Factor(e, divides)]
+
+
+def _joined(factors: list[_Factor]) -> Expr:
+    first = next(f for f in factors if not f.divides)
+    result = first.value
+    for f in factors:
+        if f is not first:
+            result = Call("div" if f.divides else "mul", (result, f.value))
+    return result
