@@ -50,7 +50,7 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tilin
         warps = max(4, min(16, down * needed // 1024))
         programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return Tiling("whole", down, needed, parts, warps, 2 if parts else 1)
+        return Tiling("whole", down, needed, parts, warps, 3 if parts else 1)
     down = min(power_of_two(rows), together)
     block = min(needed, max(1, (8192 if again else 1024) // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
