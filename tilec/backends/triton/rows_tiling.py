@@ -13,6 +13,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, walk
 
 MULTIPROCESSORS = 132  # of an H200
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,14 @@ class Levels:
     depth: int
 
 
-def levels(group: Group) -> Levels:
+def levels(group: Group, maxima: Mapping[str, str] = NOTHING) -> Levels:
+    """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
     found: dict[str, int] = {}  # when a value is known
     starts: dict[str, int] = {}
     for s in group.statements:
         start = max((found[a.tensor] for a in accesses(s) if a.tensor in found), default=0)
+        if s.output in maxima:
+            start = max(start, starts[maxima[s.output]])
         starts[s.output] = start
         statistic = bool(group.reductions(s)) and s.output not in group.sums
         found[s.output] = start + statistic
