@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.domain import gathered
-from tilec.backends.scalars import NARROW, value_children
+from tilec.backends.scalars import NARROW
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Launch, Step, python_name
-from tilec.backends.triton.recurrence_course import Course, conditions
+from tilec.backends.triton.recurrence_course import Course, conditions, feeds
 from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
@@ -136,7 +135,7 @@ def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
 def choose_local(local: Local) -> LocalTiling:
     course = local.course
     lanes = course.count(course.lanes)
-    carried = [a for a in feeds(local) if _moves(local, a)]
+    carried = [a for a in _feeds(local) if _moves(local, a)]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
     ahead = min(MOST_AHEAD, REGISTERS // max(words, 1))
@@ -149,33 +148,13 @@ def choose_local(local: Local) -> LocalTiling:
     return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, ahead, max(1, min(unroll, ahead)))
 
 
-def feeds(local: Local) -> list[Access]:
-    """Elements of other tensors that a step reads, those in indices before what they are indices of."""
-    found: dict[Access, None] = {}
-    s, box = local.course.statement, local.course.space().box(0)
+def _feeds(local: Local) -> list[Access]:
+    """Elements of other tensors that a step and what rides on it read."""
 
-    def add(access: Access) -> None:
-        for i in access.index:
-            for inner in gathered(linear(i)):
-                add(inner)
-        if access.tensor != s.output:  # riders read the state that is at hand
-            found.setdefault(access)
+    def settled(e: Pad) -> bool:
+        return e.access in local.back and local.start is not None
 
-    stack = list(reversed(local.roots))
-    if s.default is not None:
-        stack.append(Access(s.default, s.index or ()))
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Access):
-            add(e)
-        elif isinstance(e, Pad) and e.access in local.back and local.start is not None:
-            continue
-        elif isinstance(e, Pad):
-            access = e.access if isinstance(e.access, Access) else e.access.access
-            stack += [e.access] if box.inside(access, local.course.types) else [e.value, e.access]
-        else:
-            stack += reversed(value_children(e))
-    return list(found)
+    return feeds(local.course, local.roots, settled)
 
 
 def _moves(local: Local, access: Access) -> bool:
@@ -184,48 +163,37 @@ def _moves(local: Local, access: Access) -> bool:
 
 
 class _Frame(StepFrame):
-    """`history`: names of earlier states, the last first; `loaded`: names of elements that were read already;
-    `running`: the test that the step takes place at all."""
+    """`history`: names of earlier states, the last first."""
 
     local: Local
     history: list[str]
-    loaded: dict[Access, str]
-    running: str
 
     def read(self, access: Access, other: float | int | None) -> str:
-        if access in self.local.back:
-            return self.history[self.local.back[access] - 1]
-        return self.loaded.get(access) or super().read(access, other)
-
-    def tail_tests(self, variables: frozenset[str]) -> list[str]:
-        running = [self.running] if self.local.course.time in variables else []
-        return [*super().tail_tests(variables), *running]
+        back = self.local.back.get(access)
+        return super().read(access, other) if back is None else self.history[back - 1]
 
 
 class _Writer(StepWriter):
+    frames = _Frame
+
     def __init__(self, kernel: Kernel, local: Local, tiling: LocalTiling):
         super().__init__(kernel, local.course)
         self.local, self.tiling = local, tiling
         self.moving = frozenset((local.course.time, *local.turns))
-        self.feeds = feeds(local)
+        self.feeds = _feeds(local)
         self.fixed: dict[Access, str] = {}
         self.dtype = local.course.types[local.course.own].dtype
 
     def at(self, moment: str, places: Mapping[str, str], history: list[str], loaded: dict[Access, str]) -> _Frame:
         """The frame of the step of that number, at these places of moving lanes."""
-        k, course = self.kernel, self.course
-        depth = len(k.scopes) - 1
-        low, n = k.low(course.time), k.extent(course.time)
-        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {moment}")
-        place = f"{n} - 1 - {count}" if course.falling else count
-        name = k.line("now", place if low == "0" else f"{low} + {place}") if place != count or low != "0" else count
-        k.value_of[course.time] = name
+        k, depth = self.kernel, len(self.kernel.scopes) - 1
+        running = self.moment(moment, False)
         k.value_of.update(places)
-        self.scopes |= dict.fromkeys((name, *places.values()), depth)
-        frame = _Frame(k, ["row"], {"row": "row_in"}, (self.moving,) * depth, course.own, self.scopes)
-        frame.local, frame.history, frame.loaded = self.local, history, {**self.fixed, **loaded}
-        frame.running = k.line("running", f"{count} < {n}")
-        self.scopes.setdefault(frame.running, depth)
+        self.scopes |= dict.fromkeys(places.values(), depth)
+        frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
+        assert isinstance(frame, _Frame)
+        frame.local, frame.history = self.local, history
+        frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
 
     def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
@@ -236,24 +204,6 @@ class _Writer(StepWriter):
                 if fixed:
                     self.fixed[a] = frame.loaded[a]
         return {a: name for a, name in frame.loaded.items() if a not in self.fixed}
-
-    def waiting(self, frame: _Frame) -> list[dict[Access, str]]:
-        """Names of blocks, of zeros as yet, for the loads of the steps to come."""
-        k, result = self.kernel, []
-        for _ in range(self.tiling.ahead):
-            names = {}
-            for a in (a for a in self.feeds if a not in self.fixed):
-                names[a] = k.names.fresh(f"next_{python_name(a.tensor).lower()}")
-                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
-                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
-            result.append(names)
-        return result
-
-    def let(self, values: Mapping[str, str]) -> None:
-        """Lines that give names their values, in a loop or for it to change."""
-        for name, value in values.items():
-            self.kernel.emit(f"{name} = {value}")
-            self.scopes[name] = 1
 
     def step(self, frame: _Frame) -> str:
         """Compute a step and store what is kept of it; the name of its state."""
@@ -336,7 +286,7 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     states = [k.names.fresh("state") for _ in range(local.depth)]
     start = w.start(frame)
     w.let(dict.fromkeys(states, start))
-    waiting = w.waiting(frame)
+    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed], tiling.ahead)
     _rounds(w, first, waiting, None)
     _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
@@ -369,6 +319,4 @@ def _rounds(
     for old, new in zip(waiting, [*waiting[unroll:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
     w.let({name: places[unroll][v] for v, name in carried.items()})
-    lines = k.scopes.pop().lines
-    for line in (f"for at_step in range(0, {end}, {unroll}):", *(f"    {x}" for x in lines)):
-        k.emit(line)
+    w.close(f"for at_step in range(0, {end}, {unroll}):")

@@ -14,7 +14,8 @@ from tilec.backends.code import literal, tuple_text
 from tilec.backends.domain import Condition
 from tilec.backends.scalars import NARROW, identity
 from tilec.backends.triton.accumulate import Accumulator
-from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.plan import python_name
 from tilec.backends.triton.recurrence_course import Course, conditions
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
@@ -28,7 +29,8 @@ MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 
 class StepFrame(Frame):
     """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
-    or deeper."""
+    or deeper. `loaded`: names of elements that were read already. `running`: the test that the step takes place at all,
+    where it may not."""
 
     def __init__(
         self,
@@ -36,11 +38,13 @@ class StepFrame(Frame):
         axes: Sequence[str],
         tails: Mapping[str, str],
         inner: Sequence[frozenset[str]],
-        own: str,
+        course: Course,
         scopes: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
-        self.own, self.scopes = own, scopes
+        self.own, self.time, self.scopes = course.own, course.time, scopes
+        self.loaded: dict[Access, str] = {}
+        self.running: str | None = None
         self._least = 0
 
     def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
@@ -51,6 +55,8 @@ class StepFrame(Frame):
         return name
 
     def read(self, access: Access, other: float | int | None) -> str:
+        if access in self.loaded:
+            return self.loaded[access]
         if access.tensor != self.own or not self.inner:
             return super().read(access, other)
         before, self._least = self._least, 1
@@ -59,17 +65,68 @@ class StepFrame(Frame):
         finally:
             self._least = before
 
+    def tail_tests(self, variables: frozenset[str]) -> list[str]:
+        running = [] if self.running is None or self.time not in variables else [self.running]
+        return [*super().tail_tests(variables), *running]
+
 
 class StepWriter:
     """Writes steps into a kernel. `blocks`: text of the size of each axis's block."""
+
+    frames: type[StepFrame] = StepFrame
 
     def __init__(self, kernel: Kernel, course: Course):
         self.kernel, self.course = kernel, course
         self.scopes: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
 
-    def frame(self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]]) -> StepFrame:
-        return StepFrame(self.kernel, axes, tails, inner, self.course.own, self.scopes)
+    def frame(
+        self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
+    ) -> StepFrame:
+        """`around`: the frame of the step that the new one is part of."""
+        made = self.frames(self.kernel, axes, tails, inner, self.course, self.scopes)
+        if around is not None:
+            made.running = around.running
+        return made
+
+    def moment(self, text: str, sure: bool) -> str | None:
+        """Bind time to the step of that number; the name of the test that there is such a step, unless it is sure."""
+        k, course, depth = self.kernel, self.course, len(self.kernel.scopes) - 1
+        low, n = k.low(course.time), k.extent(course.time)
+        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {text}")
+        place = f"{n} - 1 - {count}" if course.falling else count
+        now = count if (place, low) == (count, "0") else k.line("now", place if low == "0" else f"{low} + {place}")
+        k.value_of[course.time] = now
+        self.scopes |= {count: depth, now: depth}
+        if sure:
+            return None
+        running = k.line("running", f"{count} < {n}")
+        self.scopes[running] = depth
+        return running
+
+    def let(self, values: Mapping[str, str]) -> None:
+        """Lines that give names their values, in a loop or for it to change."""
+        for name, value in values.items():
+            self.kernel.emit(f"{name} = {value}")
+            self.scopes[name] = 1
+
+    def waiting(self, frame: StepFrame, accesses: Sequence[Access], steps: int) -> list[dict[Access, str]]:
+        """Names of blocks, of zeros as yet, for what as many steps to come read."""
+        result = []
+        for _ in range(steps):
+            names = {}
+            for a in accesses:
+                names[a] = self.kernel.names.fresh(f"next_{python_name(a.tensor).lower()}")
+                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
+                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
+            result.append(names)
+        return result
+
+    def close(self, header: str) -> None:
+        """End the innermost scope, a loop."""
+        lines = self.kernel.scopes.pop().lines
+        for line in (header, *(f"    {x}" for x in lines)):
+            self.kernel.emit(line)
 
     def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
         """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
@@ -158,7 +215,7 @@ class StepWriter:
         else:
             k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
-        within = self.frame(axes, tails, inner)
+        within = self.frame(axes, tails, inner, frame)
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
         evaluator = self.evaluator(within, roots, points * size)
         tests = [within.spread(tails[red], red)] if tiled else []
