@@ -215,7 +215,9 @@ def _setting(device: torch.device) -> Setting:
         return Setting(precision(), capability=0)
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
-    return Setting(precision(), capability=10 * properties.major + properties.minor, shared=shared)
+    count = properties.multi_processor_count
+    capability = 10 * properties.major + properties.minor
+    return Setting(precision(), capability=capability, shared=shared, multiprocessors=count)
 
 
 def _target_setting(target: str | None) -> Setting:

@@ -30,7 +30,7 @@ MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 class StepFrame(Frame):
     """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
     or deeper. `loaded`: names of elements that were read already. `running`: the test that the step takes place at all,
-    where it may not."""
+    where it may not. `shared`: what loads of the own output are told beside."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class StepFrame(Frame):
         self.own, self.time, self.scopes = course.own, course.time, scopes
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
+        self.shared = ""
         self._least = 0
 
     def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
@@ -59,11 +60,11 @@ class StepFrame(Frame):
             return self.loaded[access]
         if access.tensor != self.own or not self.inner:
             return super().read(access, other)
-        before, self._least = self._least, 1
+        before, self._least, self.how = self._least, 1, self.shared
         try:
             return super().read(access, other)
         finally:
-            self._least = before
+            self._least, self.how = before, ""
 
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
         running = [] if self.running is None or self.time not in variables else [self.running]
@@ -86,7 +87,7 @@ class StepWriter:
         """`around`: the frame of the step that the new one is part of."""
         made = self.frames(self.kernel, axes, tails, inner, self.course, self.scopes)
         if around is not None:
-            made.running = around.running
+            made.running, made.shared = around.running, around.shared
         return made
 
     def moment(self, text: str, sure: bool) -> str | None:

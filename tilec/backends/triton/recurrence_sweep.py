@@ -1,7 +1,8 @@
 """Steps that mix lanes: earlier states are read back from the output tensor itself.
 
 `resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
-steps. `stepwise`: a launch for each step, over as many programs as its lanes fill.
+steps. `together`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
+of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from tilec.backends.domain import gathered
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of
-from tilec.backends.triton.plan import Launch, Repeat, Step, python_name
+from tilec.backends.triton.plan import Allocate, Launch, Release, Repeat, Step, python_name
 from tilec.backends.triton.recurrence_course import Course, feeds
 from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
 from tilec.backends.triton.sizes import power_of_two
@@ -30,11 +31,13 @@ AHEAD = 4  # steps before the one that uses it, what other tensors hold is loade
 
 @dataclass(frozen=True)
 class Blocks:
-    """`lanes` of a block, `span` lanes that a program owns (0: it owns its block, and time is an argument), warps."""
+    """`lanes` of a block, `span` lanes that a program owns (0: it owns its block, and time is an argument), warps.
+    `together`: the programs wait for each other after each step, so that any lanes may be a program's own."""
 
     lanes: int
     span: int
     warps: int
+    together: bool = False
 
 
 def choose_blocks(course: Course) -> Blocks:
@@ -68,6 +71,7 @@ class _Sweep(StepWriter):
         kernel.constants["BM"] = blocks.lanes
         self.program = "tl.program_id(0)" + (".to(tl.int64)" if wide else "")
         self.moving = frozenset((course.time,))
+        self.arrived = f"{course.own}.arrived"
 
     def steps(self) -> list[Step]:
         course, blocks = self.course, self.tiling
@@ -82,17 +86,20 @@ class _Sweep(StepWriter):
             self.kernel.scopes.append(Scope())
             self._lanes("lanes_at + tl.arange(0, BM)")
             inner = frozenset(("row", "lane", *course.lanes))
-            self._step(self.frame(["row"], {"row": "row_in"}, (self.moving, inner), None))
+            self._step(self._frame(self.moving, inner))
             self.close(f"for lanes_at in range(0, {self._span()}, BM):")
             self._next()
-        return [self._launch(-(-course.count(course.lanes) // blocks.span))]
+        launch = self._launch(-(-course.count(course.lanes) // blocks.span))
+        if not blocks.together:
+            return [launch]
+        return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
 
     def _stepwise(self) -> list[Step]:
         k, course = self.kernel, self.course
         counter = k.number("moment", "moment", 0, False)
         self.moment(counter, True)
-        self._decode(f"{self.program} * BM + tl.arange(0, BM)", course.lanes, [])
-        self._step(self.frame(["row"], {"row": "row_in"}, (), None))
+        self._decode(f"{self.program} * BM + tl.arange(0, BM)", self._order(), [])
+        self._step(self._frame())
         programs = -(-course.count(course.lanes) // self.tiling.lanes)
         return [Repeat(self._launch(programs), counter, course.steps)]
 
@@ -103,27 +110,33 @@ class _Sweep(StepWriter):
         ahead = min(AHEAD, course.steps)
         accesses = [a for a in feeds(course, course.roots, lambda e: False) if course.time in free_of(a)]
         accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
-        waiting = self.waiting(self.frame(["row"], {"row": "row_in"}, (), None), accesses, ahead)
+        waiting = self.waiting(self._frame(), accesses, ahead)
         for u, names in enumerate(waiting):
-            self.let({names[a]: text for a, text in self._loads(accesses, str(u), ()).items()})
+            self.let({names[a]: text for a, text in self._loads(accesses, str(u)).items()})
         k.scopes.append(Scope())
-        coming = self._loads(accesses, f"at_step + {ahead}", (self.moving,))
+        coming = self._loads(accesses, f"at_step + {ahead}", self.moving)
         self.moment("at_step", True)
-        frame = self.frame(["row"], {"row": "row_in"}, (self.moving,), None)
+        frame = self._frame(self.moving)
         frame.loaded = dict(waiting[0])
         self._step(frame)
         for old, new in zip(waiting, [*waiting[1:], coming], strict=True):
             self.let({name: new[a] for a, name in old.items()})
         self._next()
 
-    def _loads(self, accesses: Sequence[Access], moment: str, inner: tuple[frozenset[str], ...]) -> dict[Access, str]:
+    def _loads(self, accesses: Sequence[Access], moment: str, *inner: frozenset[str]) -> dict[Access, str]:
         """Names of what the step of that number reads, if there is one."""
         running = self.moment(moment, False)
-        frame = self.frame(["row"], {"row": "row_in"}, inner, None)
+        frame = self._frame(*inner)
         frame.running = running
         for a in accesses:
             frame.loaded[a] = frame.read(a, None)
         return frame.loaded
+
+    def _frame(self, *inner: frozenset[str]) -> StepFrame:
+        frame = self.frame(["row"], {"row": "row_in"}, inner, None)
+        if self.tiling.together:  # what other multiprocessors have stored is not in this one's cache
+            frame.shared = ', cache_modifier=".cg"'
+        return frame
 
     def _step(self, frame: StepFrame) -> None:
         code, held = self.element(frame, self.tiling.lanes)
@@ -133,6 +146,12 @@ class _Sweep(StepWriter):
     def _next(self) -> None:
         """End the loop over time: what a step has stored, the next one reads."""
         self.kernel.emit("tl.debug_barrier()")
+        if self.tiling.together:
+            arrived = self.kernel.pointer(self.arrived)
+            self.kernel.emit(f'tl.atomic_add({arrived}, 1, sem="release")')
+            waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
+            for line in (f"while {waits}:", "    pass", "tl.debug_barrier()"):
+                self.kernel.emit(line)
         self.close(f"for at_step in range(0, {self.kernel.extent(self.course.time)}):")
 
     # lanes
@@ -140,17 +159,23 @@ class _Sweep(StepWriter):
     def _span(self) -> str:
         return self.kernel.number("span", "span", self.tiling.span)
 
+    def _order(self) -> tuple[str, ...]:
+        """All lanes in the order of their positions. Where a program has a part of a set, sets stand side by side in
+        it: what mixed lanes weigh their sums with is then read by few programs."""
+        apart, mixed = self.course.apart, self.course.mixed
+        return (*apart, *mixed) if self.tiling.span and not self.tiling.together else (*mixed, *apart)
+
     def _lanes(self, lane: str) -> None:
         """A block of the program's own lanes. Lanes apart have one value where a program owns one set of mixed ones."""
         k, course = self.kernel, self.course
         k.emit(f"lane = {lane}")
-        if self.tiling.span == course.count(course.mixed):
+        if self.tiling.span == course.count(course.mixed) and not self.tiling.together:
             batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
             k.decode(Axis(batch, course.apart, None), 0)
             self._decode("lane", course.mixed, [])
         else:
             place = k.line("lanes_from", f"{self.program} * {self._span()}", 0)
-            self._decode(f"{place} + lane", course.lanes, [f"(lane < {self._span()})"])
+            self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])
 
     def _decode(self, position: str, variables: Sequence[str], tests: Sequence[str]) -> None:
         """Lanes from their position."""
@@ -172,4 +197,5 @@ class _Sweep(StepWriter):
             1,
             (course.own,),
             fusion=bool(course.aggregates()),
+            together=self.tiling.together,
         )
