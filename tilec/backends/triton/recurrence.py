@@ -32,15 +32,15 @@ def check_recurrences(flat: Program) -> None:
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
     course = chart(flat, types)
-    return sequential(course, strides, _is_wide((flat,), types, strides))
+    return sequential(course, strides, _is_wide((flat,), types, strides), setting)
 
 
-def sequential(course: Course, strides: Strides, wide: bool) -> list[Step]:
+def sequential(course: Course, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence time by time."""
     local = recognise_local(course)
     if local is not None:
         return local_steps(local, strides, wide, choose_local(local))
-    return swept(course, strides, wide, choose_blocks(course))
+    return swept(course, strides, wide, choose_blocks(course, setting))
 
 
 def with_riders(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tilec.backends.domain import gathered
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of
-from tilec.backends.triton.plan import Allocate, Launch, Release, Repeat, Step, python_name
+from tilec.backends.triton.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
 from tilec.backends.triton.recurrence_course import Course, feeds
-from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
+from tilec.backends.triton.recurrence_step import MOST_IN_BLOCK, StepFrame, StepWriter
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.index import linear
 from tilec.ir.program import Access
@@ -24,6 +24,7 @@ MOST_LANES = 1024  # lanes of a block, where nothing is summed over
 SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # mixed lanes that one program may own
 RESIDENT_WORK = 2**18  # points of a step that one program may go through
+WAITING_WORK = 2**62  # points that a program could go through while it waits for the others
 PROGRAMS = 132  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
 AHEAD = 4  # steps before the one that uses it, what other tensors hold is loaded
@@ -40,10 +41,15 @@ class Blocks:
     together: bool = False
 
 
-def choose_blocks(course: Course) -> Blocks:
+def choose_blocks(course: Course, setting: Setting) -> Blocks:
+    """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
     mixed, apart = course.count(course.mixed), course.count(course.apart)
     points = max([1, *(course.count(e.bound) for e in course.aggregates())])
     most = SUMMED_LANES if points > 1 else MOST_LANES
+    span = -(-mixed * apart // setting.multiprocessors)
+    if points > 1 and setting.capability and span * points + WAITING_WORK < mixed * points:
+        lanes = min(power_of_two(span), most)
+        return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
     if mixed > RESIDENT_LANES or mixed * points > RESIDENT_WORK:
         lanes = min(power_of_two(mixed * apart), 16 if points > 1 else most)
         return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
