@@ -7,6 +7,10 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton import hoist, program
+from tilec.backends.triton.log_dot import LogWriter
+from tilec.backends.triton.weighted import WeightedWriter
+from tilec.bench.sweep_points import shares
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -20,6 +24,11 @@ WINDOWS = (
     "function (A[N, W, C], B[KW, C, D]) -> (O) { O[n, x, d : N, W, D] = logsumexp(A[n, x + k - 1, c] + B[k, c, d]); }"
 )
 BANDED = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + B[k, j]), i - k < 9; }"
+THREE = "function (A[M, K], B[K, N], V[K]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + V[k] + B[k, j]); }"
+STRIDED = """function (A[N, W, C], B[KW, C, D]) -> (O) {
+    O[n, x, d : N, W/2 - 1, D] = logsumexp(A[n, 2*x + k, c] + B[k, c, d]);
+}"""
+GUARDED = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] > -4.0 ? A[i, k] + B[k, j]); }"
 INFINITY = float("inf")
 
 
@@ -45,6 +54,21 @@ def apart():
     return a, b
 
 
+def distances(scale=1.2):
+    """Scores that fall with the distance from a diagonal: no row's greatest meets a far column's."""
+    rows, points = 4 * torch.arange(32.0)[:, None], torch.arange(128.0)
+    fall = -scale * (rows - points).abs()
+    return fall + normal(32, 128) / 9, fall.T.contiguous() + normal(128, 32) / 9
+
+
+def sparse():
+    """Nine of ten are -inf, so that many pairs are throughout."""
+    a, b = normal(40, 50), normal(50, 33)
+    a[torch.rand(a.shape, generator=torch.Generator().manual_seed(1)) < 0.9] = -INFINITY
+    b[torch.rand(b.shape, generator=torch.Generator().manual_seed(2)) < 0.9] = -INFINITY
+    return a, b
+
+
 CASES = {
     "normal": (PRODUCT, (normal(40, 50), normal(50, 33))),
     "wide range": (PRODUCT, (wide(20, 30), wide(30, 18))),
@@ -53,13 +77,21 @@ CASES = {
     "batched": (BATCHED, (normal(3, 20, 30), normal(3, 30, 18))),
     "windows": (WINDOWS, (normal(2, 20, 17), normal(3, 17, 18))),
     "banded": (BANDED, (normal(40, 50), normal(50, 33))),
+    "distances": (PRODUCT, distances()),
+    "nine of ten -inf": (PRODUCT, sparse()),
+    "all -inf": (PRODUCT, (torch.full((20, 30), -INFINITY), normal(30, 18))),
+    "three operands": (THREE, (wide(20, 30), wide(30, 18), normal(30))),
+    "strided windows": (STRIDED, (10 * normal(2, 20, 17), 10 * normal(3, 17, 18))),
     "float64": (PRODUCT, (normal(20, 30).double(), normal(30, 18).double())),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+VALUES = {**CASES, "guarded": (GUARDED, (normal(20, 30), wide(30, 18)))}
+
+
+@pytest.mark.parametrize("case", VALUES)
 def test_values(case):
-    source, inputs = CASES[case]
+    source, inputs = VALUES[case]
     f = tilec.compile(source, backend="triton")
     got = f(*inputs).double()
     wanted = tilec.compile(source, backend="torch")(*(x.double() for x in inputs))
@@ -84,6 +116,92 @@ def test_gradients(case):
     assert [k.name for k in ours.lower(*inputs, d).kernels if k.name.endswith("weighted_dot")]
 
 
+LEFT_OVER = {  # what is left for each way where the product alone is not certain
+    "nine of ten -inf": (sparse(), "pairs counted", "maxima by blocks"),
+    "distances": (distances(), "maxima by blocks", "term by term"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OVER)
+def test_what_fails_one_maximum_is_seldom_left_for_single_terms(case, monkeypatch):
+    """Without the last way, which leaves what it does not compute NaN, everything is there."""
+    inputs, needed, spared = LEFT_OVER[case]
+    found = shares(*inputs, 32, 32, 32)
+    assert found[needed] > 0 and found[spared] == 0
+    monkeypatch.setattr(LogWriter, "_exact", lambda self: ["acc = acc"])
+    got = tilec.compile(PRODUCT, backend="triton")(*inputs).double()
+    wanted = tilec.compile(PRODUCT, backend="torch")(*(x.double() for x in inputs))
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-5)
+    monkeypatch.setattr(LogWriter, "_absent", lambda self, tops: ["acc = acc"])
+    monkeypatch.setattr(LogWriter, "_levelled", lambda self: ["acc = acc"])
+    assert tilec.compile(PRODUCT, backend="triton")(*inputs).isnan().any()
+
+
+def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
+    inputs, d = distances(), normal(32, 32)
+    gradient = tilec.compile(PRODUCT).grad().tile
+    wanted = tilec.compile(gradient, backend="torch")(*(x.double() for x in (*inputs, d)))
+    monkeypatch.setattr(WeightedWriter, "_exact", lambda self: ["acc = acc"])
+    for g, w in zip(tilec.compile(gradient, backend="triton")(*inputs, d), wanted, strict=True):
+        assert (g.double() - w).norm() <= 1e-5 * w.norm()
+    monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, frame: ["acc = acc"])
+    found = tilec.compile(gradient, backend="triton")(*inputs, d)
+    assert not all(g.isfinite().all() for g in found)
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_exponentials_computed_beforehand(case, monkeypatch):
+    """As large products do, values and gradients; float64 ones are taken too."""
+    monkeypatch.setattr(program, "LEAST_WORK", 0)
+    monkeypatch.setattr(hoist, "LEAST_REUSE", 16)
+    source, inputs = VALUES[case]
+    exact = [x.double() for x in inputs]
+    f = tilec.compile(source, backend="triton")
+    wanted = tilec.compile(source, backend="torch")(*exact)
+    got = f(*inputs).double()
+    assert torch.equal(got.isinf(), wanted.isinf())
+    finite = wanted.isfinite()
+    assert ((got - wanted)[finite].abs() <= 3e-6 + 2 * 2.0**-23 * wanted[finite].abs()).all()
+    names = {k.name for k in f.lower(*inputs).kernels}
+    assert any(n.endswith(("_left_kernel", "_right_kernel")) and "_top_" not in n for n in names)
+    gradient = tilec.compile(source).grad().tile
+    d = normal(*wanted.shape).to(inputs[0].dtype)
+    found = tilec.compile(gradient, backend="triton")(*inputs, d)
+    for g, w in zip(found, tilec.compile(gradient, backend="torch")(*exact, d.double()), strict=True):
+        assert (g.double() - w).norm() <= 1e-5 * w.norm()
+
+
+def test_gradients_that_other_families_take():
+    """A guard on an operand joins it to the weight, which then has all variables; of A + B + C no two are sides."""
+    four = """function (A[M, K], B[K, L], C[L, N]) -> (O) {
+        O[i, j : M, N] = logsumexp(A[i, k] + B[k, l] + C[l, j]);
+    }"""
+    for source, inputs in (
+        (GUARDED, (normal(20, 30), wide(30, 18))),
+        (four, (normal(17, 6), normal(6, 5), wide(5, 16))),
+    ):
+        gradient = tilec.compile(source).grad().tile
+        d = normal(inputs[0].shape[0], inputs[-1].shape[1])
+        ours = tilec.compile(gradient, backend="triton")
+        wanted = tilec.compile(gradient, backend="torch")(*(x.double() for x in (*inputs, d)))
+        for g, w in zip(ours(*inputs, d), wanted, strict=True):
+            assert (g.double() - w).norm() <= 1e-5 * w.norm()
+        assert not [k.name for k in ours.lower(*inputs, d).kernels if k.name.endswith("weighted_dot")]
+
+
+def test_second_derivatives():
+    """Those of the product are sums of four terms and more; they are right whatever family takes them."""
+    inputs = [x.clone().requires_grad_() for x in (normal(17, 18), normal(18, 16))]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    f = tilec.compile(PRODUCT, backend="triton")
+    found = []
+    for given, value in ((inputs, f), (exact, lambda a, b: torch.logsumexp(a[:, :, None] + b, 1))):
+        first = torch.autograd.grad(value(*given).sin().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(sum((g * g).sum() for g in first), given))
+    for g, w in zip(*found, strict=True):
+        assert (g.double() - w).norm() <= 1e-4 * w.norm()
+
+
 def test_the_published_example():
     f = tilec.compile(PRODUCT, backend="triton")
     assert f(*apart())[0, 0].item() == pytest.approx(-199.306853, abs=1e-5)
@@ -92,13 +210,31 @@ def test_the_published_example():
     )
 
 
+def test_large_numbers_that_cancel():
+    """The product would hold a sum of e^-60 beside a greatest pair of 60: their rounding is more than is allowed."""
+    a, b = 2 * torch.rand(16, 32, generator=torch.Generator().manual_seed(0)), torch.zeros(32, 16)
+    b += 2 * torch.rand(32, 16, generator=torch.Generator().manual_seed(1))
+    a[:, 0], a[:, 1:] = 30.3, a[:, 1:] - 30.7
+    b[0], b[1] = b[0] - 30.9, 30.1
+    b[2:] -= 60
+    got = tilec.compile(PRODUCT, backend="triton")(a, b).double()
+    wanted = torch.logsumexp(a.double()[:, :, None] + b.double(), 1)
+    assert wanted.abs().max() < 3 and (got - wanted).abs().max() <= 1e-6
+
+
 def test_infinities_and_nan_are_told_apart():
     a, b = hmm()
     a[7, 3], b[4, 4] = INFINITY, float("nan")
+    a[9, 5], b[5] = INFINITY, -INFINITY  # NaN beside what is -inf otherwise
     got = tilec.compile(PRODUCT, backend="triton")(a, b)
     wanted = tilec.compile(PRODUCT, backend="torch")(a.double(), b.double())
     assert torch.equal(got.isnan(), wanted.isnan()) and torch.equal(got.isinf(), wanted.isinf())
-    assert (got[7].isinf() | got[7].isnan()).all() and got[:, 4].isnan().all() and got[0, 0].isfinite()
+    assert (
+        (got[7].isinf() | got[7].isnan()).all()
+        and got[:, 4].isnan().all()
+        and got[9].isnan().all()
+        and got[0, 0].isfinite()
+    )
 
 
 def test_elementwise_statements_ride_on_it():

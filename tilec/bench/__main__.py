@@ -1,4 +1,5 @@
-"""`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md."""
+"""`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md. `python -m tilec.bench
+sweep`: figures over sizes, into docs/figures."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from tilec.bench import cpu, gpu, layers, recurrences
+import torch
+
+from tilec.bench import cpu, gpu, layers, recurrences, sweep, sweep_draw
 from tilec.bench.gpu_page import line, section, sentence
 from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, LIBRARY, Row
 from tilec.bench.measure import header, measure, row
@@ -24,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tilec.bench", description="Measure against peers, in one run.")
-    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu")
+    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep")
 
     def kind(name: str, run) -> argparse.ArgumentParser:
         sub = kinds.add_parser(name)
@@ -46,6 +49,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--backend", default="triton", help="of what is ours alone")
     sub.add_argument("--device", default="cuda", help="with --backend torch, cpu shows that rows run")
     sub.add_argument("--seed", type=int, help="of the inputs (default: the time)")
+    sub = kinds.add_parser("sweep")
+    sub.add_argument("--only", default="", metavar="TEXT", help="points whose name holds TEXT")
+    sub.add_argument("--budget", type=float, default=110, metavar="SECONDS", help="stop after this long")
+    sub.add_argument("--limit", type=float, default=30, metavar="SECONDS", help="give a point up after this long")
+    sub.add_argument("--resume", type=Path, metavar="FILE", help="go on with the results in FILE")
+    sub.add_argument("--draw", action="store_true", help="measure nothing; draw what docs/figures holds")
+    sub.add_argument("--folder", type=Path, default=sweep.FIGURES, help="where figures go (default: docs/figures)")
+    sub.add_argument("--device", default="cuda", help="cpu shows that points run")
+    sub.set_defaults(run=_sweep)
     return parser
 
 
@@ -93,6 +105,35 @@ def _gpu(given: argparse.Namespace) -> None:
     print(f"{len(names) - left} of {len(names)} measured, in {path}", flush=True)
     if not (given.no_write or given.quick or given.only and given.resume is None):
         write("gpu", section(gpu.ORDER, known))
+
+
+def _sweep(given: argparse.Namespace) -> None:
+    """Results are kept in the file that --resume names, or else in sweep-results.json, which is begun anew."""
+    start = time.monotonic()
+    if given.draw:
+        paths = sorted(given.folder.glob("*.json"))
+        if not paths:
+            sys.exit(f"nothing is measured in {given.folder}: run without --draw first")
+    else:
+        if given.device == "cuda" and not torch.cuda.is_available():
+            sys.exit("this machine has no CUDA device: --device cpu shows that points run, --draw draws what is there")
+        path = given.resume or Path("sweep-results.json")
+        if given.resume is None:
+            path.unlink(missing_ok=True)
+        names = [name for name in sweep.POINTS if given.only in name]
+
+        def told(name: str, record: gpu.Record) -> None:
+            print(sweep.sentence(name, record), flush=True)
+
+        deadline = start + given.budget
+        known = sweep.gather(names, given.device, path, deadline=deadline, limit=given.limit, told=told)
+        print(f"{sum(n in known for n in names)} of {len(names)} measured, in {path}", flush=True)
+        paths = sweep.written(known, given.folder)
+    try:
+        for path in paths:
+            print(sweep_draw.draw(path))
+    except ImportError:
+        print('not drawn: matplotlib is missing (pip install "tilec[bench]"); --draw draws later', flush=True)
 
 
 def write(kind: str, lines: list[str]) -> None:

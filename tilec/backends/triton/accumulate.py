@@ -60,10 +60,16 @@ class Accumulator:
         names = ("top", "total") if self.aggregation == "logsumexp" else ("acc",)
         return tuple(name + self.suffix for name in names)
 
-    def start(self, shape: str) -> list[str]:
+    def start(self, shape: str, like: str | None = None) -> list[str]:
+        """Lines that begin the state. `like`: a block of zeros whose layout it takes."""
         kind_ = triton_type(self.dtype)
-        first = f"{self.state[0]} = tl.full({shape}, {self.identity_text}, {kind_})"
-        return [first, f"{self.state[1]} = tl.full({shape}, 0, {kind_})"] if len(self.state) == 2 else [first]
+
+        def filled(value: str) -> str:
+            block = f"tl.full({shape}, {value}, {kind_})"
+            return block if like is None else f"tl.where({like} == 0, {block}, tl.full({shape}, 1, {kind_}))"
+
+        first = f"{self.state[0]} = {filled(self.identity_text)}"
+        return [first, f"{self.state[1]} = {filled('0')}"] if len(self.state) == 2 else [first]
 
     def step(self, value: str) -> list[str]:
         """Lines that add a block of values, of the state's own shape."""

@@ -85,14 +85,20 @@ def shift_right_(a, b):
 
 @triton.jit
 def maximum_(a, b):
-    """NaN if either is."""
-    return tl.where((a > b) | (a != a), a, b)
+    """NaN if either is, which is one instruction for float32 and has none for float64."""
+    if a.dtype == tl.float64:
+        return tl.where((a > b) | (a != a), a, b)
+    else:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum_(a, b):
     """NaN if either is."""
-    return tl.where((a < b) | (a != a), a, b)
+    if a.dtype == tl.float64:
+        return tl.where((a < b) | (a != a), a, b)
+    else:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -162,6 +168,15 @@ def logaddexp_(a, b):
 def shifted_exp_(x, top):
     """exp(x - top), with 0 for x = -inf whatever top is."""
     return tl.where(x == float("-inf"), 0.0, libdevice.exp(x - tl.where(top == float("-inf"), 0.0, top))).to(x.dtype)
+
+
+@triton.jit
+def share_exp_(x):
+    """exp of x <= 0 within two units in the last place, as a share of a sum: what is below 2^-126 is 0."""
+    if x.dtype == tl.float32:
+        return libdevice.fast_expf(x)
+    else:
+        return libdevice.exp(x)
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS
 
+BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -196,18 +197,34 @@ class DotWriter:
         k, dot, config = self.kernel, self.dot, self.config
         inner = inner_variables(dot, self.space, self.seen, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
-        count = k.count(inner)
-        even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
-        start, end = "0", "steps"
-        k.emit(f"steps = tl.cdiv({count}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
+        k.emit(f"steps = tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             k.constants["PARTS"] = config.parts
             k.emit("part = tl.cdiv(steps, PARTS)")
             k.emit("start = tl.program_id(2) * part")
             k.emit("end = tl.minimum(start + part, steps)")
-            start, end = "start", "end"
-        kind_ = triton_type(self.accumulator.dtype)
-        k.emit(f"acc = tl.full((BM, BN), 0, {kind_})")
+        k.emit(f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        lines = self._blocks(self._multiplied)
+        k.scopes[-1].lines += lines
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        dot = self.dot
+        left = self._operand(rows, dot.left, dot.zero_left)
+        right = self._operand(columns, dot.right, dot.zero_right)
+        self.kernel.emit(f"acc = tl.dot({left}, {right}, acc{self._options()})")
+
+    def _options(self) -> str:
+        """How tensor cores multiply what the operands are held in."""
+        options = f', input_precision="{self.precision}"' if self.dot.dtype == "float32" else ""
+        return options + {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}.get(self.dot.dtype, "")
+
+    def _blocks(self, body: Callable[[Frame, Frame], None]) -> list[str]:
+        """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block."""
+        k, dot, config = self.kernel, self.dot, self.config
+        inner = inner_variables(dot, self.space, self.seen, config.bk)
+        windows = tuple(v for v in dot.summed if v not in inner)
+        count = k.count(inner)
+        even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
         k.scopes.append(Scope())
         k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
         if windows:
@@ -221,15 +238,13 @@ class DotWriter:
             k.emit(f"red_in = red < {count}")
         k.decode(Axis("red", inner, "BK"))
         loop = frozenset((*dot.summed, "red", "window"))
-        left = self._operand(Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop), dot.left, dot.zero_left)
-        right = self._operand(Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop), dot.right, dot.zero_right)
-        options = f', input_precision="{self.precision}"' if dot.dtype == "float32" else ""
-        out = {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}
-        options += out.get(dot.dtype, "")
-        k.emit(f"acc = tl.dot({left}, {right}, acc{options})")
+        body(
+            Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop),
+            Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop),
+        )
         lines = k.scopes.pop().lines
-        k.emit(f"for step in range({start}, {end}):")
-        k.scopes[-1].lines += [f"    {line}" for line in lines]
+        span = "start, end" if config.parts > 1 else "0, steps"
+        return [f"for step in range({span}):", *(f"    {line}" for line in lines)]
 
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
@@ -260,9 +275,8 @@ class DotWriter:
             code = f"tl.where({' & '.join(missing)}, {code}, 0)"
         if held != dtype or tests:
             code = f"({code}).to({triton_type(dtype)})"
-        shape = tuple_text([{"row": "BM", "red": "BK", "col": "BN"}[a] for a in frame.axes])
         if len(axes) < 2:
-            code = f"tl.broadcast_to({code}, {shape})"
+            code = f"tl.broadcast_to({code}, {tuple_text([BLOCKS[a] for a in frame.axes])})"
         name = k.names.fresh("left" if frame.axes[0] == "row" else "right")
         k.emit(f"{name} = {code}")
         return name

@@ -8,26 +8,33 @@ enough, it becomes one first: the product then reads bare elements, which Hopper
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.backends.scalars import value_children
 from tilec.backends.terms import product_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import NARROW, Dot, accesses_in, variables_of
 from tilec.backends.triton.plan import Allocate, Release, Step
-from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.pointwise import choose_tiling, pointwise
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
+from tilec.ir.types import FLOATS, TensorType
 
 LEAST_REUSE = 64  # times that each element must be used
+COSTLY = re.compile(r"libdevice\.|\b(?!maximum_|minimum_)[a-z_]+_\(")  # in a function's text
 
 
 def hoisted(
-    dot: Dot, space: Space, seen: Viewed, wide: bool = False
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False, last: str | None = None
 ) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
-    """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained."""
+    """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained. `last`:
+    the variable along which operands that know it shall lie."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     before: list[Step] = []
@@ -39,7 +46,7 @@ def hoisted(
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        made = _operand(side, factors, dot.dtype, space, seen)
+        made = _operand(side, factors, dot.dtype, space, seen, last)
         if made is None:
             continue
         s, shape, read = made
@@ -68,12 +75,21 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
 
 
 def _operand(
-    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed
+    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed, last: str | None
 ) -> tuple[Statement, tuple[int, ...], Access] | None:
     """The operand as an assignment over its own variables, its shape, and how it is read."""
+    held = "float32" if dtype in NARROW else dtype
+    return _assigned(side, Call(dtype, (product_of([Call(held, (f,)) for f in factors]),)), space, seen, last)
+
+
+def _assigned(
+    label: str, body: Expr, space: Space, seen: Viewed, last: str | None = None
+) -> tuple[Statement, tuple[int, ...], Access] | None:
+    """A statement that assigns the body over its own variables, `last` at the end, its shape, and how it is read; None
+    where the tensor would be larger than what it is read from."""
     low, extent = space.low[0], space.extent[0]
-    names = frozenset().union(*(variables_of(f) for f in factors))
-    accesses = [a for f in factors for a in accesses_in(f)]
+    names = variables_of(body)
+    accesses = accesses_in(body)
     if any(space.single(v) for v in names):
         return None  # it would be summed over all of its axis in a statement of its own
     largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape), default=None)
@@ -81,17 +97,65 @@ def _operand(
         return None
     order = dict.fromkeys(v for e in largest.index for v in _in_order(e, names))
     order.update(dict.fromkeys(sorted(names - order.keys())))
-    variables = [v for v in order if not space.single(v)]
+    variables = sorted((v for v in order if not space.single(v)), key=lambda v: v == last)
     shape = tuple(extent[v] for v in variables)
     if math.prod(shape) > math.prod(seen.types[largest.tensor].shape):
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
-    output = f"{space.statement.output}.{side}"
-    held = "float32" if dtype in NARROW else dtype
-    body = Call(dtype, (product_of([Call(held, (f,)) for f in factors]),))
+    output = f"{space.statement.output}.{label}"
     s = Statement(output, index, tuple(map(Int, shape)), body)
     return s, shape, Access(output, index)
 
 
 def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
     return [v for v in index_variables(e) if v in names]
+
+
+def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, Space, list[Step]] | None:
+    """The same for any other reduction over pairs of rows and columns: what is costly in the body and known to one
+    side is computed once for all points of the other. Steps, the statement over it, and steps afterwards; None where
+    nothing is gained."""
+    s = space.statement
+    if len(space.classes) != 1 or not choose_tiling(space, seen).outer:
+        return None
+    before: list[Step] = []
+    after: list[Step] = []
+    found: dict[Expr, Expr] = {}
+    outputs = {v for v in space.outputs if not space.single(v)}
+    for e in _costly(s.body, outputs, set(space.reductions)):
+        others = tuple(v for v in space.outputs if v in outputs - variables_of(e))
+        dtype = expression_type(e, seen.types).dtype
+        if e in found or space.count(others) < LEAST_REUSE or dtype not in FLOATS:
+            continue
+        made = _assigned(f"shared{len(found)}", e, space, seen)
+        if made is None:
+            continue
+        own_statement, shape, found[e] = made
+        name = own_statement.output
+        types = {**seen.types, name: TensorType(shape, dtype)}
+        seen = Viewed(seen.statement, types, {**seen.strides, name: contiguous(shape)})
+        own = build_space(own_statement, types)
+        if own is None or own.valid or not own.covers:
+            return None
+        before += [Allocate(name, shape, dtype), *(pointwise(own, seen, own_statement, wide) or ())]
+        after.append(Release((name,)))
+    if not found:
+        return None
+
+    def put(e: Expr) -> Expr:
+        return found[e] if e in found else rebuild(e, put)
+
+    statement = replace(s, body=put(s.body))
+    return before, replace(seen, statement=statement), replace(space, statement=statement), after
+
+
+def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:
+    """The largest subexpressions that a reduction would compute again for each of the outputs that they do not know,
+    and that divide or call the device's library."""
+    names = variables_of(e)
+    heavy = [x for x in walk(e) if isinstance(x, Call) and COSTLY.search(FUNCTIONS[x.function].triton or "")]
+    if heavy and names & summed and outputs - names:
+        yield e
+    elif heavy:
+        for child in value_children(e):
+            yield from _costly(child, outputs, summed)

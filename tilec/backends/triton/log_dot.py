@@ -3,22 +3,24 @@
 With a_i and b_j the greatest left and right term of a row and a column, log sum_k exp(l_ik + r_kj) is
 a_i + b_j + log S where S = sum_k exp(l_ik - a_i) * exp(r_kj - b_j) is a product of matrices. What underflow loses of K
 terms is a few K * 2^-126, so where S is at least K * 2^-99 the result is as accurate as the product (float64: 2^-966).
-A block in which some S is smaller, or not finite, is computed again in the same kernel, term by term. Rows and columns
-that are -inf throughout are exactly that, and no failure.
+Rows and columns that are -inf throughout are exactly that, and no failure. A block in which some S is smaller, or not
+finite, goes on in the same kernel: pairs of terms that are not -inf are counted; then the product is taken with the
+greatest terms of each block of the reduction, sums relative to the greatest pair of them; what still is not certain is
+added term by term. Elements that are certain keep what they have, so that none depends on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.code import literal
-from tilec.backends.terms import split_terms, sum_of
-from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.code import literal, tuple_text
+from tilec.backends.domain import Condition
+from tilec.backends.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
-from tilec.backends.triton.dot_text import DotWriter
-from tilec.backends.triton.kernel import Frame
+from tilec.backends.triton.dot_text import BLOCKS, DotWriter
+from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -39,6 +41,12 @@ from tilec.ir.program import (
 from tilec.ir.types import FLOATS, TensorType
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
+CANCELLED = (
+    20  # of a logarithm this large, 3 roundings are 3.6e-6; beside a larger result they are of its own last place
+)
+LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
+NOTHING = "float('-inf')"
+Step = Callable[[list[str], list[str]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,14 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
+def indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def where(tests: Sequence[str], code: str, other: str) -> str:
+    return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})" if tests else code
+
+
 def joined(terms: Sequence[Expr], dtype: str) -> Expr:
     """The terms added in this type, whatever narrower ones they have themselves."""
     return sum_of([Call(dtype, (t,)) for t in terms])
@@ -102,7 +118,7 @@ def top_of(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtyp
         summed = [v for v in index_variables(body) if v in extent and v not in variables]
         constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
     return Statement(
-        f"{s.output}.{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
+        f"{s.output}.top_{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
     )
 
 
@@ -116,38 +132,166 @@ def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
     return Viewed(seen.statement, types, strides)
 
 
-class LogWriter(DotWriter):
-    def __init__(self, log: LogDot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding):
-        super().__init__(log.dot, space, seen, wide, precision, config, "_log_dot", riding)
-        self.log = log
+def with_guards(dot: Dot) -> Dot:
+    """The product with guards in its factors rather than beside them, so that these can be computed beforehand."""
+    sides = []
+    for factors, zeros in ((dot.left, dot.zero_left), (dot.right, dot.zero_right)):
+        guards = [z for z in zeros if not isinstance(z, Condition)]
+        if guards:
+            whole = product_of(list(factors))
+            for g in guards:
+                whole = Call("select", (g, whole, Float(0.0)))
+            factors = (whole,)
+        sides.append((factors, tuple(z for z in zeros if isinstance(z, Condition))))
+    (left, zero_left), (right, zero_right) = sides
+    return replace(dot, left=left, right=right, zero_left=zero_left, zero_right=zero_right)
+
+
+class ExponentialWriter(DotWriter):
+    """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
+
+    `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
+    operands that may be computed beforehand."""
+
+    def __init__(
+        self, plain: Dot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, suffix, riding
+    ):
+        super().__init__(product, space, seen, wide, precision, config, suffix, riding)
+        self.plain = plain
 
     def _must_look(self) -> bool:
         return True
 
+    def _in_turn(self, some_left: str, ways: Sequence[list[str]]) -> None:
+        """One way after the other, while some element of the block is left."""
+        lines: list[str] = []
+        for way in reversed(ways):
+            lines = [f"if tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0:", *indented([*way, *lines])]
+        self.kernel.scopes[-1].lines += lines
+
+    def _terms(self, frame: Frame, side: Expr) -> str:
+        """A name of a block of one operand's terms, -inf where they are not valid."""
+        k, dtype = self.kernel, self.dot.dtype
+        zeros = self.plain.zero_left if frame.axes[0] == "row" else self.plain.zero_right
+        evaluator = Evaluator(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
+        code = evaluator.tensor(evaluator.value(side), dtype)
+        tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
+        shape = tuple_text([BLOCKS[a] for a in frame.axes])
+        name = k.names.fresh("terms")
+        k.emit(f"{name} = tl.broadcast_to({where(tests, code, NOTHING)}, {shape})")
+        return name
+
+    def _each(self, factors: Sequence[Expr], step: Step) -> list[str]:
+        """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
+        values and the tests that the point is valid."""
+        k, dot = self.kernel, self.dot
+        headers, scopes = [], []
+        for axis, variables in (("window", dot.summed[:-1]), ("red", dot.summed[-1:])):
+            if variables:
+                k.scopes.append(Scope())
+                k.emit(f"{axis} = tl.full((), 0, {self.integer}) + at_{axis}")
+                k.decode(Axis(axis, variables, None))
+                headers.append(f"for at_{axis} in range(0, {k.count(variables)}):")
+                scopes.append(frozenset((*variables, axis)))
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
+        zeros = (*self.plain.zero_left, *self.plain.zero_right)
+        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
+        tests = self._tests(frame, evaluator, zeros)
+        for line in step(values, tests):
+            k.emit(line)
+        lines: list[str] = []
+        for header in reversed(headers):
+            lines = [header, *indented([*k.scopes.pop().lines, *lines])]
+        return lines
+
+
+class LogWriter(ExponentialWriter):
+    def __init__(
+        self, log: LogDot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding
+    ):
+        super().__init__(log.dot, product, space, seen, wide, precision, config, "_log_dot", riding)
+        self.log = log
+
     def _again(self) -> None:
-        """The logarithm where it is certain, and all of the block again, term by term, if somewhere it is not."""
+        """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = Evaluator(frame, *log.reads, *map(finite, log.reads))
         raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
         left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
-        bound = f"{literal(CERTAIN[log.dot.dtype])} * ({k.count(log.dot.summed)})"
-        k.emit(f"sure = (acc >= {bound}) & (acc < float('inf'))")
-        k.emit(f"sure = sure | ({raw[0]} == float('-inf')) | ({raw[1]} == float('-inf'))")
-        k.emit("sure = sure | (row_in[:, None] & col_in[None, :] ^ True)")
-        k.emit(f"acc = libdevice.log(acc) + {left} + {right}")
-        k.emit("if tl.max(tl.max((sure ^ True).to(tl.int32), 1), 0) > 0:")
-        exact = Accumulator("logsumexp", log.dot.dtype)
-        whole, self.dot = self.dot, replace(self.dot, left=(log.left,), right=(log.right,))
-        lines = [*exact.start("(BM, BN)"), *self._points(self._joined(exact))]
-        self.dot = whole
-        k.scopes[-1].lines += [f"    {line}" for line in (*lines, f"acc = {exact.result()}")]
+        none = [f"({r} == {NOTHING})" for r in raw]
+        outside = "(row_in[:, None] & col_in[None, :] ^ True)"
+        k.emit("scaled = libdevice.log(acc)")
+        k.emit(f"value = scaled + ({left} + {right})")
+        k.emit(f"acc = tl.where({self._certain('acc')} | {none[0]} | {none[1]} | {outside}, value, float('nan'))")
+        self._in_turn("acc != acc", [self._absent(raw), self._levelled(), self._exact()])
 
-    def _joined(self, exact: Accumulator):
-        def step(values: list[str], valid: str) -> list[str]:
-            return [f"value = tl.where({valid}, {' + '.join(values)}, float('-inf'))", *exact.step("value")]
+    def _certain(self, total: str) -> str:
+        """Text of the test that a sum is accurate, given its logarithm `scaled` and the result `value`: nothing that
+        counts was lost, and no two large numbers cancel to a small result, which would keep their rounding."""
+        least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
+        small = f" & (tl.abs(scaled) <= {CANCELLED} + tl.abs(value))" if self.dot.dtype == "float32" else ""
+        return f"({total} >= {least}) & ({total} < float('inf')){small}"
 
-        return step
+    def _absent(self, tops: Sequence[str]) -> list[str]:
+        """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or
+        NaN is about, which beside -inf gives NaN."""
+
+        def count(rows: Frame, columns: Frame) -> None:
+            left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
+            there = [f"({side} != {NOTHING}).to(tl.float16)" for side in (left, right)]
+            self.kernel.emit(f"pairs = tl.dot({there[0]}, {there[1]}, pairs)")
+
+        bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
+        return [
+            "pairs = tl.full((BM, BN), 0, tl.float32)",
+            *self._blocks(count),
+            f"acc = tl.where((pairs == 0) & {bounded}, {NOTHING}, acc)",
+        ]
+
+    def _levelled(self) -> list[str]:
+        """The product with the greatest terms of each block of the reduction, its sums relative to the greatest pair of
+        those so far; what is then lost is relative to that."""
+        dtype = triton_type(self.dot.dtype)
+
+        def multiply(rows: Frame, columns: Frame) -> None:
+            k = self.kernel
+            left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
+            k.emit(f"left_top = tl.maximum(tl.max({left}, 1), {LOWEST})")
+            k.emit(f"right_top = tl.maximum(tl.max({right}, 0), {LOWEST})")
+            shifted = f"libdevice.exp({left} - left_top[:, None]), libdevice.exp({right} - right_top[None, :])"
+            k.emit(f"value = tl.dot({shifted}{self._options()})")
+            k.emit("highest = left_top[:, None] + right_top[None, :]")
+            k.emit("scaled = libdevice.exp(-tl.abs(highest - top))")
+            k.emit("total = tl.where(highest > top, total * scaled + value, total + value * scaled)")
+            k.emit("top = tl.maximum(highest, top)")
+
+        return [
+            f"top = tl.full((BM, BN), 3 * {LOWEST}, {dtype})",
+            f"total = tl.full((BM, BN), 0, {dtype})",
+            *self._blocks(multiply),
+            "scaled = libdevice.log(total)",
+            "value = scaled + top",
+            f"acc = tl.where((acc != acc) & {self._certain('total')}, value, acc)",
+        ]
+
+    def _exact(self) -> list[str]:
+        """Term by term: first the greatest of each element, then the sum relative to it. (What starts from `acc` is
+        laid out as the product is, a row of many columns to a thread, and so shares what it reads.)"""
+
+        def with_value(line: str) -> Step:
+            return lambda values, tests: (f"value = {where(tests, ' + '.join(values), NOTHING)}", line)
+
+        sides = self.log.left, self.log.right
+        return [
+            f"top = tl.where(acc != acc, {NOTHING}, acc)",
+            *self._each(sides, with_value("top = maximum_(top, value)")),
+            "highest = tl.where(tl.abs(top) < float('inf'), top, 0.0)",
+            "total = tl.where(acc != acc, 0.0, acc)",
+            *self._each(sides, with_value("total += share_exp_(value - highest)")),
+            "acc = tl.where(acc != acc, highest + libdevice.log(total), acc)",
+        ]
 
     def _finish(self, frame: Frame) -> None:
         k, dot = self.kernel, self.dot

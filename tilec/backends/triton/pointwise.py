@@ -13,20 +13,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
-from tilec.backends.domain import constraining_accesses
 from tilec.backends.scalars import identity
 from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.triton.along import runs_along, turns
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
-from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.outer import (
+    NEVER,
+    block_sizes,
+    calls_library,
+    laid_out,
+    sides,
+    tests_of_reads,
+    whole_blocks,
+)
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space, build_space
-from tilec.ir.functions import FUNCTIONS
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Index, Int, Statement, walk
+from tilec.ir.program import Access, Index, Int, Statement
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
@@ -36,12 +43,14 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 @dataclass(frozen=True)
 class Tiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
-    walked point by point), parts of a split reduction, warps."""
+    walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
+    is laid out for that."""
 
     axes: tuple[tuple[tuple[str, ...], int], ...]
     reduction: int | None
     parts: int = 1
     warps: int = 4
+    outer: bool = False
 
 
 def pointwise(
@@ -73,15 +82,18 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs)
+        return _map_tiling(space, outputs, turns(space, seen, outputs))
     points = space.count(tuple(reductions))
-    rows, columns = _sides(space, outputs)
+    rows, columns = sides(space, outputs)
     if rows and columns:
-        m, n = space.count(tuple(rows)), space.count(tuple(columns))
-        bn = min(power_of_two(n), 64)
-        bm = min(power_of_two(m), 4096 // bn, 128)
-        return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None)
-    along = _runs_along(space, seen, reductions)
+        light = (
+            not calls_library(space)
+            and not whole_blocks(space)
+            and "64" not in seen.types[space.statement.output].dtype
+        )
+        bm, bn, warps = block_sizes(space, rows, columns, PROGRAMS, light)
+        return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
+    along = runs_along(space, seen, reductions)
     if not along and points <= 64:
         return replace(_map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
@@ -98,44 +110,13 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     return Tiling(((tuple(outputs), bo),), br, parts, 8 if bo * br >= 4096 else 4)
 
 
-def _map_tiling(space: Space, outputs: Sequence[str]) -> Tiling:
+def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> Tiling:
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return Tiling(((tuple(outputs), min(power_of_two(n), 1024)),), None)
-    bn = min(power_of_two(space.largest(outputs[-1])), 512)
+    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else 512)
     m = space.count(tuple(outputs[:-1]))
     return Tiling(((tuple(outputs[:-1]), max(1, min(power_of_two(m), 1024 // bn))), ((outputs[-1],), bn)), None)
-
-
-def _sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Rows and columns, where no access depends on all outputs: the variables of the one with most, and the others."""
-    s = space.statement
-    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
-    sets = [free_of(a) & set(outputs) for a in accesses]
-    if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
-        return [], []
-    last = next(found for found in sets if outputs[-1] in found)
-    shared = set.intersection(*(set(f) for f in sets))
-    columns = [v for v in outputs if v in last and v not in shared]
-    return [v for v in outputs if v not in columns], columns
-
-
-def _runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
-    """Whether memory runs along the reduction in the largest tensor read."""
-    best, answer = -1, False
-    for root in (space.statement.body, space.statement.guard):
-        for a in constraining_accesses(root) if root is not None else ():
-            size = math.prod(seen.types[a.tensor].shape)
-            if size > best and free_of(a) & set(reductions):
-                best = size
-                steps = [
-                    (abs(linear(e).coefficient(v) * stride), v)
-                    for e, stride in zip(a.index, seen.strides[a.tensor], strict=True)
-                    for v in linear(e).variables()
-                    if space.largest(v) > 1 and stride
-                ]
-                answer = bool(steps) and min(steps)[1] in reductions
-    return answer
 
 
 # text
@@ -150,6 +131,7 @@ def _steps(
     k.residues()
     axes = _output_axes(k, tiling)
     tails = {a.name: f"{a.name}_in" for a in axes}
+    needed = tests_of_reads(space, *tiling.axes[1], tails) if tiling.outer else tails
     reductions = [v for v in space.reductions if not space.single(v)]
     body: list[str] = []
     for v in space.reductions:
@@ -158,7 +140,7 @@ def _steps(
     outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
-        reached = _reduction(k, axes, tails, reductions, tiling, accumulator, body)
+        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body)
         value, held = accumulator.result(), accumulator.dtype
         k.scopes[0].lines += body
     else:
@@ -220,7 +202,10 @@ def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
         if size >= 4:
             k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
         k.emit(f"{axis.name} = {start} * {axis.block} + tl.arange(0, {axis.block})")
-        k.emit(f"{axis.name}_in = {axis.name} < {k.count([v for v in axis.variables if k.space.largest(v) > 1])}")
+        count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
+        k.emit(f"{axis.name}_in = {axis.name} < {count}")
+        if tiling.outer and axis.name == "row":
+            k.emit(f"row = tl.minimum(row, {count} - 1)")
         k.decode(axis)
     for v in k.space.outputs:
         if v not in k.value_of:
@@ -285,7 +270,12 @@ def _reduction(
     wants_reached = s.default is not None
     if wants_reached:
         k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
-    body += accumulator.start(shape)
+    alone = tiling.outer and not whole_blocks(k.space)
+    if alone:
+        whole = Frame(k, [a.name for a in axes], {})
+        place = whole.address(s.output, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
+        body.append(f"zeros = tl.load({place}, mask={NEVER}, other=0)")
+    body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
         body.append(f"reached = tl.full({shape}, False, tl.int1)")
     body += walk.before
@@ -358,11 +348,7 @@ MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight togeth
 def _unroll(space: Space, v: str) -> int:
     """The largest power of two up to that many which divides the variable's extent in every class. A body that calls
     the device's library has work enough to wait behind, and its text eight times over is too much for registers."""
-    s = space.statement
-    called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
-    if any("libdevice" in (FUNCTIONS[e.function].triton or "") for e in called) or s.aggregation == "logsumexp":
-        return 1
-    return math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
+    return 1 if calls_library(space) else math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
 
 
 def _store(

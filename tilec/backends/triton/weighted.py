@@ -13,30 +13,41 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.code import literal
+from tilec.backends.domain import Condition
 from tilec.backends.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
 from tilec.backends.triton.dot_blocks import Config
-from tilec.backends.triton.dot_text import DotWriter
 from tilec.backends.triton.kernel import Frame, triton_type
-from tilec.backends.triton.log_dot import finite, joined, top_of
+from tilec.backends.triton.log_dot import LOWEST, NOTHING, ExponentialWriter, finite, joined, top_of, where
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.space import Space
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Statement
 
+FINITE = "(tl.abs(acc) < float('inf'))"
+WITHIN = "row_in[:, None] & col_in[None, :]"
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
 @dataclass(frozen=True)
 class Weighted:
     """`dot` is the product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
-    multiplied by; `exact` the statement's own factors."""
+    multiplied by; `exact` the statement's own factors. The exponent is the sum of `near` (of the output's element),
+    `far` (of the operand that is exponentials alone) and `inside` (of the weight); `weights` are the weight's factors
+    without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses."""
 
     dot: Dot
     tops: tuple[Statement, Statement]
     beside: Expr
     exact: tuple[Expr, ...]
+    near: Expr
+    far: Expr
+    inside: Expr | None
+    weights: tuple[Expr, ...]
+    first: bool
+    least: float
 
 
 def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
@@ -81,7 +92,8 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
-    left = product_of([*(Call(dtype, (f,)) for f in others), lift])
+    weights = tuple(Call(dtype, (f,)) for f in others)
+    left = product_of([*weights, lift])
     spread = Call("exp", (Call("sub", (joined(right, dtype), finite(q))),))
     found = sides_of([left, spread], space)
     if found is None:
@@ -89,14 +101,18 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     dot = replace(found, scale=split[1], dtype=dtype)
     if not worthwhile(dot, space):
         return None
-    factor = Call("exp", (Call("sub", (joined(beside, dtype), finite(p))),))
-    return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]))
+    near, far = joined(beside, dtype), joined(right, dtype)
+    factor = Call("exp", (Call("sub", (near, finite(p))),))
+    inside = joined(weight, dtype) if weight else None
+    first = found.left == (left,)
+    return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
 
 
-class WeightedWriter(DotWriter):
+class WeightedWriter(ExponentialWriter):
     def __init__(
         self,
         found: Weighted,
+        product: Dot,
         space: Space,
         seen: Viewed,
         wide: bool,
@@ -104,21 +120,64 @@ class WeightedWriter(DotWriter):
         config: Config,
         riding: Sequence[Statement],
     ):
-        super().__init__(found.dot, space, seen, wide, precision, config, "_weighted_dot", riding)
+        super().__init__(found.dot, product, space, seen, wide, precision, config, "_weighted_dot", riding)
         self.found = found
-
-    def _must_look(self) -> bool:
-        return True
 
     def _again(self) -> None:
         k, found = self.kernel, self.found
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = Evaluator(frame, found.beside)
-        k.emit(f"acc = acc * {evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)}")
-        k.emit("sure = (tl.abs(acc) < float('inf')) | (row_in[:, None] & col_in[None, :] ^ True)")
-        k.emit("if tl.max(tl.max((sure ^ True).to(tl.int32), 1), 0) > 0:  # some sum is not sure")
-        whole, self.dot = self.dot, replace(self.dot, left=found.exact, right=())
-        kind_ = triton_type(self.accumulator.dtype)
-        lines = [f"acc = tl.full((BM, BN), 0, {kind_})", *self._points(self._added)]
-        self.dot = whole
-        k.scopes[-1].lines += [f"    {line}" for line in lines]
+        factor = evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)
+        k.emit(f"acc = tl.where({WITHIN}, acc * {factor}, 0.0)")
+        self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
+
+    def _levelled(self, frame: Frame) -> list[str]:
+        """The product with the greatest terms of this block of outputs and of each block of the reduction."""
+        k, found, dtype = self.kernel, self.found, self.dot.dtype
+        axis, ours, theirs = (1, "[:, None]", "[None, :]") if found.first else (0, "[None, :]", "[:, None]")
+        evaluator = Evaluator(frame, found.near)
+        near = evaluator.tensor(evaluator.value(found.near), dtype)
+
+        def multiply(rows: Frame, columns: Frame) -> None:
+            weighing, spreading = (rows, columns) if found.first else (columns, rows)
+            far = self._terms(spreading, found.far)
+            k.emit(f"far_top = tl.maximum(tl.max({far}, {axis}), {LOWEST})")
+            spread = f"libdevice.exp({far} - far_top{ours})"
+            weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
+            operands = (weight, spread) if found.first else (spread, weight)
+            k.emit(f"total = tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
+
+        return [
+            f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {NOTHING}), {axis}), {LOWEST})",
+            f"total = tl.full((BM, BN), 0, {triton_type(dtype)})",
+            *self._blocks(multiply),
+            f"total = tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)",
+            f"acc = tl.where({FINITE}, acc, total)",
+        ]
+
+    def _weight(self, frame: Frame, tops: str) -> str:
+        """A name of a block of weights that holds exp of the exponent with these greatest terms."""
+        k, found, dtype = self.kernel, self.found, self.dot.dtype
+        zeros = self.plain.zero_left if found.first else self.plain.zero_right
+        inside = () if found.inside is None else (found.inside,)
+        evaluator = Evaluator(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
+        exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])
+        factors = [f"({evaluator.tensor(evaluator.value(f), dtype)})" for f in found.weights]
+        tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
+        k.emit(f"lifted = {exponent}")
+        lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
+        code = " * ".join([*factors, lift])
+        k.emit(f"weight = {where(tests, code, '0.0')}")
+        return "weight"
+
+    def _exact(self) -> list[str]:
+        """Point by point, by the statement's own factors. (What starts from `acc` is laid out as the product is.)"""
+
+        def step(values: list[str], tests: list[str]) -> Sequence[str]:
+            return (f"total += {where(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
+
+        return [
+            f"total = tl.where({FINITE}, acc, 0.0)",
+            *self._each(self.found.exact, step),
+            f"acc = tl.where({FINITE}, acc, total)",
+        ]

@@ -1,0 +1,96 @@
+"""Reductions over pairs of rows and columns other than products: sizes that overhang, all aggregations, gradients, and
+what is computed once for all rows or columns."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+
+def whole(*shape, dtype=torch.float32):
+    """Whole numbers, so that there are ties."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def agree(source, *inputs, rtol=1e-5):
+    f = tilec.compile(source, backend="triton")
+    found, wanted = f(*inputs), tilec.compile(source, backend="torch")(*inputs)
+    for g, w in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, wanted)), strict=True):
+        assert g.dtype == w.dtype
+        torch.testing.assert_close(g, w, rtol=rtol, atol=1e-5, equal_nan=True)
+    return f.lower(*inputs)
+
+
+BODIES = {
+    "max": ">(A[i, k] + B[k, j])",
+    "min": "<(A[i, k] * B[k, j] - A[i, k])",
+    "prod": "*(A[i, k] + B[k, j] / 8)",
+    "any": "any(A[i, k] == B[k, j])",
+    "all": "all(A[i, k] <= B[k, j] + 5)",
+    "sum of what is no product": "+(abs(A[i, k] - B[k, j]))",
+    "guarded": ">(A[i, k] > B[k, j] ? A[i, k] + B[k, j])",
+    "banded": ">(A[i, k] + B[k, j]), i - k < 3",
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("sizes", [(37, 9, 50), (64, 8, 64), (3, 5, 40), (150, 4, 17)])
+def test_aggregations_over_pairs(body, sizes):
+    m, k, n = sizes
+    source = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = {BODIES[body]}; }}"
+    agree(source, whole(m, k), whole(k, n))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64, torch.float16])
+def test_types(dtype):
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
+    agree(source, whole(37, 9, dtype=dtype), whole(9, 50, dtype=dtype))
+
+
+def test_windows_residues_and_batches():
+    agree(
+        "function (I[N, W, C], K[R, C, D]) -> (O) { O[n, x, d : N, W - R + 1, D] = >(I[n, x + r, c] + K[r, c, d]); }",
+        whole(2, 20, 3),
+        whole(3, 3, 17),
+    )
+    agree(
+        "function (I[W, C], K[R, C, D]) -> (O) { O[2*x + r, d : 2*W + R, D] = >(I[x, c] + K[r, c, d]); }",
+        whole(20, 3),
+        whole(3, 3, 17),
+    )
+    agree(
+        "function (A[Z, M], B[Z, K, N]) -> (C) { C[z, i, j] = >(A[z, i] - B[z, k, j]); }", whole(3, 18), whole(3, 4, 20)
+    )
+
+
+def test_nan_is_kept():
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
+    a = whole(20, 7)
+    a[3, 2], a[5] = float("nan"), -float("inf")
+    agree(source, a, whole(7, 20))
+
+
+def test_gradients_share_ties_and_divide_once():
+    """One tensor of shares for each of the two gradients, which then compare and add; nothing divides in the loop."""
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
+    inputs = whole(70, 64), whole(64, 66), whole(70, 66)
+    lowered = agree(tilec.compile(source).grad().tile, *inputs)
+    shared = [k for k in lowered.kernels if "_shared" in k.name]
+    assert len(shared) == 2
+    for kernel in lowered.kernels:
+        assert ("divide_" in kernel.source) == (kernel in shared)
+
+
+def test_what_one_side_knows_is_computed_once():
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(sin(A[i, k]) + B[k, j] * exp(A[i, k])); }"
+    lowered = agree(source, whole(17, 7), whole(7, 64))
+    assert [k.name for k in lowered.kernels] == ["C_shared0_kernel", "C_shared1_kernel", "C_kernel"]
+    assert len(agree(source, whole(17, 7), whole(7, 63)).kernels) == 1
+    both = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(sin(A[i, k] * B[k, j])); }"
+    assert len(agree(both, whole(17, 7), whole(7, 64)).kernels) == 1

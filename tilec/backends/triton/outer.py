@@ -1,0 +1,77 @@
+"""Blocks whose operands depend on one side each, walked point by point: an outer product in any semiring.
+
+Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading: a
+thread with R rows and C columns reads R + C values for R * C pairs, and Triton's own choice may be 32 rows and 1
+column. So the accumulator begins as a read of the output's block that reads nothing: its layout, four columns and rows
+8 or 16 apart, becomes the loop's. Tests of overhanging rows and columns cost a register set to zero for each element
+read; rows that overhang are the last row again instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilec.backends.triton.kernel import free_of
+from tilec.backends.triton.sizes import power_of_two
+from tilec.backends.triton.space import Space
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import Access, Call, walk
+
+# rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
+BLOCKS = ((128, 128, 8), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+LEAST_LAID_OUT = 16  # rows and columns
+NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
+
+
+def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Rows and columns, where no access along the reduction depends on all outputs: the variables of the one with most,
+    and the others. What does not depend on the reduction is read before it."""
+    s = space.statement
+    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    sets = [free_of(a) & set(outputs) for a in accesses if free_of(a) & set(space.reductions)]
+    if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
+        return [], []
+    last = next(found for found in sets if outputs[-1] in found)
+    shared = set.intersection(*(set(f) for f in sets))
+    columns = [v for v in outputs if v in last and v not in shared]
+    return [v for v in outputs if v not in columns], columns
+
+
+def whole_blocks(space: Space) -> list[Access]:
+    """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
+    s = space.statement
+    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    wide = {v for v in space.outputs if space.largest(v) > 1}
+    return [a for a in accesses if free_of(a) >= wide and not free_of(a) & set(space.reductions)]
+
+
+def calls_library(space: Space) -> bool:
+    s = space.statement
+    called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
+    library = any("libdevice" in (FUNCTIONS[e.function].triton or "") for e in called)
+    return library or s.aggregation == "logsumexp"
+
+
+def block_sizes(
+    space: Space, rows: Sequence[str], columns: Sequence[str], programs: int, light: bool
+) -> tuple[int, int, int]:
+    """Rows, columns and warps: the largest block of which there are that many. `light`: what a thread holds of a block
+    and what it computes of a pair leave room for 64 pairs."""
+    m, n = space.count(tuple(rows)), space.count(tuple(columns))
+    for block in BLOCKS[0 if light else 1 :]:
+        bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
+        if -(-m // bm) * -(-n // bn) * len(space.classes) >= programs:
+            break
+    return bm, bn, warps
+
+
+def laid_out(space: Space, bm: int, bn: int) -> bool:
+    """Whether blocks of this size fill the threads, and the last row is there to be read again."""
+    return min(bm, bn) >= LEAST_LAID_OUT and all(e[v] for e in space.extent for v in space.outputs)
+
+
+def tests_of_reads(space: Space, columns: Sequence[str], block: int, tails: dict[str, str]) -> dict[str, str]:
+    """Those of the axes' tests that reads of a laid out block need: of columns, where they overhang."""
+    even = all(math.prod(e[v] for v in columns) % block == 0 for e in space.extent)
+    return {} if even else {"col": tails["col"]}
