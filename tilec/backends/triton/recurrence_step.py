@@ -184,6 +184,7 @@ class StepWriter:
             n = identity(e.aggregation, t.dtype)
             return Value(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
+        own["shifted_exp_"] = "term_"
         tiled = count > FEW_POINTS and len(frame.axes) == 1
         size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
         whole = tiled and count <= size
@@ -195,7 +196,8 @@ class StepWriter:
             k.constants[block] = size
             self.blocks[red] = block
             axes.append(red)
-            tails[red] = f"{red}_in"
+            if count % size:
+                tails[red] = f"{red}_in"
         shape = tuple_text([self.blocks[a] for a in axes])
 
         def emit(lines: Sequence[str]) -> None:
@@ -212,14 +214,14 @@ class StepWriter:
             place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
             lines = k.scopes[0 if whole else -1].lines
             lines.append(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
-            lines.append(f"{red}_in = {red} < {total}")
+            lines += [f"{red}_in = {red} < {total}"] if red in tails else []
         else:
             k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
         within = self.frame(axes, tails, inner, frame)
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
         evaluator = self.evaluator(within, roots, points * size)
-        tests = [within.spread(tails[red], red)] if tiled else []
+        tests = [within.spread(tails[red], red)] if red in tails else []
         tests += within.tests(conditions(roots, e.constraints, course.types))
         if e.guard is not None:
             tests.append(evaluator.condition(evaluator.value(e.guard)))

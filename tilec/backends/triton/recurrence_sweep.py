@@ -27,6 +27,7 @@ RESIDENT_WORK = 2**18  # points of a step that one program may go through
 WAITING_WORK = 2**62  # points that a program could go through while it waits for the others
 PROGRAMS = 132  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
+LANES_PER_THREAD = 2  # where nothing is summed over
 AHEAD = 4  # steps before the one that uses it, what other tensors hold is loaded
 
 
@@ -57,7 +58,8 @@ def choose_blocks(course: Course, setting: Setting) -> Blocks:
     if mixed < most // 4:
         sets = max(1, min(most // 4 // mixed, -(-apart // PROGRAMS)))
     lanes = min(power_of_two(sets * mixed), most)
-    return Blocks(lanes, sets * mixed, _warps(lanes * min(power_of_two(points), 64)))
+    alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
+    return Blocks(lanes, sets * mixed, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
 
 
 def _warps(points: int) -> int:
