@@ -135,3 +135,15 @@ def test_a_hidden_markov_model_and_its_gradient():
     d = torch.from_numpy(random.normal(size=eager.shape))
     for x, y in zip(torch.autograd.grad(got, (p, e, f), d), torch.autograd.grad(eager, (p, e, f), d), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_a_gradient_reads_states_and_cotangents_once_and_keeps_what_others_read():
+    b, h, d = (torch.randn(s) for s in ((2, 9, 5), (2, 5), (2, 9, 5)))
+    gradient = tilec.compile(SHUFFLE, backend="triton", exact=True).grad()
+    lowered = gradient.lower(b, h, d)
+    assert [k.statements for k in lowered.kernels] == [("H",), ("GH", "DB"), ("DH0",)]
+    assert " < bound" in lowered.source().split("tl.store(GH")[1].split("\n")[0], "one time of all is stored"
+    without = SHUFFLE.replace(", H0[N, D]", "").replace(" init H0[n, i]", "")
+    lowered = tilec.compile(without, backend="triton", exact=True).grad().lower(b, d)
+    assert [k.statements for k in lowered.kernels] == [("H",), ("GH", "DB")]
+    assert "tl.store(GH" not in lowered.source() and "GH = torch" not in lowered.source()

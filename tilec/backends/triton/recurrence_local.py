@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.domain import Condition
 from tilec.backends.scalars import NARROW
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of, triton_type
@@ -36,15 +37,16 @@ LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several st
 class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
-    inside: only what lies before the first step is read outside. None elsewhere. `riding`: statements over the course's
-    variables whose elements are computed beside the state's; `stored`: whether states are kept at all."""
+    inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
+    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are computed
+    beside the state's."""
 
     course: Course
     back: Mapping[Access, int]
     turns: Mapping[str, int]
     start: Expr | None
+    kept: tuple[int, int] | None
     riding: tuple[Statement, ...] = ()
-    stored: bool = True
 
     @property
     def roots(self) -> tuple[Expr, ...]:
@@ -97,7 +99,8 @@ def recognise_local(course: Course) -> Local | None:
         start = ZERO
     elif closed and set(back.values()) == {1} and len(values) == 1:
         start = values.pop()
-    return Local(course, back, {v: c for v, c in turns.items() if c}, start)
+    whole = course.low[course.time], course.low[course.time] + course.steps - 1
+    return Local(course, back, {v: c for v, c in turns.items() if c}, start, whole)
 
 
 def _is_zero(e: Expr) -> bool:
@@ -209,8 +212,10 @@ class _Writer(StepWriter):
         """Compute a step and store what is kept of it; the name of its state."""
         code, held = self.element(frame, self.tiling.lanes)
         name = self.state(code)
-        if self.local.stored:
-            self.store(frame, name, held)
+        if self.local.kept is not None:
+            low = self.local.kept[0]
+            form = Affine.variable(self.course.time) - low
+            self.store(frame, name, held, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
         for s in self.local.riding:
             self.ride(frame, s, name)
         return name

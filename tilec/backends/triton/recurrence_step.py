@@ -155,13 +155,16 @@ class StepWriter:
             other = other if held == dtype else f"{other}.to({triton_type(held)})"
         return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", held
 
-    def store(self, frame: StepFrame, name: str, held: str, output: str | None = None) -> None:
-        """Store a step's elements, given the name of their block; `output`: another tensor than the recurrence's."""
+    def store(
+        self, frame: StepFrame, name: str, held: str, output: str | None = None, tests: Sequence[str] = ()
+    ) -> None:
+        """Store a step's elements, given the name of their block, where the tests hold; `output`: another tensor than
+        the recurrence's."""
         k, s = self.kernel, self.course.statement
         output = output or s.output
         rows = [frame.form(e) for e in s.index or ()]
         running = frame.tail_tests(frozenset((self.course.time,)))
-        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *running, *frame.tests(k.space.stored)]))
+        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *running, *tests, *frame.tests(k.space.stored)]))
         dtype = self.course.types[output].dtype
         cast = "" if held == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
