@@ -38,8 +38,8 @@ class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
     inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
-    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are computed
-    beside the state's."""
+    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are
+    computed beside the state's."""
 
     course: Course
     back: Mapping[Access, int]
