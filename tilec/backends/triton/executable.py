@@ -85,13 +85,7 @@ def _operation(step: object, device: torch.device) -> Operation:
 
 def _repeated(step: Repeat) -> Operation:
     launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
-    count = step.count
-
-    def repeat(tensors: Tensors, stream: int) -> None:
-        for moment in range(count):
-            launched(tensors, stream, {place: moment})
-
-    return repeat
+    return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
 
 
 def _release(names: Sequence[str]) -> Operation:
