@@ -77,7 +77,7 @@ def test_products_and_sums_are_rounded_apart() -> None:
         assert torch.equal(got[:, t], state), t
 
 
-FORMS = {"as chosen": {}, "stepwise": {"RESIDENT_WORK": 0}, "together": {"WAITING_WORK": -(2**62)}}
+FORMS = {"as chosen": {}, "stepwise": {"RESIDENT_LANES": 0}, "together": {"WAITING_WORK": -(2**62)}}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -25,7 +25,7 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
     "as chosen": {},
     "a step ahead": {(recurrence_local, "MOST_AHEAD"): 1},
     "two steps ahead": {(recurrence_local, "MOST_AHEAD"): 2},
-    "four steps ahead, two at a time": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "MOST_UNROLLED"): 2},
+    "four steps ahead": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "FIRST_LOADS"): 2},
     "resident": {(recurrence, "recognise_local"): lambda course: None},
     "resident in blocks": {
         (recurrence, "recognise_local"): lambda course: None,
@@ -34,7 +34,7 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
         (recurrence_step, "FEW_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
-    "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_WORK"): 0},
+    "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
 }
 
 

@@ -27,8 +27,9 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, sel
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
-MOST_UNROLLED = 8  # steps of a round: Triton's compile time grows with the cube of a loop's length
-MOST_WRITTEN = 200  # operators written out for the steps of one round
+MOST_TOUCHED = 96  # loads and stores of a round: Triton's compile time grows with the cube of their number
+MOST_WRITTEN = 800  # operators of a round
+FIRST_LOADS = 8  # steps whose loads are written out before the first round
 MULTIPROCESSORS = 132
 LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
@@ -60,12 +61,11 @@ class Local:
 
 @dataclass(frozen=True)
 class LocalTiling:
-    """Lanes of a block, warps, how many steps ahead loads are issued, and how many steps a round of the loop has."""
+    """Lanes of a block, warps, and steps of a round, which is how far ahead loads are issued."""
 
     lanes: int
     warps: int
     ahead: int
-    unroll: int
 
 
 def recognise_local(course: Course) -> Local | None:
@@ -141,14 +141,13 @@ def choose_local(local: Local) -> LocalTiling:
     carried = [a for a in _feeds(local) if _moves(local, a)]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
-    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1))
+    touched = len(carried) + 1 + len(local.riding)
+    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_TOUCHED // touched, MOST_WRITTEN // max(operators, 1))
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
     ahead = max(1, power_of_two(ahead + 1) // 2)
     warps = 1 if lanes < MULTIPROCESSORS * 512 else 4
-    ahead = min(ahead, power_of_two(course.steps))
-    unroll = power_of_two(min(MOST_UNROLLED, MOST_WRITTEN // max(operators, 1)) + 1) // 2
-    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, ahead, max(1, min(unroll, ahead)))
+    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(course.steps)))
 
 
 def _feeds(local: Local) -> list[Access]:
@@ -199,6 +198,12 @@ class _Writer(StepWriter):
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
 
+    def carried(self, first: Mapping[str, str]) -> dict[str, str]:
+        """Names for the moving lanes' places in a loop: what it changes stands in no text before."""
+        names = {v: self.kernel.names.fresh(f"{python_name(v)}_at") for v in first}
+        self.let({name: first[v] for v, name in names.items()})
+        return names
+
     def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
         """Issue a step's loads of what changes from step to step, or of what does not; their names."""
         for a in self.feeds:
@@ -222,7 +227,7 @@ class _Writer(StepWriter):
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """With states for the reads that need no test."""
-        given: dict[Expr, Value] = {}
+        given = self.insides(frame, roots)
         if self.local.start is not None:
             for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
                 assert isinstance(e.access, Access)
@@ -261,7 +266,8 @@ class _Writer(StepWriter):
         t = course.types[course.own]
         given = Value(state, t.element(), held_as(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = Evaluator(frame, *roots, given={Access(course.own, course.statement.index or ()): given})
+        state_read = Access(course.own, course.statement.index or ())
+        evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})
         code, held = self.selected(frame, s, evaluator, conditions(roots, s.constraints, course.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
@@ -292,7 +298,8 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     start = w.start(frame)
     w.let(dict.fromkeys(states, start))
     waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed], tiling.ahead)
-    _rounds(w, first, waiting, None)
+    if any(waiting):
+        _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
@@ -301,27 +308,34 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]
 
 
-def _rounds(
-    w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str] | None
-) -> None:
-    """The loop over rounds of steps. Without states it only issues the loads of the steps that come first."""
-    k, local, ahead, unroll = w.kernel, w.local, w.tiling.ahead, w.tiling.unroll
-    if states is None and not any(waiting):
-        return
-    carried = {v: k.names.fresh(f"{python_name(v)}_at") for v in first}  # what a loop changes stands in no text before
-    w.let({name: first[v] for v, name in carried.items()})
-    distance, end = (ahead, k.extent(local.course.time)) if states else (0, str(ahead))
-    k.scopes.append(Scope())
-    places = w.places(carried, distance + unroll + 1)
-    moments = [f"at_step + {u}" if u else "at_step" for u in range(distance + unroll)]
-    coming = [w.load(w.at(moments[u], places[u], [], {})) for u in range(distance, distance + unroll)]
-    if states is not None:
-        history = list(states)
-        for u in range(unroll):
-            frame = w.at(moments[u], places[u], history, waiting[u])
-            history = [w.step(frame), *history][: local.depth]
-        w.let(dict(reversed(list(zip(states, history, strict=True)))))
-    for old, new in zip(waiting, [*waiting[unroll:], *coming], strict=True):
+def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:
+    """Lines that load what the first steps read, a few steps at a time: all written out would take long to compile."""
+    count = min(FIRST_LOADS, len(waiting))
+    carried = w.carried(first)
+    w.kernel.scopes.append(Scope())
+    places = w.places(carried, count + 1)
+    coming = [w.load(w.at(_moment(u), places[u], [], {})) for u in range(count)]
+    for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
-    w.let({name: places[unroll][v] for v, name in carried.items()})
-    w.close(f"for at_step in range(0, {end}, {unroll}):")
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {len(waiting)}, {count}):")
+
+
+def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
+    """The loop over rounds of steps. Each step is followed by the loads of the same step of the next round, into the
+    same registers: copies from others would wait for the loads to arrive."""
+    count = len(waiting)
+    carried = w.carried(first)
+    w.kernel.scopes.append(Scope())
+    places, history = w.places(carried, 2 * count), list(states)
+    for u in range(count):
+        history = [w.step(w.at(_moment(u), places[u], history, waiting[u])), *history][: w.local.depth]
+        loaded = w.load(w.at(_moment(count + u), places[count + u], [], {}))
+        w.let({name: loaded[a] for a, name in waiting[u].items()})
+    w.let(dict(reversed(list(zip(states, history, strict=True)))))
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")
+
+
+def _moment(step: int) -> str:
+    return f"at_step + {step}" if step else "at_step"

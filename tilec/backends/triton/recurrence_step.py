@@ -20,7 +20,7 @@ from tilec.backends.triton.recurrence_course import Course, conditions
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.program import Access, Aggregate, Expr, Statement, children, index_variables
+from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 FEW_POINTS = 8  # summed points up to here are walked one by one
@@ -176,7 +176,18 @@ class StepWriter:
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """`points`: elements of a block of the frame."""
         given: dict[Expr, Value] = {e: self._aggregate(e, frame, points) for e in _outermost(roots)}
-        return Evaluator(frame, *roots, given=given)
+        return Evaluator(frame, *roots, given={**self.insides(frame, roots), **given})
+
+    def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, Value]:
+        """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
+        found: dict[Expr, Value] = {}
+        for e in (e for root in roots for e in walk(root)):
+            match e:
+                case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
+                    inside, t = frame.inside(access), expression_type(e, self.course.types)
+                    known = Value("True", t, None, number=True)
+                    found[e] = known if inside is None else Value(inside, t, "bool", free_of(access))
+        return found
 
     def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> Value:
         k, course = self.kernel, self.course

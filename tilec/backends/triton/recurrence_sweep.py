@@ -23,7 +23,7 @@ from tilec.ir.program import Access
 MOST_LANES = 1024  # lanes of a block, where nothing is summed over
 SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # mixed lanes that one program may own
-RESIDENT_WORK = 2**18  # points of a step that one program may go through
+LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 2**62  # points that a program could go through while it waits for the others
 PROGRAMS = 132  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
@@ -51,7 +51,8 @@ def choose_blocks(course: Course, setting: Setting) -> Blocks:
     if points > 1 and setting.capability and span * points + WAITING_WORK < mixed * points:
         lanes = min(power_of_two(span), most)
         return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
-    if mixed > RESIDENT_LANES or mixed * points > RESIDENT_WORK:
+    least = LAUNCH_WORK + span * points
+    if mixed > RESIDENT_LANES or points > 1 and mixed * points > least:
         lanes = min(power_of_two(mixed * apart), 16 if points > 1 else most)
         return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
     sets = 1
