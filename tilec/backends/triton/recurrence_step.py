@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.code import literal, tuple_text
-from tilec.backends.domain import Condition
+from tilec.backends.domain import Condition, access_conditions, free, whole_arguments
 from tilec.backends.scalars import NARROW, identity
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
@@ -30,7 +30,8 @@ MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 class StepFrame(Frame):
     """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
     or deeper. `loaded`: names of elements that were read already. `running`: the test that the step takes place at all,
-    where it may not. `shared`: what loads of the own output are told beside."""
+    where it may not. `shared`: what loads of the own output are told beside. `only`: a test
+    where loads are needed at all."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class StepFrame(Frame):
         self.own, self.time, self.scopes = course.own, course.time, scopes
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
+        self.only: str | None = None
         self.shared = ""
         self._least = 0
 
@@ -68,7 +70,7 @@ class StepFrame(Frame):
 
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
         running = [] if self.running is None or self.time not in variables else [self.running]
-        return [*super().tail_tests(variables), *running]
+        return [*super().tail_tests(variables), *running, *([] if self.only is None else [self.only])]
 
 
 class StepWriter:
@@ -175,13 +177,43 @@ class StepWriter:
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """`points`: elements of a block of the frame."""
-        given: dict[Expr, Value] = {e: self._aggregate(e, frame, points) for e in _outermost(roots)}
-        return Evaluator(frame, *roots, given={**self.insides(frame, roots), **given})
+        given: dict[Expr, Value] = {
+            e: self._aggregate(e, frame, points) for e in _reached(roots) if isinstance(e, Aggregate)
+        }
+        given |= self.insides(frame, roots)
+        given |= {e: self._padded(e, frame) for e in _reached(roots) if isinstance(e, Pad) and self._is_timed(e)}
+        return Evaluator(frame, *roots, given=given)
+
+    def _is_timed(self, e: Pad) -> bool:
+        """Whether a state is padded with elements of tensors, and time alone says where."""
+        access, course = e.access, self.course
+        if not isinstance(access, Access) or access.tensor != course.own:
+            return False
+        asked = (*access_conditions(access, course.types), *whole_arguments(access.index))
+        box = self.kernel.space.box(0)
+        timed = all(free(c.form) <= {course.time} for c in asked if not box.holds(c))
+        kinds = {type(x) for x in walk(e.value)}
+        return timed and Access in kinds and Aggregate not in kinds
+
+    def _padded(self, e: Pad, frame: StepFrame) -> Value:
+        """Such a state: what it is padded with is loaded in the few steps that need it."""
+        assert isinstance(e.access, Access)
+        state = Evaluator(frame, e.access).value(e.access)
+        inside, t = frame.inside(e.access), expression_type(e, self.course.types)
+        if inside is None:
+            return state
+        frame.only = f"({inside} ^ True)"
+        evaluator = Evaluator(frame, e.value)
+        value = evaluator.value(e.value)
+        frame.only = None
+        held, variables = held_as(t.dtype), state.variables | value.variables | {self.course.time}
+        code = f"tl.where({inside}, {evaluator.cast(state, held)}, {evaluator.tensor(value, held)})"
+        return Value(frame.assign("padded", code, variables), t, held, variables, depth=1)
 
     def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, Value]:
         """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
         found: dict[Expr, Value] = {}
-        for e in (e for root in roots for e in walk(root)):
+        for e in _reached(roots):
             match e:
                 case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
                     inside, t = frame.inside(access), expression_type(e, self.course.types)
@@ -268,14 +300,13 @@ class StepWriter:
         return Value(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
 
 
-def _outermost(roots: Sequence[Expr]) -> list[Aggregate]:
-    """Aggregations that stand in no other."""
-    found: dict[Aggregate, None] = {}
+def _reached(roots: Sequence[Expr]) -> list[Expr]:
+    """Expressions that stand in no aggregation, and these themselves."""
+    found: dict[Expr, None] = {}
     stack = list(reversed(roots))
     while stack:
         e = stack.pop()
-        if isinstance(e, Aggregate):
-            found[e] = None
-        else:
+        found[e] = None
+        if not isinstance(e, Aggregate):
             stack.extend(reversed(children(e)))
     return list(found)
