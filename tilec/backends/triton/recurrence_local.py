@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tilec.backends.domain import Condition
 from tilec.backends.scalars import NARROW
@@ -138,10 +139,12 @@ def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
 def choose_local(local: Local) -> LocalTiling:
     course = local.course
     lanes = course.count(course.lanes)
-    carried = [a for a in _feeds(local) if _moves(local, a)]
+    accesses = _feeds(local)
+    echoes = _echoes(local, accesses)
+    carried = [a for a in accesses if _moves(local, a) and a not in echoes]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
-    touched = len(carried) + 1 + len(local.riding)
+    touched = len(carried) + len(local.riding) + (local.kept is not None)
     ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_TOUCHED // touched, MOST_WRITTEN // max(operators, 1))
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
@@ -157,6 +160,36 @@ def _feeds(local: Local) -> list[Access]:
         return e.access in local.back and local.start is not None
 
     return feeds(local.course, local.roots, settled)
+
+
+def _echoes(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
+    """Elements that the step before has read already, each with the access by which it did."""
+    course = local.course
+    before = {course.time: Affine.variable(course.time) + (1 if course.falling else -1)}
+    for v, turn in local.turns.items():
+        back = Affine.variable(v) - turn
+        before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(course.extent[v]))), 1)])
+    inner = {x for a in accesses for i in a.index for x in walk(i)}
+    plain = [a for a in accesses if _moves(local, a) and not inner & {a, *accesses} and a not in inner]
+    read = {(b.tensor, tuple(_turned(linear(i).substitute(before)) for i in b.index)): b for b in plain}
+    found: dict[Access, Access] = {}
+    for a in plain:
+        b = read.get((a.tensor, tuple(_turned(linear(i)) for i in a.index)))
+        if b is not None and b not in found and a not in found.values() and a != b:
+            found[a] = b
+    return found
+
+
+def _turned(form: Affine) -> Affine:
+    """The form with what is taken modulo a number between 0 and that."""
+    terms: list[tuple[Expr, Fraction | int]] = []
+    for atom, c in form.terms:
+        match atom:
+            case Call("mod", (e, Int(n))) if linear(e).is_integral and n > 0:
+                inner = linear(e)
+                atom = Call("mod", ((inner + (inner.constant % n - inner.constant)).to_expr(), Int(n)))
+        terms.append((atom, c))
+    return Affine.of(terms, form.constant)
 
 
 def _moves(local: Local, access: Access) -> bool:
@@ -183,6 +216,7 @@ class _Writer(StepWriter):
         self.local, self.tiling = local, tiling
         self.moving = frozenset((local.course.time, *local.turns))
         self.feeds = _feeds(local)
+        self.echoes = _echoes(local, self.feeds)
         self.fixed: dict[Access, str] = {}
         self.dtype = local.course.types[local.course.own].dtype
 
@@ -207,7 +241,7 @@ class _Writer(StepWriter):
     def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
         """Issue a step's loads of what changes from step to step, or of what does not; their names."""
         for a in self.feeds:
-            if a not in frame.loaded and _moves(self.local, a) != fixed:
+            if a not in frame.loaded and a not in self.echoes and _moves(self.local, a) != fixed:
                 frame.loaded[a] = frame.read(a, None)
                 if fixed:
                     self.fixed[a] = frame.loaded[a]
@@ -297,7 +331,7 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     states = [k.names.fresh("state") for _ in range(local.depth)]
     start = w.start(frame)
     w.let(dict.fromkeys(states, start))
-    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed], tiling.ahead)
+    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed and a not in w.echoes], tiling.ahead)
     if any(waiting):
         _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
@@ -323,15 +357,26 @@ def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Ac
 
 def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
     """The loop over rounds of steps. Each step is followed by the loads of the same step of the next round, into the
-    same registers: copies from others would wait for the loads to arrive."""
-    count = len(waiting)
+    same registers: copies from others would wait for the loads to arrive. Loads that a step repeats from the one before
+    it are not issued: theirs follow a step later."""
+    count, delay = len(waiting), 1 if w.echoes else 0
     carried = w.carried(first)
+    frame = w.at("0", first, [], {})
+    last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
+    w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
     places, history = w.places(carried, 2 * count), list(states)
-    for u in range(count):
-        history = [w.step(w.at(_moment(u), places[u], history, waiting[u])), *history][: w.local.depth]
-        loaded = w.load(w.at(_moment(count + u), places[count + u], [], {}))
-        w.let({name: loaded[a] for a, name in waiting[u].items()})
+    for u in range(count + delay):
+        before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
+        if u < count:
+            frame = w.at(_moment(u), places[u], history, {**waiting[u], **before})
+            history = [w.step(frame), *history][: w.local.depth]
+        else:
+            w.let({last[a]: name for a, name in before.items()})
+        if u >= delay:
+            slot = u - delay
+            loaded = w.load(w.at(_moment(count + slot), places[count + slot], [], {}))
+            w.let({name: loaded[a] for a, name in waiting[slot].items()})
     w.let(dict(reversed(list(zip(states, history, strict=True)))))
     w.let({name: places[count][v] for v, name in carried.items()})
     w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")
