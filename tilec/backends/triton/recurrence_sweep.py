@@ -28,6 +28,7 @@ WAITING_WORK = 2**62  # points that a program could go through while it waits fo
 PROGRAMS = 132  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
+MOST_WAITING = 8  # loads that wait for their step
 AHEAD = 4  # steps before the one that uses it, what other tensors hold is loaded
 
 
@@ -116,9 +117,9 @@ class _Sweep(StepWriter):
         """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
         steps before."""
         k, course = self.kernel, self.course
-        ahead = min(AHEAD, course.steps)
         accesses = [a for a in feeds(course, course.roots, lambda e: False) if course.time in free_of(a)]
         accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
+        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), course.steps))
         waiting = self.waiting(self._frame(), accesses, ahead)
         for u, names in enumerate(waiting):
             self.let({names[a]: text for a, text in self._loads(accesses, str(u)).items()})
