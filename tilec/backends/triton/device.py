@@ -180,6 +180,12 @@ def share_exp_(x):
 
 
 @triton.jit
+def term_(x, top):
+    """exp(x - top), top being at least x, as a share of a sum."""
+    return share_exp_((x - tl.where(top == float("-inf"), 0.0, top)).to(x.dtype))
+
+
+@triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
     same = top_a == top_b

@@ -201,7 +201,10 @@ class Kernel:
 
 
 class Frame:
-    """Blocks whose dimensions are the given axes (by name; None: no dimension of its own)."""
+    """Blocks whose dimensions are the given axes (by name; None: no dimension of its own). `how`: text of what loads
+    are told beside."""
+
+    how = ""
 
     def __init__(self, kernel: Kernel, axes: Sequence[str], tails: Mapping[str, str], *inner: frozenset[str]):
         """`tails`: for each axis, the 1-D test that its position is inside, where blocks may overhang. `inner`: for
@@ -407,6 +410,7 @@ class Frame:
         if tests:
             mask = " & ".join(dict.fromkeys(tests))
             text += f", mask={mask}, other={0 if other is None else other}"
+        text += self.how
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
 
 
