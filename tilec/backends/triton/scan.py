@@ -21,15 +21,16 @@ from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # of which there are enough for every multiprocessor
-WANTED = 1056  # programs to aim at where rows are cut
+WANTED = 4224  # programs to aim at where rows are cut
 BLOCK = 2048  # elements of a block
 HEAVY = 512  # of one whose composition takes exponentials
-FEW_LANES = 32  # up to here a block has a dimension of steps beside that of lanes
-WRITTEN = 16  # steps written out, where each lane is a thread's
+SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
+FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side
+WRITTEN = 16  # steps written out for these
 MOST_WRITTEN = 256  # operators in these, which take their time to compile
-WARPS = 2112  # to aim at where rows are cut and each lane is a thread's
-MOST_CHUNKS = 1024
-MOST_TOTALS = 2**22  # that all programs may read together
+WARPS = 2112  # of these to aim at where rows are cut
+MOST_CHUNKS = 4096
+MOST_TOTALS = {True: 2**22, False: 2**24}  # that all programs may read together: where lanes are threads', elsewhere
 
 
 def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
@@ -42,7 +43,7 @@ def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
         written = max(1, min(WRITTEN, power_of_two(MOST_WRITTEN // operators + 1) // 2))
         warps = 2 if rows >= 64 else 1
         programs, blocks = -(-rows // 32), -(-steps // written)
-        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS // rows))
+        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
         return Tiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
     block = HEAVY if heavy else BLOCK
     if along:
@@ -51,10 +52,13 @@ def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
     else:
         lanes = power_of_two(rows)
         length = min(power_of_two(steps), block // lanes)
-    programs, blocks = -(-rows // lanes), -(-steps // length)
+    programs = -(-rows // lanes)
+    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS and steps > 2 * length:
+        length //= 2
+    blocks = -(-steps // length)
     if programs >= PROGRAMS or blocks <= 2:
         return Tiling(length, lanes, along)
-    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS // rows))
+    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
     return Tiling(length, lanes, along, -(-blocks // chunks))
 
 
