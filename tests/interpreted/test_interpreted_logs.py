@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton import hoist, program
 from tilec.backends.triton.log_dot import LogWriter
 from tilec.backends.triton.weighted import WeightedWriter
 from tilec.bench.sweep_points import shares
@@ -146,6 +147,28 @@ def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
     monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, frame: ["acc = acc"])
     found = tilec.compile(gradient, backend="triton")(*inputs, d)
     assert not all(g.isfinite().all() for g in found)
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_exponentials_computed_beforehand(case, monkeypatch):
+    """As large products do, values and gradients; float64 ones are taken too."""
+    monkeypatch.setattr(program, "LEAST_WORK", 0)
+    monkeypatch.setattr(hoist, "LEAST_REUSE", 16)
+    source, inputs = VALUES[case]
+    exact = [x.double() for x in inputs]
+    f = tilec.compile(source, backend="triton")
+    wanted = tilec.compile(source, backend="torch")(*exact)
+    got = f(*inputs).double()
+    assert torch.equal(got.isinf(), wanted.isinf())
+    finite = wanted.isfinite()
+    assert ((got - wanted)[finite].abs() <= 3e-6 + 2 * 2.0**-23 * wanted[finite].abs()).all()
+    names = {k.name for k in f.lower(*inputs).kernels}
+    assert any(n.endswith(("_left_kernel", "_right_kernel")) and "_top_" not in n for n in names)
+    gradient = tilec.compile(source).grad().tile
+    d = normal(*wanted.shape).to(inputs[0].dtype)
+    found = tilec.compile(gradient, backend="triton")(*inputs, d)
+    for g, w in zip(found, tilec.compile(gradient, backend="torch")(*exact, d.double()), strict=True):
+        assert (g.double() - w).norm() <= 1e-5 * w.norm()
 
 
 def test_gradients_that_other_families_take():

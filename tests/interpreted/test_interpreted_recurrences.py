@@ -23,8 +23,9 @@ SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FORMS = {  # how recurrences are carried out: what is patched in the backend's modules
     "as chosen": {},
-    "a step at a time": {(recurrence_local, "MOST_AHEAD"): 1},
-    "two steps at a time": {(recurrence_local, "MOST_AHEAD"): 2},
+    "a step ahead": {(recurrence_local, "MOST_AHEAD"): 1},
+    "two steps ahead": {(recurrence_local, "MOST_AHEAD"): 2},
+    "four steps ahead, two at a time": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "MOST_UNROLLED"): 2},
     "resident": {(recurrence, "recognise_local"): lambda course: None},
     "resident in blocks": {
         (recurrence, "recognise_local"): lambda course: None,

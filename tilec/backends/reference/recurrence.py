@@ -8,8 +8,9 @@ line lies outside the tensor is masked. See `skew` for the coordinates and `step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilec.backends.affine import affine_steps
 from tilec.backends.code import indented, tuple_text
@@ -21,6 +22,7 @@ from tilec.backends.reference.scalar import Evaluator
 from tilec.backends.reference.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.reference.steps import Level, Loose, reads_own
 from tilec.backends.reference.task import Task
+from tilec.backends.reference.turns import Turn, untwisted
 from tilec.errors import Unsupported
 from tilec.ir.functions import ONE, ZERO, call
 from tilec.ir.index import Affine
@@ -55,11 +57,29 @@ def recurrence(task: Task) -> list[str] | None:
     if domain is None:
         return [f"{task.out} = {task.allocation(filled=True)}"]
     loop = _Loop(task, skew, domain, Loose(True))
+    if skew.wraps and (turned := _turned(task)) is not None:
+        return ["if device.type == 'cpu':", *indented(turned), "else:", *indented(loop.lines(host=False))]
     lines = loop.lines()
     if not loop.loose.used:
         return lines
     exact = _Loop(task, skewed(task.flat, task.types), domain, Loose(False)).lines()
     return [*lines, f"if not rt.finite({task.out}):", *indented(exact)]
+
+
+def _turned(task: Task) -> list[str] | None:
+    """Lines for the CPU where lanes turn round; None where a step does not suit NumPy."""
+    found = untwisted(task.flat, task.types)
+    if found is None:
+        return None
+    plain, turns = found
+    task = replace(task, flat=plain)
+    skew = skewed(plain, task.types)
+    domain = level_domain(skew, skew.statement, task.types, None)
+    if domain is None or not skew.plain or skew.wraps:
+        return None
+    loop = _Loop(task, skew, domain, Loose(False), turns)
+    host = loop.host()
+    return None if host is None else loop.around(host)
 
 
 def assigned(s: Statement) -> Statement:
@@ -118,7 +138,11 @@ def _constraining(e: Expr, own: str) -> Iterator[Access]:
 class _Loop:
     """A recurrence's buffer, its loop, and the part of the buffer that is the output."""
 
-    def __init__(self, task: Task, skew: Skew, domain: Domain, loose: Loose):
+    def __init__(
+        self, task: Task, skew: Skew, domain: Domain, loose: Loose, turns: Mapping[Access, Turn] = MappingProxyType({})
+    ):
+        """`turns`: self-reads whose rows are to be turned, which only the host's loop does."""
+        self.turns = turns
         self.task, self.skew, self.domain, self.loose = task, skew, domain, loose
         self.s = skew.statement
         self._plan(self.s.body, domain)
@@ -151,12 +175,24 @@ class _Loop:
         whole = all((self.domain.low[v], self.domain.extent[v]) == (low, high - low + 1) for v, low, high in ends)
         return whole and not self.tests
 
-    def lines(self) -> list[str]:
-        task, level = self.task, self.level
-        body = level.prepared(self.s.body)
-        loop = self._host(body) or self._torch(body)
-        if not task.options.exact:
+    def lines(self, host: bool = True) -> list[str]:
+        """The loop in torch calls, and for the CPU in NumPy where that suits and `host` says so."""
+        body = self.level.prepared(self.s.body)
+        numpy = self._host(body) if host else None
+        loop = self._torch(body)
+        if numpy is not None:
+            loop = ["if device.type == 'cpu':", *indented(numpy), "else:", *indented(loop)]
+        if not self.task.options.exact:
             loop = self._parallel(loop)
+        return self.around(loop)
+
+    def host(self) -> list[str] | None:
+        """The loop in NumPy alone."""
+        return self._host(self.level.prepared(self.s.body))
+
+    def around(self, loop: list[str]) -> list[str]:
+        """The loop with what comes before and after it."""
+        task, level = self.task, self.level
         return [
             *self._allocation(),
             *level.before,
@@ -218,7 +254,10 @@ class _Loop:
         lists = [(row, self._target())]
         for tensor, x in host.rows.items():
             name, moves, _ = level.locals[tensor].text.partition("[")
-            if moves:
+            turn = self.turns.get(level.read[tensor]) if tensor in level.read else None
+            if turn is not None:
+                lists += self._turning(host, x, texts[name], turn)
+            elif moves:
                 lists.append((x, texts[name]))
             else:
                 host.before.append(f"{x} = {name}.detach().numpy()")
@@ -234,7 +273,19 @@ class _Loop:
             f"    for {heads} in zip({', '.join(parts)}):",
             *indented(host.lines, 2),
         ]
-        return ["if device.type == 'cpu':", *indented(loop), "else:", *indented(self._torch(body))]
+        return loop
+
+    def _turning(self, host: HostStep, x: str, rows: str, turn: Turn) -> list[tuple[str, str]]:
+        """Lines that turn each of the rows into the scratch array x, and the lists of their two parts."""
+        lane, ahead, rest = self.skew.names.index(turn.variable), turn.shift, turn.size - turn.shift
+        host.before.append(f"{x} = np.empty({tuple_text(host.lanes)}, {host.dtype!r})")
+        parts = []
+        for start, count, source in ((0, rest, ahead), (rest, ahead, 0)):
+            place, part = host.names.fresh("place"), host.names.fresh("part")
+            host.before.append(f"{place} = {x}[{':, ' * (lane - 1)}{start}:{start + count}]")
+            host.lines.insert(0, f"{place}[...] = {part}")
+            parts.append((part, f"({rows}).narrow({lane}, {source}, {count})"))
+        return parts
 
     def _slice(self) -> str:
         """Text of the buffer's rows that steps write."""

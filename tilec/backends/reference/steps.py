@@ -111,6 +111,7 @@ class Level:
         self.frame = Frame(domain, self.order, task.types, task.local, task.names)
         self.lists: list[tuple[str, str]] = []  # names of lists of a step's slices, and what they are slices of
         self.feeds: dict[Expr, Access] = {}
+        self.read: dict[str, Access] = {}  # what the pseudo-tensors of states stand for
         self.step = StepFrame(self)
 
     def inside_of(self, domain: Domain, order: Sequence[str]) -> Level:
@@ -245,7 +246,9 @@ class Level:
             self.frame.prologue += frame.prologue
             assert not frame.lines, "a view"
             # a single time has no dimension of its own to move along
-            return self.pseudo("state", element, self._steps(text, variables | {self.time}), variables)
+            made = self.pseudo("state", element, self._steps(text, variables | {self.time}), variables)
+            self.read[made.tensor] = access
+            return made
         low = self.domain.low
         lanes = self.order[1:]
         start = [int(f.constant + sum(f.coefficient(v) * low[v] for v in lanes)) for f in moved[1:]]

@@ -31,9 +31,10 @@ COSTLY = re.compile(r"libdevice\.|\b(?!maximum_|minimum_)[a-z_]+_\(")  # in a fu
 
 
 def hoisted(
-    dot: Dot, space: Space, seen: Viewed, wide: bool = False
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False, last: str | None = None
 ) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
-    """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained."""
+    """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained. `last`:
+    the variable along which operands that know it shall lie."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     before: list[Step] = []
@@ -45,7 +46,7 @@ def hoisted(
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        made = _operand(side, factors, dot.dtype, space, seen)
+        made = _operand(side, factors, dot.dtype, space, seen, last)
         if made is None:
             continue
         s, shape, read = made
@@ -74,16 +75,18 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
 
 
 def _operand(
-    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed
+    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed, last: str | None
 ) -> tuple[Statement, tuple[int, ...], Access] | None:
     """The operand as an assignment over its own variables, its shape, and how it is read."""
     held = "float32" if dtype in NARROW else dtype
-    return _assigned(side, Call(dtype, (product_of([Call(held, (f,)) for f in factors]),)), space, seen)
+    return _assigned(side, Call(dtype, (product_of([Call(held, (f,)) for f in factors]),)), space, seen, last)
 
 
-def _assigned(label: str, body: Expr, space: Space, seen: Viewed) -> tuple[Statement, tuple[int, ...], Access] | None:
-    """A statement that assigns the body over its own variables, its shape, and how it is read; None where the tensor
-    would be larger than what it is read from."""
+def _assigned(
+    label: str, body: Expr, space: Space, seen: Viewed, last: str | None = None
+) -> tuple[Statement, tuple[int, ...], Access] | None:
+    """A statement that assigns the body over its own variables, `last` at the end, its shape, and how it is read; None
+    where the tensor would be larger than what it is read from."""
     low, extent = space.low[0], space.extent[0]
     names = variables_of(body)
     accesses = accesses_in(body)
@@ -94,7 +97,7 @@ def _assigned(label: str, body: Expr, space: Space, seen: Viewed) -> tuple[State
         return None
     order = dict.fromkeys(v for e in largest.index for v in _in_order(e, names))
     order.update(dict.fromkeys(sorted(names - order.keys())))
-    variables = [v for v in order if not space.single(v)]
+    variables = sorted((v for v in order if not space.single(v)), key=lambda v: v == last)
     shape = tuple(extent[v] for v in variables)
     if math.prod(shape) > math.prod(seen.types[largest.tensor].shape):
         return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.code import literal, tuple_text
 from tilec.backends.domain import Condition
-from tilec.backends.terms import split_terms, sum_of
+from tilec.backends.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
@@ -118,7 +118,7 @@ def top_of(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtyp
         summed = [v for v in index_variables(body) if v in extent and v not in variables]
         constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
     return Statement(
-        f"{s.output}.{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
+        f"{s.output}.top_{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
     )
 
 
@@ -132,8 +132,32 @@ def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
     return Viewed(seen.statement, types, strides)
 
 
+def with_guards(dot: Dot) -> Dot:
+    """The product with guards in its factors rather than beside them, so that these can be computed beforehand."""
+    sides = []
+    for factors, zeros in ((dot.left, dot.zero_left), (dot.right, dot.zero_right)):
+        guards = [z for z in zeros if not isinstance(z, Condition)]
+        if guards:
+            whole = product_of(list(factors))
+            for g in guards:
+                whole = Call("select", (g, whole, Float(0.0)))
+            factors = (whole,)
+        sides.append((factors, tuple(z for z in zeros if isinstance(z, Condition))))
+    (left, zero_left), (right, zero_right) = sides
+    return replace(dot, left=left, right=right, zero_left=zero_left, zero_right=zero_right)
+
+
 class ExponentialWriter(DotWriter):
-    """A product of exponentials, with other ways to compute the elements of a block that it does not make certain."""
+    """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
+
+    `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
+    operands that may be computed beforehand."""
+
+    def __init__(
+        self, plain: Dot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, suffix, riding
+    ):
+        super().__init__(product, space, seen, wide, precision, config, suffix, riding)
+        self.plain = plain
 
     def _must_look(self) -> bool:
         return True
@@ -148,7 +172,7 @@ class ExponentialWriter(DotWriter):
     def _terms(self, frame: Frame, side: Expr) -> str:
         """A name of a block of one operand's terms, -inf where they are not valid."""
         k, dtype = self.kernel, self.dot.dtype
-        zeros = self.dot.zero_left if frame.axes[0] == "row" else self.dot.zero_right
+        zeros = self.plain.zero_left if frame.axes[0] == "row" else self.plain.zero_right
         evaluator = Evaluator(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
         code = evaluator.tensor(evaluator.value(side), dtype)
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
@@ -170,7 +194,7 @@ class ExponentialWriter(DotWriter):
                 headers.append(f"for at_{axis} in range(0, {k.count(variables)}):")
                 scopes.append(frozenset((*variables, axis)))
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
-        zeros = (*dot.zero_left, *dot.zero_right)
+        zeros = (*self.plain.zero_left, *self.plain.zero_right)
         evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
         tests = self._tests(frame, evaluator, zeros)
@@ -183,8 +207,10 @@ class ExponentialWriter(DotWriter):
 
 
 class LogWriter(ExponentialWriter):
-    def __init__(self, log: LogDot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding):
-        super().__init__(log.dot, space, seen, wide, precision, config, "_log_dot", riding)
+    def __init__(
+        self, log: LogDot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding
+    ):
+        super().__init__(log.dot, product, space, seen, wide, precision, config, "_log_dot", riding)
         self.log = log
 
     def _again(self) -> None:

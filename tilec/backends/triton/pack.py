@@ -30,9 +30,8 @@ def packed(
     """Steps that copy an operand, the statement over the copy, and steps afterwards; None where nothing is gained."""
     if dot.dtype != "float32":
         return None
-    work = math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
     inner = inner_variables(dot, space, seen, LEAST_REUSE // 2)
-    if work < LEAST_WORK or len(inner) != 1:
+    if work(dot, space) < LEAST_WORK or len(inner) != 1:
         return None
     before: list[Step] = []
     after: list[Step] = []
@@ -62,6 +61,11 @@ def packed(
     if not before:
         return None
     return before, seen, replace(space, statement=seen.statement), dot, after
+
+
+def work(dot: Dot, space: Space) -> int:
+    """Multiplications of a product."""
+    return math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
 
 
 def _axis(access: Access, v: str) -> int | None:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
-from tilec.backends.domain import constraining_accesses
 from tilec.backends.scalars import identity
 from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.triton.along import runs_along, turns
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
-from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.outer import (
     NEVER,
     block_sizes,
@@ -33,7 +33,6 @@ from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, p
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space, build_space
-from tilec.ir.index import linear
 from tilec.ir.program import Access, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -83,7 +82,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs)
+        return _map_tiling(space, outputs, turns(space, seen, outputs))
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
@@ -94,7 +93,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
         )
         bm, bn, warps = block_sizes(space, rows, columns, PROGRAMS, light)
         return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
-    along = _runs_along(space, seen, reductions)
+    along = runs_along(space, seen, reductions)
     if not along and points <= 64:
         return replace(_map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
@@ -111,31 +110,13 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     return Tiling(((tuple(outputs), bo),), br, parts, 8 if bo * br >= 4096 else 4)
 
 
-def _map_tiling(space: Space, outputs: Sequence[str]) -> Tiling:
+def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> Tiling:
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return Tiling(((tuple(outputs), min(power_of_two(n), 1024)),), None)
-    bn = min(power_of_two(space.largest(outputs[-1])), 512)
+    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else 512)
     m = space.count(tuple(outputs[:-1]))
     return Tiling(((tuple(outputs[:-1]), max(1, min(power_of_two(m), 1024 // bn))), ((outputs[-1],), bn)), None)
-
-
-def _runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
-    """Whether memory runs along the reduction in the largest tensor read."""
-    best, answer = -1, False
-    for root in (space.statement.body, space.statement.guard):
-        for a in constraining_accesses(root) if root is not None else ():
-            size = math.prod(seen.types[a.tensor].shape)
-            if size > best and free_of(a) & set(reductions):
-                best = size
-                steps = [
-                    (abs(linear(e).coefficient(v) * stride), v)
-                    for e, stride in zip(a.index, seen.strides[a.tensor], strict=True)
-                    for v in linear(e).variables()
-                    if space.largest(v) > 1 and stride
-                ]
-                answer = bool(steps) and min(steps)[1] in reductions
-    return answer
 
 
 # text

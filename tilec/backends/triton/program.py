@@ -11,15 +11,15 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.chain import pairwise
 from tilec.backends.triton.coalesce import Viewed, coalesce
 from tilec.backends.triton.dot import Dot, accesses_in, recognise, variables_of, worthwhile
-from tilec.backends.triton.dot_blocks import choose_config
+from tilec.backends.triton.dot_blocks import choose_config, inner_variables
 from tilec.backends.triton.dot_text import PRECISION, dot_steps, launched
 from tilec.backends.triton.epilogue import riders
 from tilec.backends.triton.groups import Group, Grouped
-from tilec.backends.triton.hoist import hoisted, shared
+from tilec.backends.triton.hoist import LEAST_REUSE, hoisted, shared
 from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
-from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops
-from tilec.backends.triton.pack import packed
+from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops, with_guards
+from tilec.backends.triton.pack import LEAST_WORK, packed, work
 from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence import recurrence_steps, with_riders
@@ -258,10 +258,19 @@ def _exponential_steps(
         t = seen.types[s.output]
         steps.append(Allocate(s.output, t.shape, t.dtype))
         steps += statement_steps(s, s, seen.types, seen.strides, setting)
-    config = replace(choose_config(found.dot, space, setting.shared), parts=1)
-    how = (space, seen, wide, PRECISION[setting.precision], config, riding)
+    product = with_guards(found.dot)
+    inner = inner_variables(product, space, seen, LEAST_REUSE)
+    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
+    computed = hoisted(product, space, seen, wide, last) if work(product, space) >= LEAST_WORK else None
+    after: list[Step] = []
+    if computed is not None:
+        before, known, _, product, after = computed
+        seen = replace(known, statement=seen.statement)
+        steps += before
+    config = replace(choose_config(product, space, setting.shared), parts=1)
+    how = (product, space, seen, wide, PRECISION[setting.precision], config, riding)
     steps += launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
-    return [*steps, Release(tuple(s.output for s in found.tops))]
+    return [*steps, *after, Release(tuple(s.output for s in found.tops))]
 
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:

@@ -33,6 +33,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType
+from tilec.transforms.simplify import fold, is_bool, truth
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
@@ -142,14 +143,20 @@ def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr
     names = [linear(e).bare for e in s.index or ()]
     mapping: dict[str, Affine] = {v: linear(i) for v, i in zip(names, place.index, strict=True) if v is not None}
     conditions: dict[Expr, None] = {}
+    known: set[tuple[Expr, int]] = set()
     for root in (s.body, *(() if s.guard is None else (s.guard,))):
         for a in constraining_accesses(root):
-            conditions[Call("ne", (Pad(Inside(a), ZERO), ZERO))] = None
+            asked = set(zip(a.index, types[a.tensor].shape, strict=True))
+            if not asked <= known:
+                conditions[Call("ne", (Pad(Inside(a), ZERO), ZERO))] = None
+                known |= asked
     for c in s.constraints:
         conditions[Call("ge", (c.expr, ZERO))] = None
         conditions[Call("lt", (c.expr, c.bound))] = None
     if s.guard is not None:
-        conditions[Call("ne", (_padded(s.guard, types), ZERO))] = None
+        guard = fold(_padded(s.guard, types))
+        if truth(guard) is not True:
+            conditions[guard if is_bool(guard) else Call("ne", (guard, ZERO))] = None
     t = types[s.output]
     value = _padded(s.body, types)
     if conditions:

@@ -27,7 +27,8 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, sel
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
-MOST_WRITTEN = 1500  # operators written out for the steps of one round
+MOST_UNROLLED = 8  # steps of a round: Triton's compile time grows with the cube of a loop's length
+MOST_WRITTEN = 200  # operators written out for the steps of one round
 MULTIPROCESSORS = 132
 LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
@@ -58,11 +59,12 @@ class Local:
 
 @dataclass(frozen=True)
 class LocalTiling:
-    """Lanes of a block, warps, steps at a time."""
+    """Lanes of a block, warps, how many steps ahead loads are issued, and how many steps a round of the loop has."""
 
     lanes: int
     warps: int
     ahead: int
+    unroll: int
 
 
 def recognise_local(course: Course) -> Local | None:
@@ -137,12 +139,14 @@ def choose_local(local: Local) -> LocalTiling:
     carried = [a for a in feeds(local) if _moves(local, a)]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
-    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_WRITTEN // max(operators, 1))
+    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1))
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
     ahead = max(1, power_of_two(ahead + 1) // 2)
     warps = 1 if lanes < MULTIPROCESSORS * 512 else 4
-    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(course.steps)))
+    ahead = min(ahead, power_of_two(course.steps))
+    unroll = power_of_two(min(MOST_UNROLLED, MOST_WRITTEN // max(operators, 1)) + 1) // 2
+    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, ahead, max(1, min(unroll, ahead)))
 
 
 def feeds(local: Local) -> list[Access]:
@@ -224,14 +228,42 @@ class _Writer(StepWriter):
         self.scopes.setdefault(frame.running, depth)
         return frame
 
-    def load(self, frame: _Frame) -> dict[Access, str]:
-        """Issue a step's loads; the names of those that change from step to step."""
+    def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
+        """Issue a step's loads of what changes from step to step, or of what does not; their names."""
         for a in self.feeds:
-            if a not in frame.loaded:
+            if a not in frame.loaded and _moves(self.local, a) != fixed:
                 frame.loaded[a] = frame.read(a, None)
-                if not _moves(self.local, a):
+                if fixed:
                     self.fixed[a] = frame.loaded[a]
         return {a: name for a, name in frame.loaded.items() if a not in self.fixed}
+
+    def waiting(self, frame: _Frame) -> list[dict[Access, str]]:
+        """Names of blocks, of zeros as yet, for the loads of the steps to come."""
+        k, result = self.kernel, []
+        for _ in range(self.tiling.ahead):
+            names = {}
+            for a in (a for a in self.feeds if a not in self.fixed):
+                names[a] = k.names.fresh(f"next_{python_name(a.tensor).lower()}")
+                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
+                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
+            result.append(names)
+        return result
+
+    def let(self, values: Mapping[str, str]) -> None:
+        """Lines that give names their values, in a loop or for it to change."""
+        for name, value in values.items():
+            self.kernel.emit(f"{name} = {value}")
+            self.scopes[name] = 1
+
+    def step(self, frame: _Frame) -> str:
+        """Compute a step and store what is kept of it; the name of its state."""
+        code, held = self.element(frame, self.tiling.lanes)
+        name = self.state(code)
+        if self.local.stored:
+            self.store(frame, name, held)
+        for s in self.local.riding:
+            self.ride(frame, s, name)
+        return name
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """With states for the reads that need no test."""
@@ -295,53 +327,48 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     k = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
     k.constants["BM"] = tiling.lanes
     w = _Writer(k, local, tiling)
-    ahead = tiling.ahead
     k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if wide else ''} * BM + tl.arange(0, BM)")
     k.emit(f"row_in = row < {k.count([v for v in course.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", course.lanes, "BM"))
-    places = w.places({v: k.value_of[v] for v in local.turns}, ahead)
-    waiting: list[dict[Access, str]] = []
-    first: list[str] = []
-    for u in range(ahead):
-        frame = w.at(str(u), places[u], [], {})
-        first = first or [w.start(frame)]
-        waiting.append({})
-        for a, name in w.load(frame).items():
-            waiting[u][a] = k.names.fresh(f"next_{python_name(a.tensor).lower()}")
-            k.emit(f"{waiting[u][a]} = {name}")
-            w.scopes[waiting[u][a]] = 1
-    carried = {v: k.names.fresh(f"{python_name(v)}_at") for v in local.turns}  # no name that the loop changes has
-    for v, name in carried.items():  # stood in a text before it
-        k.emit(f"{name} = {places[0][v]}")
+    first = {v: k.value_of[v] for v in local.turns}
+    frame = w.at("0", first, [], {})
+    w.load(frame, fixed=True)
     states = [k.names.fresh("state") for _ in range(local.depth)]
-    for name in states:
-        k.emit(f"{name} = {first[0]}")
-        w.scopes[name] = 1
-    k.scopes.append(Scope())
-    places = w.places(carried, ahead + 1)
-    later = w.places(places[ahead], ahead)
-    coming = [w.load(w.at(f"at_step + {ahead + u}", later[u], [], {})) for u in range(ahead)]
-    history = states
-    for u in range(ahead):
-        frame = w.at(f"at_step + {u}" if u else "at_step", places[u], history, waiting[u])
-        code, held = w.element(frame, tiling.lanes)
-        history = [w.state(code), *history][: local.depth]
-        if local.stored:
-            w.store(frame, history[0], held)
-        for s in local.riding:
-            w.ride(frame, s, history[0])
-    for name, value in reversed(list(zip(states, history, strict=True))):
-        k.emit(f"{name} = {value}")
-    for old, new in zip(waiting, coming, strict=True):
-        for a, name in old.items():
-            k.emit(f"{name} = {new[a]}")
-    for v, name in carried.items():
-        k.emit(f"{name} = {places[ahead][v]}")
-    lines = k.scopes.pop().lines
-    for line in (f"for at_step in range(0, {k.extent(course.time)}, {ahead}):", *(f"    {x}" for x in lines)):
-        k.emit(line)
+    start = w.start(frame)
+    w.let(dict.fromkeys(states, start))
+    waiting = w.waiting(frame)
+    _rounds(w, first, waiting, None)
+    _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
     text = module_text(k.text(course.flat, *local.riding))
     outputs = (course.own, *(s.output for s in local.riding))
     return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]
+
+
+def _rounds(
+    w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str] | None
+) -> None:
+    """The loop over rounds of steps. Without states it only issues the loads of the steps that come first."""
+    k, local, ahead, unroll = w.kernel, w.local, w.tiling.ahead, w.tiling.unroll
+    if states is None and not any(waiting):
+        return
+    carried = {v: k.names.fresh(f"{python_name(v)}_at") for v in first}  # what a loop changes stands in no text before
+    w.let({name: first[v] for v, name in carried.items()})
+    distance, end = (ahead, k.extent(local.course.time)) if states else (0, str(ahead))
+    k.scopes.append(Scope())
+    places = w.places(carried, distance + unroll + 1)
+    moments = [f"at_step + {u}" if u else "at_step" for u in range(distance + unroll)]
+    coming = [w.load(w.at(moments[u], places[u], [], {})) for u in range(distance, distance + unroll)]
+    if states is not None:
+        history = list(states)
+        for u in range(unroll):
+            frame = w.at(moments[u], places[u], history, waiting[u])
+            history = [w.step(frame), *history][: local.depth]
+        w.let(dict(reversed(list(zip(states, history, strict=True)))))
+    for old, new in zip(waiting, [*waiting[unroll:], *coming], strict=True):
+        w.let({name: new[a] for a, name in old.items()})
+    w.let({name: places[unroll][v] for v, name in carried.items()})
+    lines = k.scopes.pop().lines
+    for line in (f"for at_step in range(0, {end}, {unroll}):", *(f"    {x}" for x in lines)):
+        k.emit(line)

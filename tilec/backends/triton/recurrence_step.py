@@ -127,37 +127,40 @@ class StepWriter:
             return Value(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         tiled = count > FEW_POINTS and len(frame.axes) == 1
+        size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
+        whole = tiled and count <= size
         red, first = own["red"], k.names.fresh("first")
         tails, axes = dict(frame.tails), list(frame.axes)
-        inner = (*frame.inner, frozenset((red, *e.bound)))
+        inner = frame.inner if whole else (*frame.inner, frozenset((red, *e.bound)))
         if tiled:
             block = k.names.fresh("BR")
-            size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points))
             k.constants[block] = size
             self.blocks[red] = block
             axes.append(red)
             tails[red] = f"{red}_in"
         shape = tuple_text([self.blocks[a] for a in axes])
 
-        def renamed(lines: Sequence[str]) -> list[str]:
-            return [WORD.sub(lambda m: own.get(m[0], m[0]), line) for line in lines]
+        def emit(lines: Sequence[str]) -> None:
+            for line in lines:
+                k.emit(WORD.sub(lambda m: own.get(m[0], m[0]), line))
 
-        for line in renamed(accumulator.start(shape)):
-            k.emit(line)
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
-        k.scopes.append(Scope())
-        within = self.frame(axes, tails, inner)
+        if not whole:
+            rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
+            emit(accumulator.start("(BM,)" if rows else shape))
+            k.scopes.append(Scope())
+        integer = "tl.int64" if k.wide else "tl.int32"
         if tiled:
-            place = f"{first} + tl.arange(0, {block})"
-            k.emit(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
-            k.emit(f"{red}_in = {red} < {total}")
-            header = f"for {first} in range(0, {total}, {block}):"
+            place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
+            lines = k.scopes[0 if whole else -1].lines
+            lines.append(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
+            lines.append(f"{red}_in = {red} < {total}")
         else:
-            k.emit(f"{red} = tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {first}")
-            header = f"for {first} in range(0, {total}):"
-        k.decode(Axis(red, e.bound, block if tiled else None))
+            k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
+        k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
+        within = self.frame(axes, tails, inner)
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
-        evaluator = self.evaluator(within, roots, points * (size if tiled else 1))
+        evaluator = self.evaluator(within, roots, points * size)
         tests = [within.spread(tails[red], red)] if tiled else []
         tests += within.tests(conditions(roots, e.constraints, course.types))
         if e.guard is not None:
@@ -167,16 +170,21 @@ class StepWriter:
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
-        k.emit(f"{own['value']} = {code}")
-        for line in renamed(accumulator.step("value")):
-            k.emit(line)
-        lines = k.scopes.pop().lines
-        for line in (header, *(f"    {x}" for x in lines)):
-            k.emit(line)
-        if tiled:
-            for line in renamed(accumulator.reduce(len(axes) - 1)):
-                k.emit(line)
-        (result,) = renamed([accumulator.result()])
+        if whole:
+            emit([f"value = tl.broadcast_to({code}, {shape})", *accumulator.at_once("value", len(axes) - 1)])
+        else:
+            emit([f"value = tl.broadcast_to({code}, {shape})" if rows else f"value = {code}"])
+            if rows:
+                emit(["highest = top", "scaled = total", *accumulator.at_once("value", len(axes) - 1)])
+                emit(["top, total = join_logs_(highest, scaled, top, total)"])
+            else:
+                emit(accumulator.step("value"))
+            lines = k.scopes.pop().lines
+            header = f"for {first} in range(0, {total}, {block}):" if tiled else f"for {first} in range(0, {total}):"
+            emit([header, *(f"    {x}" for x in lines)])
+            if tiled and not rows:
+                emit(accumulator.reduce(len(axes) - 1))
+        result = WORD.sub(lambda m: own.get(m[0], m[0]), accumulator.result())
         if t.dtype in NARROW:
             result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")

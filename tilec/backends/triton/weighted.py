@@ -112,6 +112,7 @@ class WeightedWriter(ExponentialWriter):
     def __init__(
         self,
         found: Weighted,
+        product: Dot,
         space: Space,
         seen: Viewed,
         wide: bool,
@@ -119,7 +120,7 @@ class WeightedWriter(ExponentialWriter):
         config: Config,
         riding: Sequence[Statement],
     ):
-        super().__init__(found.dot, space, seen, wide, precision, config, "_weighted_dot", riding)
+        super().__init__(found.dot, product, space, seen, wide, precision, config, "_weighted_dot", riding)
         self.found = found
 
     def _again(self) -> None:
@@ -157,7 +158,7 @@ class WeightedWriter(ExponentialWriter):
     def _weight(self, frame: Frame, tops: str) -> str:
         """A name of a block of weights that holds exp of the exponent with these greatest terms."""
         k, found, dtype = self.kernel, self.found, self.dot.dtype
-        zeros = self.dot.zero_left if found.first else self.dot.zero_right
+        zeros = self.plain.zero_left if found.first else self.plain.zero_right
         inside = () if found.inside is None else (found.inside,)
         evaluator = Evaluator(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
         exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])

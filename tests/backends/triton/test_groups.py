@@ -1,0 +1,140 @@
+"""Which statements share a kernel: how many launches layers take, and what must stay apart."""
+
+import pytest
+import torch
+from support.layers import DROPOUT, LAYERS, inputs
+
+import tilec
+from tilec.language import parse, show
+
+WIDTHS = (1000, 1023, 1024)
+
+
+def kernels(f, *specs):
+    return [k.statements for k in f.lower(*specs, target="sm_90").kernels]
+
+
+def specs(tensors):
+    return [tilec.spec(tuple(t.shape), str(t.dtype)[6:]) for t in tensors]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_launches_of_layers(name, width):
+    layer = LAYERS[name]
+    f = tilec.compile(layer.source, backend="triton")
+    given = specs(inputs(layer, 64, width))
+    (out,) = f.lower(*given, target="sm_90").outputs
+    assert len(kernels(f, *given)) == layer.kernels[0]
+    assert len(kernels(f.grad(), *given, tilec.spec(out.shape, "float32"))) == layer.kernels[1]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_launches_of_dropout_and_of_a_product_with_its_epilogue(width):
+    f = tilec.compile(DROPOUT, backend="triton")
+    given = [tilec.spec((64, width), "float32"), tilec.spec((64, width), "float32"), tilec.spec((), "int64")]
+    assert len(kernels(f, *given)) == 1
+    assert len(kernels(f.grad(), *given, tilec.spec((64, width), "float32"))) == 1
+    source = (
+        "function (X[M, K], W[K, N], B[N]) -> (Y) { H[m, n] = +(X[m, k] * W[k, n]); Y[m, n] = gelu(H[m, n] + B[n]); }"
+    )
+    f = tilec.compile(source, backend="triton")
+    assert len(kernels(f, tilec.spec((64, 128)), tilec.spec((128, width)), tilec.spec((width,)))) == 1
+
+
+def test_a_group_moves_no_more_than_any_program_must():
+    layer = LAYERS["layer norm"]
+    f = tilec.compile(layer.source, backend="triton")
+    given = specs(inputs(layer, 64, 1000))
+    cost = f.lower(*given, target="sm_90").cost()
+    assert cost.bytes_moved == cost.least_bytes == 4 * (2 * 64 * 1000 + 2 * 1000)
+    alone = tilec.compile(layer.source, backend="torch").lower(*given).cost()
+    assert alone.bytes_moved > 1.9 * cost.bytes_moved and alone.flops == cost.flops
+
+
+def test_groups_are_a_stage_that_prints_and_parses():
+    layer = LAYERS["snake"]
+    f = tilec.compile(layer.source, backend="triton").grad()
+    given = specs(inputs(layer, 8, 100))
+    lowered = f.lower(*given, given[0], target="sm_90")
+    text = show(lowered.stages["grouped"])
+    assert text.count("[[kernel(0)]]") == 2 and parse(text) == lowered.stages["grouped"]
+    assert "[[" not in show(lowered.stages["flat"])
+
+
+def launches(source, *shapes):
+    return kernels(tilec.compile(source, backend="triton"), *(tilec.spec(s) for s in shapes))
+
+
+def test_what_reads_a_neighbour_stays_apart():
+    source = """function (X[64, 1000]) -> (Y, Z) {
+        E[i, j : 64, 1000] = exp(X[i, j]);
+        Y[i, j : 64, 1000] = E[i, j] + pad(E[i, j - 1], 0);
+        Z[i, j : 64, 1000] = X[i, j] * 2;
+    }"""
+    found = launches(source, (64, 1000))
+    assert sorted(found) == [("E", "Z"), ("Y",)]
+
+
+def test_what_needs_a_sum_over_rows_stays_apart():
+    source = """function (X[R, C]) -> (Y, Z) {
+        Z[r, c] = X[r, c] * X[r, c];
+        S[c] = +(X[r, c]);
+        Y[r, c] = X[r, c] - S[c];
+    }"""
+    assert launches(source, (640, 1000)) == [("Z", "S"), ("S",), ("Y",)]
+
+
+def test_transposed_statistics_of_one_tensor_stay_apart():
+    source = """function (X[N, N]) -> (Y) {
+        A[i] = max(X[i, j]);
+        B[j] = max(X[i, j]);
+        Y[i, j] = X[i, j] - A[i] - B[j];
+    }"""
+    found = launches(source, (512, 512))
+    assert ("B",) in found and ("A", "Y") in found
+
+
+def test_few_long_rows_are_split_over_programs():
+    layer = LAYERS["layer norm"]
+    f = tilec.compile(layer.source, backend="triton")
+    found = kernels(f, *(tilec.spec(s) for s in layer.shapes(2, 2**20)))
+    assert all(len(k) <= 2 for k in found) and len(found) > 2
+
+
+def test_a_quotient_by_what_a_row_shares_has_no_division_inside():
+    layer = LAYERS["softmax"]
+    lowered = tilec.compile(layer.source, backend="triton").lower(tilec.spec((64, 1000)), target="sm_90")
+    assert "times_inverse_" in lowered.source()
+    assert lowered.asm("ptx").count("div.rn.f32") <= 1
+
+
+def test_rows_vectorize_at_widths_that_sixteen_does_not_divide():
+    layer = LAYERS["layer norm"]
+    f = tilec.compile(layer.source, backend="triton")
+    for width, wide in ((1000, True), (1023, False)):
+        ptx = f.lower(*(tilec.spec(s) for s in layer.shapes(64, width)), target="sm_90").asm("ptx")
+        assert ("ld.global.v4" in ptx) == wide
+
+
+def test_draws_take_a_quarter_of_the_generator():
+    given = tilec.spec((64, 1000)), tilec.spec((64, 1000)), tilec.spec((), "int64")
+    ptx = tilec.compile(DROPOUT, backend="triton").lower(*given, target="sm_90").asm("ptx")
+    each = """function (X[R, C], Z[R, C], S[]) -> (Y) {
+        Y[r, c] = (rand(S, 3 * c + C * r) < 0.9 ? X[r, c] / 0.9 : 0.0) + Z[r, c];
+    }"""
+    slow = tilec.compile(each, backend="triton").lower(*given, target="sm_90").asm("ptx")
+    assert 2 * ptx.count("mul.hi") <= slow.count("mul.hi")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_compile(name, dtype, target):
+    layer = LAYERS[name]
+    f = tilec.compile(layer.source, backend="triton")
+    given = specs(inputs(layer, 6, 72, dtype))
+    lowered = f.lower(*given, target=target)
+    assert lowered.asm("cubin")
+    (out,) = lowered.outputs
+    assert f.grad().lower(*given, tilec.spec(out.shape, out.dtype), target=target).asm("cubin")

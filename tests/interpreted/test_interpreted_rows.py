@@ -1,0 +1,160 @@
+"""Kernels of groups, interpreted, against torch in float64: every layer, sizes at which blocks overhang, layouts."""
+
+import os
+
+import pytest
+import torch
+from support.layers import DROPOUT, LAYERS, exact, inputs
+
+import tilec
+from tilec.backends.triton import grouping, rows, rows_tiling
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+SIZES = ((1, 1), (2, 1), (1, 7), (5, 16), (6, 33), (40, 24), (9, 1000))
+
+
+def check(layer, tensors, tolerance):
+    f = tilec.compile(layer.source, backend="triton")
+    value, cotangent, gradient = exact(layer, tensors)
+    got = f(*tensors)
+    torch.testing.assert_close(got.double(), value, rtol=tolerance, atol=tolerance)
+    results = f.grad()(*tensors, cotangent)
+    for mine, theirs in zip(results if isinstance(results, tuple) else (results,), gradient, strict=True):
+        scale = max(1.0, theirs.abs().max().item())
+        torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, size):
+    check(LAYERS[name], inputs(LAYERS[name], *size), 2e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_in_float64(name):
+    check(LAYERS[name], inputs(LAYERS[name], 6, 40, torch.float64), 1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_too_long_for_one_block(name, monkeypatch):
+    """Every form on small sizes: columns in several blocks, a walk for each level of statistics, sums in many parts."""
+
+    def small(group, strides):
+        t = rows_tiling.choose_tiling(group, strides)
+        form = "looped" if t.form == "whole" and not group.sums else t.form
+        columns = t.columns if form == "whole" else min(t.columns, 8)
+        parts = min(t.parts, 3) if group.sums else 0
+        return rows_tiling.Tiling(form, min(t.rows, 2), columns, parts, 4, t.stages)
+
+    monkeypatch.setattr(rows, "choose_tiling", small)
+    check(LAYERS[name], inputs(LAYERS[name], 11, 29), 2e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_any_layout(name):
+    """Transposed, strided and expanded inputs, an expanded cotangent."""
+    layer = LAYERS[name]
+    given = inputs(layer, 6, 20)
+    given = [t.transpose(0, -1).contiguous().transpose(0, -1) for t in given]
+    given[-1] = torch.stack((given[-1], given[-1]), -1)[..., 0]
+    check(layer, given, 2e-5)
+    f = tilec.compile(layer.source, backend="triton")
+    leaves = [t.detach().requires_grad_() for t in given]
+    twins = [t.detach().double().requires_grad_() for t in given]
+    f(*leaves).sum().backward()
+    layer.formula(*twins).sum().backward()
+    for mine, theirs in zip(leaves, twins, strict=True):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=3e-5, atol=3e-5)
+
+
+def test_statistics_of_integers_and_truths():
+    source = """function (X[R, C]) -> (Y, A, P, N) {
+        M[r] = max(X[r, c]);
+        S[r] = +(X[r, c]);
+        A[r] = any(X[r, c] > 3);
+        P[r] = prod(X[r, c]);
+        N[r] = all(X[r, c] > 0 - 5);
+        Y[r, c] = A[r] ? X[r, c] * S[r] - M[r] : X[r, c];
+    }"""
+    x = torch.randint(-4, 5, (7, 13), dtype=torch.int32)
+    y, a, p, n = tilec.compile(source, backend="triton")(x)
+    s, m = x.sum(1, keepdim=True), x.amax(1, keepdim=True)
+    assert torch.equal(a, (x > 3).any(1)) and torch.equal(n, (x > -5).all(1)) and torch.equal(p, x.prod(1))
+    assert torch.equal(y, torch.where(a[:, None], x * s - m, x))
+
+
+def test_infinities_and_nan_stay_in_their_row():
+    layer = LAYERS["softmax"]
+    x = torch.randn(4, 10)
+    x[0, 3], x[1, 2], x[2] = float("inf"), float("nan"), float("-inf")
+    got = tilec.compile(layer.source, backend="triton")(x)
+    assert got[:3].isnan().any(1).all() and not got[3].isnan().any()
+    torch.testing.assert_close(got, torch.softmax(x, 1), equal_nan=True)
+
+
+def test_quotients_round_as_divisions_do():
+    source = "function (X[R, C], D[R]) -> (Y, Z) { Y[r, c] = X[r, c] / D[r]; Z[r, c] = X[r, c] * D[r]; }"
+    generator = torch.Generator().manual_seed(0)
+    x, d = torch.randn(64, 300, generator=generator), torch.randn(64, generator=generator)
+    d[:6] = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-40, 3e38])
+    x[:, :4] = torch.tensor([0.0, -0.0, float("inf"), 1.0])
+    y, _ = tilec.compile(source, backend="triton")(x, d)
+    want = x / d[:, None]
+    normal = (want.abs() > 2.0**-120) | (want == 0) | ~want.isfinite()
+    same = (y == want) & (y.signbit() == want.signbit()) | (y.isnan() & want.isnan())
+    assert same[normal].all() and normal.float().mean() > 0.9
+    torch.testing.assert_close(y, want, rtol=2e-6, atol=1e-43, equal_nan=True)
+
+
+def test_draws_by_fours_are_the_draws():
+    """Widths that four divides and does not, counters that run with the element's place and that do not."""
+    for rows_, width in ((3, 64), (5, 37), (1, 1), (130, 6)):
+        x, z = torch.randn(rows_, width), torch.randn(rows_, width)
+        for source in (
+            DROPOUT,
+            DROPOUT.replace("C * r + c", "C * r + c + 5"),
+            DROPOUT.replace("C * r + c", "R * c + r"),
+        ):
+            want = tilec.compile(source, backend="torch")(x, z, 11)
+            torch.testing.assert_close(tilec.compile(source, backend="triton")(x, z, 11), want, rtol=1e-6, atol=1e-6)
+    both = (
+        "function (X[R, C], S[]) -> (Y, Z) { Y[r, c] = X[r, c] * randn(S, c); Z[r, c] = X[r, c] + rand(S, 8 * r + c); }"
+    )
+    x = torch.randn(7, 24)
+    for mine, theirs in zip(
+        tilec.compile(both, backend="triton")(x, 3), tilec.compile(both, backend="torch")(x, 3), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_unused_points_count_for_nothing():
+    """Guards, constraints and reads beyond the end inside a group."""
+    source = """function (X[R, C], W[K], T[R]) -> (Y, M, D) {
+        S[r : R] = +(X[r, c] > 0 ? X[r, c] * X[r, c]);
+        M[r : R] = max(X[r, c]), c < 3;
+        Y[r, c : R, C] = X[r, c] * W[c] / (S[r] + 1);
+        D[c : C] = +(X[r, c] * S[r]), r < 2;
+    }"""
+    x, w, t = torch.randn(5, 9), torch.randn(6), torch.zeros(5)
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    for mine, theirs in zip(f(x, w, t), g(x, w, t), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_two_runs_give_the_same_bits():
+    layer = LAYERS["layer norm"]
+    given = inputs(layer, 300, 20)
+    f = tilec.compile(layer.source, backend="triton").grad()
+    cotangent = torch.randn(300, 20)
+    for a, b in zip(f(*given, cotangent), f(*given, cotangent), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_group_needs_memory_traffic_to_save():
+    assert grouping.WORTH > 1
+    source = "function (X[R, C]) -> (Y, Z) { Y[r] = +(X[r, c]); Z[r] = Y[r] * 2; }"
+    x = torch.randn(8, 200)
+    lowered = tilec.compile(source, backend="triton").lower(x)
+    assert "grouped" not in lowered.stages
