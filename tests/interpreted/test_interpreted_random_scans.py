@@ -80,6 +80,7 @@ def steps(draw):
 def agree(source, arrays, tiling, monkeypatch):
     monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)
     f = tilec.compile(source, backend="triton")
     got = f(*map(torch.from_numpy, arrays))

@@ -9,8 +9,8 @@ import torch
 from support.recurrences import RECURRENCES
 
 import tilec
+from tilec.backends.triton import program, recurrence, scan_text
 from tilec.backends.triton import scan as scans
-from tilec.backends.triton import scan_text
 from tilec.backends.triton.scan_text import Tiling
 
 pytestmark = pytest.mark.skipif(
@@ -63,6 +63,7 @@ def force(monkeypatch, tiling):
     if tiling is not None:
         monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)
 
 
@@ -295,3 +296,22 @@ def test_lanes_before_and_after_time(tiling):
 def test_guarded_steps(tiling):
     source = "function (A[T], X[T]) -> (H) { H[t : T] = A[t] > 0 ? 0.9 * H[t - 1] + X[t] init 3; }"
     agree(source, normal(15), normal(15).abs())
+
+
+def test_a_state_space_model_and_its_gradient(tiling):
+    source = """function (L[C, S], P[C, S], Q[C, S], X[B, T, C]) -> (Y) {
+        H[b, t, c, s : B, T, C, S] = exp(-L[c, s]) * H[b, t - 1, c, s] + P[c, s] * X[b, t, c];
+        Y[b, t, c : B, T, C] = +(Q[c, s] * H[b, t, c, s]);
+    }"""
+    inputs = [normal(2, 3).abs(), normal(2, 3), normal(2, 3), normal(2, 6, 2)]
+    agree(source, *inputs)
+    agree(tilec.compile(source).grad().tile, *inputs, normal(2, 6, 2), tolerance=1e-11)
+
+
+def test_positions_of_64_bits(tiling, monkeypatch):
+    monkeypatch.setattr(program, "_is_wide", lambda *given: True)
+    monkeypatch.setattr(recurrence, "NARROWEST", -1)
+    agree("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), k - i < N; }", normal(3, 9), kernels="_scan")
+    f = tilec.compile(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), backend="triton")
+    assert ".to(tl.int64)" in f.lower(*states()).kernels[-1].source
+    agree(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), *states(), kernels="_scan")

@@ -138,11 +138,14 @@ def affine_recurrence(
     return scan_steps(found, seen, flat, wide, riding)
 
 
-FEWEST_STEPS = 64  # shorter recurrences are as quick step by step
+FEWEST_STEPS = 256  # shorter recurrences are as quick step by step, in one launch
+FEWEST_ALONG = 16  # but not where each lane's steps lie side by side in memory
 MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
 
 
 def worthwhile(scan: Scan, seen: Viewed) -> bool:
-    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many and memory runs
-    along them."""
-    return scan.steps >= FEWEST_STEPS and (scan.rows <= MOST_ROWS or runs_along(scan, seen))
+    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many, unless threads
+    that read side by side would read far apart."""
+    if scan.rows > 1 and runs_along(scan, seen):
+        return scan.steps >= FEWEST_ALONG
+    return scan.steps >= FEWEST_STEPS and scan.rows <= MOST_ROWS
