@@ -153,6 +153,9 @@ def test_elementwise_statements_ride(tiling):
     source = "function (A[B, T]) -> (O) { H[b, t : B, T] = 0.5 * H[b, t - 1] + A[b, t]; O = exp(H) * A; }"
     _, names = agree(source, normal(3, 9))
     assert all(n.startswith("H_") for n in names)
+    ema = "H[b, t : B, T] = 0.5 * H[b, t - 1] + A[b, t];"
+    _, names = agree(f"function (A[B, T]) -> (O) {{ {ema} O[b, t] = +(A[b, t] > 0 ? H[b, t]); }}", normal(3, 9))
+    assert all(n.startswith("H_") for n in names)
     overflows = normal(3, 9)
     overflows[1, 4] = inf
     agree(source, overflows)
