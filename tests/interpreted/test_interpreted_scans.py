@@ -144,11 +144,8 @@ def test_what_is_no_scan():
 
 
 def test_elementwise_statements_ride(tiling):
-    source = (
-        "function (X[B, N], S[B]) -> (O) { T[b, i : B, N] = >(X[b, k]), i - k < N; U = S[b] * T[b, i]; O = U + 1; }"
-    )
-    source = source.replace("U = S[b] * T[b, i]", "U[b, i : B, N] = S[b] * T[b, i]")
-    _, names = agree(source, normal(3, 9), normal(3))
+    lines = "T[b, i : B, N] = >(X[b, k]), i - k < N; U[b, i : B, N] = S[b] * T[b, i]; O = U + 1;"
+    _, names = agree(f"function (X[B, N], S[B]) -> (O) {{ {lines} }}", normal(3, 9), normal(3))
     assert all(n.startswith("T_") for n in names)
     source = "function (A[B, T]) -> (O) { H[b, t : B, T] = 0.5 * H[b, t - 1] + A[b, t]; O = exp(H) * A; }"
     _, names = agree(source, normal(3, 9))
