@@ -59,6 +59,12 @@ def tiling(request, monkeypatch):
     return TILINGS[request.param]
 
 
+@pytest.fixture(params=["chunks of two blocks", "lanes apart"])
+def cut(request, monkeypatch):
+    """Blocks of a fixed size, rows in chunks."""
+    force(monkeypatch, TILINGS[request.param])
+
+
 def force(monkeypatch, tiling):
     if tiling is not None:
         monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
@@ -95,7 +101,7 @@ def test_batched_and_permuted(aggregation, tiling):
 
 
 @pytest.mark.parametrize("body", ["any(X[b, k] > 1)", "all(X[b, k] < 1)", ">(X[b, k] > 0)", "<(X[b, k] < 0)"])
-def test_truth(body, tiling):
+def test_truth(body, cut):
     got, _ = agree(
         f"function (X[B, N]) -> (O) {{ O[b, i : B, N] = {body}, i - k < N; }}", normal(3, 9), kernels="_scan"
     )
@@ -107,7 +113,7 @@ SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", SPECIAL, ids=str)
-def test_infinities_and_nan(aggregation, values, tiling):
+def test_infinities_and_nan(aggregation, values, cut):
     for constraint in ("i - k < N", "k - i < N"):
         source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}"
         agree(source, torch.tensor(values, dtype=torch.float64), kernels="_scan")
@@ -117,14 +123,14 @@ def test_infinities_and_nan(aggregation, values, tiling):
     "dtype", [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.float32]
 )
 @pytest.mark.parametrize("aggregation", ["+", "*", ">", "<"])
-def test_types(aggregation, dtype, tiling):
+def test_types(aggregation, dtype, cut):
     x = torch.randint(-3, 4, (8,), generator=torch.Generator().manual_seed(1)).to(dtype)
     source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}"
     got, _ = agree(source, x, tolerance=2e-3 if dtype == torch.float16 else 1e-6, kernels="_scan")
     assert got.dtype == tilec.compile(source, backend="torch")(x).dtype
 
 
-def test_narrow_sums_are_rounded_once(tiling):
+def test_narrow_sums_are_rounded_once(cut):
     x = torch.full((4, 300), 0.1).half()
     got = tilec.compile("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), i - k < N; }", backend="triton")(x)
     assert torch.equal(got, x.float().cumsum(1).half())
@@ -181,7 +187,7 @@ def test_terms_that_are_aggregations(aggregation, tiling):
     agree(source % aggregation, normal(7, 5), kernels="O_scan", tolerance=1e-10)
 
 
-def test_narrow_terms_are_rounded_once(tiling):
+def test_narrow_terms_are_rounded_once(cut):
     x = torch.full((40, 30), 0.1).half()
     f = tilec.compile("function (X[N, M]) -> (O) { O[i : N] = +(X[k, l]), i - k < N; }", backend="triton")
     torch.testing.assert_close(f(x), x.float().sum(1).cumsum(0).half(), rtol=0, atol=0)
@@ -237,7 +243,7 @@ def test_what_does_not_compose(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_integers_wrap_as_step_by_step(dtype, tiling):
+def test_integers_wrap_as_step_by_step(dtype, cut):
     x = torch.randint(-9, 10, (40,), generator=torch.Generator().manual_seed(1)).to(dtype)
     f = tilec.compile("function (X[T]) -> (H) { H[t : T] = 3 * H[t - 1] * X[t] - X[t] + 7 init 5; }", backend="triton")
     assert f.lower(x).kernels[-1].name == "H_scan"
@@ -266,7 +272,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
-def test_states_that_are_not_finite(step, value, tiling):
+def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0
     with np.errstate(all="ignore"):
@@ -293,12 +299,12 @@ def test_lanes_before_and_after_time(tiling):
     agree(source, normal(3, 9), kernels="_scan")
 
 
-def test_guarded_steps(tiling):
+def test_guarded_steps(cut):
     source = "function (A[T], X[T]) -> (H) { H[t : T] = A[t] > 0 ? 0.9 * H[t - 1] + X[t] init 3; }"
     agree(source, normal(15), normal(15).abs())
 
 
-def test_a_state_space_model_and_its_gradient(tiling):
+def test_a_state_space_model_and_its_gradient(cut):
     source = """function (L[C, S], P[C, S], Q[C, S], X[B, T, C]) -> (Y) {
         H[b, t, c, s : B, T, C, S] = exp(-L[c, s]) * H[b, t - 1, c, s] + P[c, s] * X[b, t, c];
         Y[b, t, c : B, T, C] = +(Q[c, s] * H[b, t, c, s]);
