@@ -124,30 +124,23 @@ def bound(run: Callable[..., object], *inputs: Tensor) -> Run:
     return lambda: run(*inputs)
 
 
-def tiles(f: tilec.Function, *inputs: Tensor) -> tuple[int, int, int]:
-    """Rows, columns and points of a block of the log product's kernel; nominal ones where it runs as something else."""
-    found = re.search(r"_log_dot\[.*BM=(\d+), BN=(\d+), BK=(\d+)", f.lower(*inputs).source())
-    return (int(found[1]), int(found[2]), int(found[3])) if found else (64, 64, 32)
+def tiles(f: tilec.Function, *inputs: Tensor) -> tuple[int, int]:
+    """Rows and columns of a block of the log product's kernel; nominal ones where it runs as something else."""
+    found = re.search(r"_log_dot\[.*BM=(\d+), BN=(\d+)", f.lower(*inputs).source())
+    return (int(found[1]), int(found[2])) if found else (64, 64)
 
 
-def shares(a: Tensor, b: Tensor, rows: int = 64, columns: int = 64, block: int = 32) -> dict[str, float]:
-    """Shares of the tiles of a float32 product whose elements one maximum a row and column makes certain, those that
-    need pairs counted, maxima by blocks of the reduction, and addition term by term. By the kernel's bounds on what is
-    lost; it also passes on large numbers that cancel to a small result, of which these ranges have none."""
+def shares(a: Tensor, b: Tensor, rows: int = 64, columns: int = 64) -> dict[str, float]:
+    """Shares of the tiles of a float32 product that need pairs counted and addition term by term. By the kernel's
+    bound on what is lost; it also passes on large numbers that cancel to a small result, of which these ranges have
+    none."""
     a, b = a.double(), b.double()
-    terms = a.shape[1]
     whole = torch.stack([torch.logsumexp(row[:, None] + b, 0) for row in a])
-    tops = torch.full_like(whole, -torch.inf)
-    for k in range(0, terms, block):
-        pair = a[:, k : k + block].amax(1)[:, None] + b[k : k + block].amax(0)
-        tops = torch.maximum(tops, pair)
-    first = a.amax(1)[:, None] + b.amax(0)
-    least = torch.log(torch.tensor(terms * 2.0**-99, dtype=torch.float64))
-    left = (first != -torch.inf) & ~(whole - first >= least)
-    absent = left & (whole != -torch.inf)
-    levelled = absent & ~(whole - tops >= least)
-    found = {"one maximum": 1.0}
-    for name, unsure in (("pairs counted", left), ("maxima by blocks", absent), ("term by term", levelled)):
+    tops = a.amax(1)[:, None] + b.amax(0)
+    least = torch.log(torch.tensor(a.shape[1] * 2.0**-99, dtype=torch.float64))
+    left = (tops != -torch.inf) & ~(whole - tops >= least)
+    found = {}
+    for name, unsure in (("pairs counted", left), ("term by term", left & (whole != -torch.inf))):
         of_tiles = [t.any() for strip in unsure.split(rows) for t in strip.split(columns, 1)]
         found[name] = torch.stack(of_tiles).double().mean().item()
     return found

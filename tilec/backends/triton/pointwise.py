@@ -140,7 +140,8 @@ def _steps(
     outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
-        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body)
+        stored = riding[-1].output if riding else s.output
+        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body, stored)
         value, held = accumulator.result(), accumulator.dtype
         k.scopes[0].lines += body
     else:
@@ -246,8 +247,10 @@ def _reduction(
     tiling: Tiling,
     accumulator: Accumulator,
     body: list[str],
+    stored: str,
 ) -> str | None:
-    """Lines of the loop over the reduction, into `body`; the name of the test that a point was valid, where needed."""
+    """Lines of the loop over the reduction, into `body`, for the output `stored`; the name of the test that a point was
+    valid, where needed."""
     s = k.space.statement
     tiled = tiling.reduction is not None
     walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions)
@@ -273,7 +276,7 @@ def _reduction(
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
         whole = Frame(k, [a.name for a in axes], {})
-        place = whole.address(s.output, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
+        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
         body.append(f"zeros = tl.load({place}, mask={NEVER}, other=0)")
     body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
