@@ -77,6 +77,17 @@ def test_the_command_measures_resumes_writes_and_draws(
     assert COMPILED not in kept[0]["us"]
 
 
+def test_points_of_one_place_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = SMALL["log product, N(0, 3^2), 16"]
+    other = Point(one.figure, one.line, one.x, one.make, COMPILED)
+    monkeypatch.setattr(sweep, "POINTS", {p.name: p for p in (one, other)})
+    record = {"bytes": {}, "error": {}, "failed": {}, "machine": "m"}
+    known = {one.name: {**record, "us": {OURS: 1.0}}, other.name: {**record, "us": {COMPILED: 2.0}}}
+    (path,) = sweep.written(known, tmp_path)
+    (place,) = json.loads(path.read_text())["points"]
+    assert place["us"] == {OURS: 1.0, COMPILED: 2.0} and place["machine"] == "m"
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nothing is measured"):
         command.main(["sweep", "--draw", "--folder", str(tmp_path)])
