@@ -57,11 +57,11 @@ def block_sizes(
     space: Space, rows: Sequence[str], columns: Sequence[str], programs: int, light: bool
 ) -> tuple[int, int, int]:
     """Rows, columns and warps: the largest block of which there are that many. `light`: what a thread holds of a block
-    and what it computes of a pair leave room for 64 pairs."""
+    and what it computes of a pair leave room for 64 pairs; a heavy body waits for itself, and wants twice as many."""
     m, n = space.count(tuple(rows)), space.count(tuple(columns))
     for block in BLOCKS[0 if light else 1 :]:
         bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
-        if -(-m // bm) * -(-n // bn) * len(space.classes) >= programs:
+        if -(-m // bm) * -(-n // bn) * len(space.classes) >= (programs if light else 2 * programs):
             break
     return bm, bn, warps
 
