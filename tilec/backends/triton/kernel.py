@@ -212,6 +212,7 @@ class Frame:
         self.tails = dict(tails)
         self.inner = inner
         self.types = kernel.types
+        self.untested = ""  # the test of reads that need none, where they shall have one all the same
 
     # dependence
 
@@ -407,6 +408,8 @@ class Frame:
         if tests:
             mask = " & ".join(dict.fromkeys(tests))
             text += f", mask={mask}, other={0 if other is None else other}"
+        elif self.untested:
+            text += f", mask={self.untested}, other=0"
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
 
 
