@@ -20,6 +20,7 @@ from tilec.transforms.kinds import Kinds
 from tilec.transforms.narrow import narrow
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
+from tilec.transforms.views import drop_views
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Pass:
 
 def _flat(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
+    simple = drop_views(simple, setting.types)
     shared = simplify(factor(narrow(simple), setting.types), inputs=setting.kinds())
     return apply_identities(shared, setting.kinds())
 
