@@ -218,6 +218,8 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
     if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
         return None
+    if all(f is moving[0] or _is_number(f.value) for f in factors):
+        return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does
     match moving[0].value:
         case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
             n = points_per_element(s, types)
