@@ -110,13 +110,13 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
     body = _added([(negative, _joined([_held(f, halved) for f in inner])) for negative, inner in terms])
-    first = replace(s, output=total, index=index, sizes=tuple(sizes[v] for v in kept), body=body, attributes=())
+    shape = tuple(sizes[v] for v in kept)
+    first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = _joined([_Factor(Access(total, index), False), *outer])
     second = replace(
         s,
         body=call(types[s.output].dtype, value) if halved else value,
         aggregation="assign",
-        guard=None,
         constraints=(),
     )
     return [first, second]
@@ -133,8 +133,8 @@ Terms = list[tuple[bool, list[_Factor]]]
 def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, ...]] | None:
     """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
     variables that the sum then has. Every element must have a point: a factor may be infinite where a sum of none is
-    zero."""
-    if s.aggregation != "sum" or s.index is None or s.guard is not None or s.default is not None or reads_itself(s):
+    zero. A guard may say which elements are zero, but not which points count."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     bare = [linear(e).bare for e in s.index]
     if None in bare or len(set(bare)) != len(bare) or kind(types[s.output].dtype) != 2:
@@ -142,7 +142,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, .
     outputs = [v for v in bare if v is not None]
     fixed = index_variables(*(c.expr for c in s.constraints))
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
-    if not reduced:
+    if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
         return None
     terms = [(negative, _factors(e, False)) for negative, e in _terms(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
@@ -160,7 +160,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, .
     everything = [*outer, *(f for _, factors in inner for f in factors)]
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in everything if not _is_number(f.value)):
         return None
-    if points_per_element(s, types) is None:
+    if points_per_element(replace(s, guard=None), types) is None:
         return None
     return inner, outer, tuple(v for v in outputs if v in needed or not large)
 
