@@ -41,8 +41,8 @@ def test_layers_in_float64(name):
 def test_rows_too_long_for_one_block(name, monkeypatch):
     """Every form on small sizes: columns in several blocks, a walk for each level of statistics, sums in many parts."""
 
-    def small(group, strides):
-        t = rows_tiling.choose_tiling(group, strides)
+    def small(group, strides, types):
+        t = rows_tiling.choose_tiling(group, strides, types)
         form = "looped" if t.form == "whole" and not group.sums else t.form
         columns = t.columns if form == "whole" else min(t.columns, 8)
         parts = min(t.parts, 3) if group.sums else 0

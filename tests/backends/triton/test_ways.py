@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tilec.backends.triton.groups import grouped
 from tilec.backends.triton.plan import Setting
 from tilec.backends.triton.program import make_plan, product_task
 from tilec.backends.triton.sizes import contiguous
@@ -16,6 +17,10 @@ from tilec.language import parse
 from tilec.pipeline import lower
 
 MATMUL = "function (A[M, K], B[K, N]) -> (O) { O[i, j : M, N] = +(A[i, k] * B[k, j]); }"
+
+
+def plan_of(lowering, strides, setting):
+    return make_plan(lowering, grouped(lowering.stages["flat"], lowering.types), strides, setting)
 
 
 def task_of(shapes, dtype="bfloat16", **setting):
@@ -48,9 +53,9 @@ def test_what_was_found_is_what_runs():
     task, lowering = task_of(((512, 512), (512, 512)))
     choice, steps = ways(task)[-1]
     strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]
-    plan = make_plan(lowering, strides, replace(task.setting, known=lambda t: choice))
+    plan = plan_of(lowering, strides, replace(task.setting, known=lambda t: choice))
     assert plan.launches() == [s for s in steps if hasattr(s, "grid")]
-    untuned = make_plan(lowering, strides, task.setting)
+    untuned = plan_of(lowering, strides, task.setting)
     assert untuned.launches() != plan.launches()
 
 
@@ -59,7 +64,7 @@ def test_a_choice_that_does_not_fit_is_left_aside():
     odd, lowering = task_of(((33, 37), (37, 35)))
     assert steps_of(odd, hopper) is None, "rows of 74 bytes cannot be reached by TMA"
     strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]
-    plan = make_plan(lowering, strides, replace(odd.setting, known=lambda t: hopper))
+    plan = plan_of(lowering, strides, replace(odd.setting, known=lambda t: hopper))
     assert [k.kernel for k in plan.launches()] == ["O_dot"]
 
 

@@ -110,7 +110,7 @@ def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> T
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return Tiling(((tuple(outputs), min(power_of_two(n), 1024)),), None)
-    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else 512)
+    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else 1024)
     m = space.count(tuple(outputs[:-1]))
     return Tiling(((tuple(outputs[:-1]), max(1, min(power_of_two(m), 1024 // bn))), ((outputs[-1],), bn)), None)
 

@@ -40,7 +40,7 @@ def row_launch(
 ) -> Rows:
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
-    tiling = tiling or choose_tiling(merged, merged_strides)
+    tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     maxima: Mapping[str, str] = NOTHING
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)

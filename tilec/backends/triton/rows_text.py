@@ -162,9 +162,9 @@ class RowWriter:
             top, fading, part = (self.k.names.fresh(n) for n in ("greatest", "fading", "part"))
             self.relative[s.output] = fading, part
             return [
-                f"{top} = maximum_({acc}, {code})",
-                f"{fading} = shifted_exp_({acc}, {top})",
-                f"{part} = shifted_exp_({code}, {top})",
+                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
+                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
+                f"{part} = shifted_exp_({code}, {top}[:, None])",
                 f"{acc} = {top}",
             ]
         if s.output in self.maxima:
@@ -176,17 +176,11 @@ class RowWriter:
         """Lines that make a row's statistic of the blocks' of its columns."""
         (acc, *_) = accumulator.state
         if s.output in self.maxima.values():
-            top, fading = (self.k.names.fresh(n) for n in ("greatest", "fading"))
-            self.relative[s.output] = top, fading
-            return [
-                f"{top} = tl.reduce({acc}, 1, maximum_)",
-                f"{fading} = shifted_exp_({acc}, {top}[:, None])",
-                f"{acc} = {top}",
-            ]
+            return []
         if s.output in self.maxima:
-            top, fading = self.relative[self.maxima[s.output]]
+            (top,) = self.accumulators[self.maxima[s.output]].state
             nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
-            return [f"{acc} = tl.sum({acc} * {fading}, 1) * {nothing}"]
+            return [f"{acc} = tl.sum({acc}, 1) * {nothing}"]
         return accumulator.reduce(1)
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
@@ -247,7 +241,8 @@ class RowWriter:
                 self._add(s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.accumulators[s.output])
             elif s.output in running:
                 accumulator = self.accumulators[s.output] = self._accumulator(s)
-                self.k.scopes[0].lines += accumulator.start("(BM, BN)")
+                rowwise = s.output in self.maxima.values()
+                self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
                 for line in self._stepped(s, accumulator, code):
                     self.k.emit(line)

@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilec.backends.scalars import NARROW
 from tilec.backends.triton.grouping import ON_CHIP, variables_of
 from tilec.backends.triton.groups import Group
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, walk
+from tilec.ir.types import TensorType
 
 MULTIPROCESSORS = 132  # of an H200
 NOTHING: Mapping[str, str] = {}
+NO_TYPES: Mapping[str, TensorType] = {}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class Tiling:
     stages: int = 1
 
 
-def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling:
+def choose_tiling(
+    group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType] = NO_TYPES
+) -> Tiling:
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
@@ -43,17 +48,19 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tilin
         across = -(-columns // block)
         parts = min(-(-rows // down), max(1, 4 * MULTIPROCESSORS // across)) if group.sums else 0
         return Tiling("tiled", down, block, parts, 4)
-    heavy = len(_full_reads(group)) > 1 and not group.sums
+    full = _full_reads(group)
+    heavy = len(full) > 1 and not group.sums
+    halves = all(types[name].dtype in NARROW for name in full if name in types)
     again = levels(group).depth > 1 or needed <= 1024
     if group.sums or (again and max(1, together) * needed <= ON_CHIP):
-        elements = 1024 if heavy else 4096
+        elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         warps = max(4, min(16, down * needed // 1024))
         programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         return Tiling("whole", down, needed, parts, warps, 3 if parts else 1)
     down = min(power_of_two(rows), together)
-    block = min(needed, max(1, (8192 if again else 1024) // down))
+    block = min(needed, max(1, (1024 if heavy or not again else 8192) // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
 
 
