@@ -161,7 +161,22 @@ def streaming() -> list[Row]:
             Row(f"{name}, backward", replace(work, wrt=("X", "G", "B")), (*given, shape), "bfloat16", tolerance=None,
                 goals=backward),
         ]  # fmt: skip
-    wide = (8192, 8192)
+    for shape, dtype in (((16384, 1000), "float32"), ((16384, 1023), "bfloat16"), ((4096, 50257), "bfloat16"),
+                         ((1, 8192), "float32"), ((1048576, 64), "float32")):  # fmt: skip
+        given = shape, shape[1:], shape[1:]
+        name, tolerance = f"layer norm {shape[0]}x{shape[1]} {dtype}", None
+        rows += [
+            Row(f"{name}, forward", works.LAYER_NORM, given, dtype, tolerance=tolerance, goals=both(1, 1)),
+            Row(f"{name}, backward", replace(works.LAYER_NORM, wrt=("X", "G", "B")), (*given, shape), dtype,
+                tolerance=tolerance, goals=both(1, 1)),
+        ]  # fmt: skip
+    wide, vocabulary = (8192, 8192), (4096, 50257)
+    rows += [
+        Row("softmax 4096x50257, forward", works.SOFTMAX, (vocabulary,), tolerance=None),
+        Row("softmax 4096x50257, backward", replace(works.SOFTMAX, wrt=("X",)), (vocabulary, vocabulary), tolerance=None),
+        Row("gelu gate 8192x8192 bfloat16, backward", replace(works.GATE, wrt=("X", "U")), (wide, wide, wide), "bfloat16",
+            tolerance=None),
+    ]  # fmt: skip
     return rows + [
         Row("softmax 8192x8192 bfloat16, forward", works.SOFTMAX, (wide,), "bfloat16", tolerance=None),
         Row("gelu gate 8192x8192 bfloat16, forward", works.GATE, (wide, wide), "bfloat16", tolerance=None),
