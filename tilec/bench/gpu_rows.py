@@ -173,8 +173,8 @@ def streaming() -> list[Row]:
     wide, vocabulary = (8192, 8192), (4096, 50257)
     rows += [
         Row("softmax 4096x50257, forward", works.SOFTMAX, (vocabulary,), tolerance=None),
-        Row("softmax 4096x50257, backward", replace(works.SOFTMAX, wrt=("X",)), (vocabulary, vocabulary), tolerance=None),
-        Row("gelu gate 8192x8192 bfloat16, backward", replace(works.GATE, wrt=("X", "U")), (wide, wide, wide), "bfloat16",
+        Row("softmax 4096x50257, backward", replace(works.SOFTMAX, wrt=("X",)), (vocabulary,) * 2, tolerance=None),
+        Row("gelu gate 8192x8192 bfloat16, backward", replace(works.GATE, wrt=("X", "U")), (wide,) * 3, "bfloat16",
             tolerance=None),
     ]  # fmt: skip
     return rows + [

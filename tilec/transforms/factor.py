@@ -3,10 +3,10 @@
 `G[r, k] = +(A[r, c] * B[r, k])` asks for the sum over c once for every k. Where factors that depend on output variables
 alone can be taken out of a floating sum and what is left no longer depends on some output variable, the sum becomes a
 statement over the variables that it does depend on: `T[r] = +(A[r, c]); G[r, k] = T[r] * B[r, k]`. So gradients of
-normalisations, in which each element reads a sum over its row, cost what the row costs. Quotients and functions that all
-terms share leave a sum too, where it reads an element for each of its points. Rounding differs as it does between any
-two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known is a number, and a
-sum of weighted deviations from the mean of the same points is zero, or NaN where the mean is.
+normalisations, in which each element reads a sum over its row, cost what the row costs. Quotients and functions that
+all terms share leave a sum too, where it reads an element for each of its points. Rounding differs as it does between
+any two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known is a number, and
+a sum of weighted deviations from the mean of the same points is zero, or NaN where the mean is.
 """
 
 from __future__ import annotations
