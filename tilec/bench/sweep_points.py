@@ -162,7 +162,8 @@ def crf(batch: int, steps: int, labels: int, marginals: bool) -> Callable[[torch
         def check(value: object) -> float:
             got = value[-1] if isinstance(value, tuple) else value
             assert isinstance(got, Tensor) and got.shape == exact.shape
-            return ((got.double() - exact).abs().max() / (1e-4 * exact.abs().max())).item()
+            # a marginal is exp of a difference of numbers in the thousands, whose last place is 2e-4
+            return ((got.double() - exact).abs().max() / ((2e-3 if marginals else 1e-4) * exact.abs().max())).item()
 
         def ours() -> Run:
             program = grad(tilec.compile(PARTITION).program, ("E",)) if marginals else tilec.compile(PARTITION).program

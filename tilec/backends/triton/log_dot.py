@@ -10,6 +10,7 @@ term by term. Elements that are certain keep what they have, so that none depend
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
 from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
-from tilec.backends.triton.outer import NEVER
+from tilec.backends.triton.outer import NEVER, at_once
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -45,6 +46,7 @@ CANCELLED = (
     20  # of a logarithm this large, 3 roundings are 3.6e-6; beside a larger result they are of its own last place
 )
 LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
+TOGETHER = 2  # points whose reads come first where single terms are added
 NOTHING = "float('-inf')"
 Step = Callable[[list[str], list[str]], Sequence[str]]
 
@@ -182,16 +184,18 @@ class ExponentialWriter(DotWriter):
         return name
 
     def _each(self, factors: Sequence[Expr], step: Step) -> list[str]:
-        """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
+        """A loop over the program's own points of the reduction, few at a time: `step` makes its lines of the factors'
         values and the tests that the point is valid."""
         k, dot = self.kernel, self.dot
+        together = math.gcd(TOGETHER, *(e[dot.summed[-1]] for e in self.space.extent))
         headers, scopes = [], []
-        for axis, variables in (("window", dot.summed[:-1]), ("red", dot.summed[-1:])):
+        walks = (("window", dot.summed[:-1], "at_window", 1), ("red", dot.summed[-1:], "(at_red + step)", together))
+        for axis, variables, place, by in walks:
             if variables:
                 k.scopes.append(Scope())
-                k.emit(f"{axis} = tl.full((), 0, {self.integer}) + at_{axis}")
+                k.emit(f"{axis} = tl.full((), 0, {self.integer}) + {place}")
                 k.decode(Axis(axis, variables, None))
-                headers.append(f"for at_{axis} in range(0, {k.count(variables)}):")
+                headers.append(f"for at_{axis} in range(0, {k.count(variables)}, {by}):")
                 scopes.append(frozenset((*variables, axis)))
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
         zeros = (*self.plain.zero_left, *self.plain.zero_right)
@@ -202,7 +206,8 @@ class ExponentialWriter(DotWriter):
             k.emit(line)
         lines: list[str] = []
         for header in reversed(headers):
-            lines = [header, *indented([*k.scopes.pop().lines, *lines])]
+            own = k.scopes.pop().lines
+            lines = [header, *indented([*own, *lines] if lines else at_once(own, together, k.names))]
         return lines
 
 
