@@ -2,7 +2,6 @@
 from one to the next matters, and gradients."""
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 from support.recurrences import RECURRENCES
 
 import tilec
+from tilec.backends.triton import program, recurrence, scan_text
 from tilec.backends.triton import scan as scans
 from tilec.backends.triton.scan_text import Tiling
 
@@ -39,8 +39,7 @@ TILINGS = {
     "chunks of one block": Tiling(2, 1, True, 1),
     "chunks of two blocks": Tiling(2, 2, True, 2),
     "lanes last": Tiling(2, 4, False, 1),
-    "lanes apart": Tiling(2, 4, False, 2, apart=True),
-    "mirrored": Tiling(4, 1, True, 1, mirrored=True),
+    "lanes apart": Tiling(2, 4, False, 1, apart=True),
 }
 inf, nan = np.inf, np.nan
 
@@ -60,14 +59,18 @@ def tiling(request, monkeypatch):
     return TILINGS[request.param]
 
 
+@pytest.fixture(params=["chunks of two blocks", "lanes apart"])
+def cut(request, monkeypatch):
+    """Blocks of a fixed size, rows in chunks."""
+    force(monkeypatch, TILINGS[request.param])
+
+
 def force(monkeypatch, tiling):
     if tiling is not None:
-        monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: fitted(tiling, scan))
+        monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
-
-
-def fitted(tiling, scan):
-    return replace(tiling, mirrored=tiling.mirrored and not scan.rising)
+    monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
+    monkeypatch.setattr(scan_text, "TOTALS", 4)
 
 
 def agree(source, *inputs, tolerance=1e-12, kernels=None):
@@ -98,7 +101,7 @@ def test_batched_and_permuted(aggregation, tiling):
 
 
 @pytest.mark.parametrize("body", ["any(X[b, k] > 1)", "all(X[b, k] < 1)", ">(X[b, k] > 0)", "<(X[b, k] < 0)"])
-def test_truth(body, tiling):
+def test_truth(body, cut):
     got, _ = agree(
         f"function (X[B, N]) -> (O) {{ O[b, i : B, N] = {body}, i - k < N; }}", normal(3, 9), kernels="_scan"
     )
@@ -110,7 +113,7 @@ SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", SPECIAL, ids=str)
-def test_infinities_and_nan(aggregation, values, tiling):
+def test_infinities_and_nan(aggregation, values, cut):
     for constraint in ("i - k < N", "k - i < N"):
         source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}"
         agree(source, torch.tensor(values, dtype=torch.float64), kernels="_scan")
@@ -120,14 +123,14 @@ def test_infinities_and_nan(aggregation, values, tiling):
     "dtype", [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.float32]
 )
 @pytest.mark.parametrize("aggregation", ["+", "*", ">", "<"])
-def test_types(aggregation, dtype, tiling):
+def test_types(aggregation, dtype, cut):
     x = torch.randint(-3, 4, (8,), generator=torch.Generator().manual_seed(1)).to(dtype)
     source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}"
     got, _ = agree(source, x, tolerance=2e-3 if dtype == torch.float16 else 1e-6, kernels="_scan")
     assert got.dtype == tilec.compile(source, backend="torch")(x).dtype
 
 
-def test_narrow_sums_are_rounded_once(tiling):
+def test_narrow_sums_are_rounded_once(cut):
     x = torch.full((4, 300), 0.1).half()
     got = tilec.compile("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), i - k < N; }", backend="triton")(x)
     assert torch.equal(got, x.float().cumsum(1).half())
@@ -147,14 +150,14 @@ def test_what_is_no_scan():
 
 
 def test_elementwise_statements_ride(tiling):
-    source = (
-        "function (X[B, N], S[B]) -> (O) { T[b, i : B, N] = >(X[b, k]), i - k < N; U = S[b] * T[b, i]; O = U + 1; }"
-    )
-    source = source.replace("U = S[b] * T[b, i]", "U[b, i : B, N] = S[b] * T[b, i]")
-    _, names = agree(source, normal(3, 9), normal(3))
+    lines = "T[b, i : B, N] = >(X[b, k]), i - k < N; U[b, i : B, N] = S[b] * T[b, i]; O = U + 1;"
+    _, names = agree(f"function (X[B, N], S[B]) -> (O) {{ {lines} }}", normal(3, 9), normal(3))
     assert all(n.startswith("T_") for n in names)
     source = "function (A[B, T]) -> (O) { H[b, t : B, T] = 0.5 * H[b, t - 1] + A[b, t]; O = exp(H) * A; }"
     _, names = agree(source, normal(3, 9))
+    assert all(n.startswith("H_") for n in names)
+    ema = "H[b, t : B, T] = 0.5 * H[b, t - 1] + A[b, t];"
+    _, names = agree(f"function (A[B, T]) -> (O) {{ {ema} O[b, t] = +(A[b, t] > 0 ? H[b, t]); }}", normal(3, 9))
     assert all(n.startswith("H_") for n in names)
     overflows = normal(3, 9)
     overflows[1, 4] = inf
@@ -168,7 +171,7 @@ def test_gradients(aggregation, tiling):
         gradient = tilec.compile(source).grad().tile
         x = (2 * normal(3, 9)).round()  # ties and zeros
         got, names = agree(gradient, x, normal(3, 9))
-        assert all(n.endswith(("_scan", "_totals", "_kernel")) for n in names), names
+        assert all(n.endswith(("_scan", "_totals", "_kernel", "_rows")) for n in names), names
         assert sum(n.endswith("_scan") for n in names) >= {"+": 1, "*": 2, "logsumexp": 2}.get(aggregation, 3)
 
 
@@ -184,7 +187,7 @@ def test_terms_that_are_aggregations(aggregation, tiling):
     agree(source % aggregation, normal(7, 5), kernels="O_scan", tolerance=1e-10)
 
 
-def test_narrow_terms_are_rounded_once(tiling):
+def test_narrow_terms_are_rounded_once(cut):
     x = torch.full((40, 30), 0.1).half()
     f = tilec.compile("function (X[N, M]) -> (O) { O[i : N] = +(X[k, l]), i - k < N; }", backend="triton")
     torch.testing.assert_close(f(x), x.float().sum(1).cumsum(0).half(), rtol=0, atol=0)
@@ -240,7 +243,7 @@ def test_what_does_not_compose(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_integers_wrap_as_step_by_step(dtype, tiling):
+def test_integers_wrap_as_step_by_step(dtype, cut):
     x = torch.randint(-9, 10, (40,), generator=torch.Generator().manual_seed(1)).to(dtype)
     f = tilec.compile("function (X[T]) -> (H) { H[t : T] = 3 * H[t - 1] * X[t] - X[t] + 7 init 5; }", backend="triton")
     assert f.lower(x).kernels[-1].name == "H_scan"
@@ -269,7 +272,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
-def test_states_that_are_not_finite(step, value, tiling):
+def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0
     with np.errstate(all="ignore"):
@@ -296,6 +299,25 @@ def test_lanes_before_and_after_time(tiling):
     agree(source, normal(3, 9), kernels="_scan")
 
 
-def test_guarded_steps(tiling):
+def test_guarded_steps(cut):
     source = "function (A[T], X[T]) -> (H) { H[t : T] = A[t] > 0 ? 0.9 * H[t - 1] + X[t] init 3; }"
     agree(source, normal(15), normal(15).abs())
+
+
+def test_a_state_space_model_and_its_gradient(cut):
+    source = """function (L[C, S], P[C, S], Q[C, S], X[B, T, C]) -> (Y) {
+        H[b, t, c, s : B, T, C, S] = exp(-L[c, s]) * H[b, t - 1, c, s] + P[c, s] * X[b, t, c];
+        Y[b, t, c : B, T, C] = +(Q[c, s] * H[b, t, c, s]);
+    }"""
+    inputs = [normal(2, 3).abs(), normal(2, 3), normal(2, 3), normal(2, 6, 2)]
+    agree(source, *inputs)
+    agree(tilec.compile(source).grad().tile, *inputs, normal(2, 6, 2), tolerance=1e-11)
+
+
+def test_positions_of_64_bits(tiling, monkeypatch):
+    monkeypatch.setattr(program, "_is_wide", lambda *given: True)
+    monkeypatch.setattr(recurrence, "NARROWEST", -1)
+    agree("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), k - i < N; }", normal(3, 9), kernels="_scan")
+    f = tilec.compile(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), backend="triton")
+    assert ".to(tl.int64)" in f.lower(*states()).kernels[-1].source
+    agree(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), *states(), kernels="_scan")

@@ -186,6 +186,13 @@ def term_(x, top):
 
 
 @triton.jit
+def beside_(total, base, most: tl.constexpr):
+    """Whether log(total), of a float32, is no larger than `most` and the absolute value of it added to base."""
+    size = ((total.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32) * 0.6931472
+    return tl.abs(size) <= most + tl.abs(base + size)
+
+
+@triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
     same = top_a == top_b

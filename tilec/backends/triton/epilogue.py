@@ -8,9 +8,10 @@ from dataclasses import replace
 from tilec.backends.triton.kernel import Frame, triton_type
 from tilec.backends.triton.scalar import NARROW, Evaluator, Value, held_as
 from tilec.backends.triton.space import Space, build_space
+from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
-from tilec.ir.program import Access, Program, Statement, reads, walk
-from tilec.ir.types import TensorType
+from tilec.ir.program import Access, Call, Program, Statement, index_variables, reads, walk
+from tilec.ir.types import TensorType, kind
 
 
 def riders(
@@ -23,11 +24,25 @@ def riders(
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
     while carrier.output not in program.outputs:
         readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
-        if len(readers) != 1 or readers[0].output in barred or not _rides(readers[0], carrier, there, types):
+        if len(readers) != 1 or readers[0].output in barred:
             break
-        carrier = readers[0]
+        reader = _settled(readers[0], types)
+        if not _rides(reader, carrier, there, types):
+            break
+        carrier = reader
         found.append(carrier)
     return tuple(found)
+
+
+def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+    """A sum that has one term an element as an assignment: what its guard drops is 0."""
+    guard = () if s.guard is None else (s.guard,)
+    if s.aggregation != "sum" or kind(types[s.output].dtype) != 2 or s.constraints:
+        return s
+    if not set(index_variables(s.body, *guard)) <= set(index_variables(*(s.index or ()))):
+        return s
+    body = s.body if s.guard is None else Call("select", (s.guard, s.body, ZERO))
+    return replace(s, aggregation="assign", body=body, guard=None)
 
 
 def _rides(s: Statement, carrier: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:

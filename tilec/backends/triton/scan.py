@@ -17,33 +17,55 @@ from tilec.backends.triton.scan_lanes import LaneWriter
 from tilec.backends.triton.scan_text import Tiling, workspaces
 from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Statement, walk
+from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # of which there are enough for every multiprocessor
-WANTED = 1056  # programs to aim at where rows are cut
+WANTED = 4224  # programs to aim at where rows are cut
 BLOCK = 2048  # elements of a block
 HEAVY = 512  # of one whose composition takes exponentials
-NARROW = 32  # lanes of a block whose memory runs along the lanes
-MOST_CHUNKS = 1024
-MOST_TOTALS = 2**22  # that all programs may read together
+SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
+FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side
+WRITTEN = 16  # steps written out for these
+MOST_WRITTEN = 256  # operators in these, which take their time to compile
+WARPS = 2112  # of these to aim at where rows are cut
+MOST_CHUNKS = 4096
+MOST_TOTALS = {True: 2**22, False: 2**24}  # that all programs may read together: where lanes are threads', elsewhere
 
 
 def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
-    """Blocks as long as the rows allow where memory runs along them, and as wide as a line of memory elsewhere."""
+    """Blocks as long as the rows allow where memory runs along them; elsewhere a thread a lane, or blocks as wide as
+    there are lanes."""
     steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
-    block = HEAVY if scan.algebra.then in ("join_logs_", "then_log_") else BLOCK
-    if along or rows == 1:
+    heavy = scan.algebra.then in ("join_logs_", "then_log_")
+    if not along and rows >= FEW_LANES:
+        operators = sum(isinstance(e, Call) for root in bodies(scan) for e in walk(root)) + (40 if heavy else 2)
+        written = max(1, min(WRITTEN, power_of_two(MOST_WRITTEN // operators + 1) // 2))
+        warps = 2 if rows >= 64 else 1
+        programs, blocks = -(-rows // 32), -(-steps // written)
+        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
+        return Tiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
+    block = HEAVY if heavy else BLOCK
+    if along:
         length = min(power_of_two(steps), block)
         lanes = min(power_of_two(rows), block // length)
     else:
-        lanes = min(power_of_two(rows), NARROW)
+        lanes = power_of_two(rows)
         length = min(power_of_two(steps), block // lanes)
-    programs, blocks = -(-rows // lanes), -(-steps // length)
+    programs = -(-rows // lanes)
+    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS and steps > 2 * length:
+        length //= 2
+    blocks = -(-steps // length)
     if programs >= PROGRAMS or blocks <= 2:
         return Tiling(length, lanes, along)
-    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS // rows))
+    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
     return Tiling(length, lanes, along, -(-blocks // chunks))
+
+
+def bodies(scan: Scan) -> tuple[Expr, ...]:
+    """What a term is computed from."""
+    guard = () if scan.statement.guard is None else (scan.statement.guard,)
+    return (*guard, *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)))
 
 
 def runs_along(scan: Scan, seen: Viewed) -> bool:
@@ -116,11 +138,14 @@ def affine_recurrence(
     return scan_steps(found, seen, flat, wide, riding)
 
 
-FEWEST_STEPS = 64  # shorter recurrences are as quick step by step
+FEWEST_STEPS = 256  # shorter recurrences are as quick step by step, in one launch
+FEWEST_ALONG = 16  # but not where each lane's steps lie side by side in memory
 MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
 
 
 def worthwhile(scan: Scan, seen: Viewed) -> bool:
-    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many and memory runs
-    along them."""
-    return scan.steps >= FEWEST_STEPS and (scan.rows <= MOST_ROWS or runs_along(scan, seen))
+    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many, unless threads
+    that read side by side would read far apart."""
+    if scan.rows > 1 and runs_along(scan, seen):
+        return scan.steps >= FEWEST_ALONG
+    return scan.steps >= FEWEST_STEPS and scan.rows <= MOST_ROWS

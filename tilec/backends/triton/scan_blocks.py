@@ -30,7 +30,7 @@ class BlockWriter(ScanWriter):
         if self.algebra.commutes:
             k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
         else:
-            found = self._scanned(terms)
+            found = self._scanned(terms, self._axis)
             last = self._last(found)
             k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
         self._close("for first in range(start, end, BT):")
@@ -45,7 +45,7 @@ class BlockWriter(ScanWriter):
         carries = self._start() if chunks == 1 else self._head(chunks)
         self._chunk(chunks > 1)
         frame = self._tile()
-        found = self._scanned(self._terms(frame, self._spread_step("step_in"), self._shape))
+        found = self._scanned(self._terms(frame, self._spread_step("step_in"), self._shape), self._axis)
         spread = [self._spread_lane(c) for c in carries]
         if self.scan.step is None:
             k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
@@ -88,13 +88,8 @@ class BlockWriter(ScanWriter):
         """Open the loop over blocks of steps and bind their variables."""
         k, scan = self.kernel, self.scan
         k.scopes.append(Scope())
-        if self.tiling.mirrored:
-            k.emit("step = first + (BT - 1) - tl.arange(0, BT)")
-            past = scan.first + (-1 if scan.rising else 1)
-            k.emit(f"{self._along_name} = ({k.number('past', 'past', past)} - BT - first) + tl.arange(0, BT)")
-        else:
-            k.emit("step = first + tl.arange(0, BT)")
-            k.emit(f"{self._along_name} = {self._value('step')}")
+        k.emit("step = first + tl.arange(0, BT)")
+        k.emit(f"{self._along_name} = {self._value('step')}")
         k.value_of[scan.along] = self._along_name
         k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
         k.emit(f"step_in = {self._term_test('step', self._along_name)}")
@@ -118,13 +113,9 @@ class BlockWriter(ScanWriter):
             self._tests.append(self._spread_lane("lane_in"))
         return Frame(k, axes, tails, moving)
 
-    def _scanned(self, names: list[str]) -> list[str]:
-        return self._scan_text(names, self._axis, ", reverse=True" if self.tiling.mirrored else "")
-
     def _last(self, names: Sequence[str]) -> list[str]:
         """Texts of blocks' values at their last step."""
-        last = "0" if self.tiling.mirrored else "BT - 1"
-        pick = self._spread_step(f"(tl.arange(0, BT) == {last})")
+        pick = self._spread_step("(tl.arange(0, BT) == BT - 1)")
         kinds = map(triton_type, self.algebra.dtypes)
         return [f"tl.sum(tl.where({pick}, {n}, 0), {self._axis}).to({t})" for n, t in zip(names, kinds, strict=False)]
 

@@ -23,22 +23,23 @@ from tilec.ir.program import Expr, Statement
 
 OWN = (
     "lane", "lane_in", "step", "step_in", "start", "end", "first", "chunk", "at_chunk", "known", "reached", "head",
-    "unsure", "at_step", "valid", "result", "BT", "BL", "BC",
+    "unsure", "from_chunk", "at_step", "valid", "result", "BT", "BL", "BC",
 )  # fmt: skip
+
+
+TOTALS = 2048  # of chunks and lanes, composed at a time
 
 
 @dataclass(frozen=True)
 class Tiling:
     """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
-    row is not cut). `mirrored`: a block is read from its last step to its first. `apart`: the block's steps are written
-    out one by one, over lanes alone."""
+    row is not cut). `apart`: the block's steps are written out one by one, over lanes alone."""
 
     steps: int
     lanes: int
     along: bool
     tiles: int | None = None
     warps: int = 4
-    mirrored: bool = False
     apart: bool = False
 
 
@@ -113,26 +114,33 @@ class ScanWriter:
         """Names of what a chunk starts from: the totals of the chunks before it, composed."""
         k, names = self.kernel, self._start()
         rows = k.number("rows", "rows", self.scan.rows)
-        k.constants["BC"] = power_of_two(chunks)
-        k.emit("chunk = tl.arange(0, BC)")
+        k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
         wide = ".to(tl.int64)" if self.wide else ""
         flat = self.flat_lanes
-        k.emit(f"at_chunk = {f'chunk{wide} * {rows}' if flat else f'chunk{wide}[:, None] * {rows} + lane[None, :]'}")
+        k.scopes.append(Scope())
+        k.emit("chunk = from_chunk + tl.arange(0, BC)")
+        place = f"chunk{wide} * {rows} + lane" if flat else f"chunk{wide}[:, None] * {rows} + lane[None, :]"
+        k.emit(f"at_chunk = {place}")
         known = "(chunk < tl.program_id(1))"
         k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
-        lane = " + lane" if flat else ""
         found = []
         for tensor, start in zip(workspaces(self.scan), self.algebra.identity, strict=True):
             found.append(k.names.fresh("own"))
-            k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk{lane}, mask=known, other={literal(start)})")
+            k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})")
+        header = "for from_chunk in range(0, tl.program_id(1), BC):"
         if self.algebra.commutes:
-            k.emit(f"{', '.join(names)} = {self._reduced(found, 0)}")
+            found_names = [k.names.fresh("before") for _ in found]
+            k.emit(f"{', '.join(found_names)} = {self._reduced(found, 0)}")
+            k.emit(f"{', '.join(names)} = {self._then([*names, *found_names])}")
+            self._close(header)
             return names
-        pick = "chunk == BC - 1" if flat else "(chunk == BC - 1)[:, None]"
+        pick = f"(tl.arange(0, BC) == BC - 1){'' if flat else '[:, None]'}"
         kinds = map(triton_type, self.algebra.dtypes)
-        found = self._scan_text(found, 0)
+        found = self._scanned(found, 0)
         last = [f"tl.sum(tl.where({pick}, {n}, 0), 0).to({t})" for n, t in zip(found, kinds, strict=True)]
-        k.emit(f"reached = {self.algebra.apply.format(*last, *names)}")
+        k.emit(f"reached = {self.algebra.apply.format(*last, 'reached')}")
+        lines = k.scopes.pop().lines
+        k.scopes[-1].lines += [f"reached = {names[0]}", header, *indented(lines)]
         if self.algebra.sure:
             unsure = f"({self.algebra.sure.format('reached')} ^ True)"
             unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
@@ -239,10 +247,10 @@ class ScanWriter:
             return f"{evaluator.condition(value)}.to(tl.int32)"
         return evaluator.tensor(value, dtype)
 
-    def _scan_text(self, names: list[str], axis: int, reverse: str = "") -> list[str]:
+    def _scanned(self, names: list[str], axis: int) -> list[str]:
         what = names[0] if len(names) == 1 else tuple_text(names)
         found = [self.kernel.names.fresh("up_to") for _ in names]
-        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then}{reverse})")
+        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then})")
         return found
 
     def _reduced(self, names: Sequence[str], axis: int) -> str:
