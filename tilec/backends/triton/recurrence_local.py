@@ -28,7 +28,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, sel
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
-MOST_TOUCHED = 96  # loads and stores of a round: Triton's compile time grows with the cube of their number
+MOST_TOUCHED = 72  # loads and stores of a round: Triton's compile time grows with the cube of their number
 MOST_WRITTEN = 800  # operators of a round
 FIRST_LOADS = 8  # steps whose loads are written out before the first round
 MULTIPROCESSORS = 132
@@ -356,27 +356,24 @@ def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Ac
 
 
 def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
-    """The loop over rounds of steps. Each step is followed by the loads of the same step of the next round, into the
-    same registers: copies from others would wait for the loads to arrive. Loads that a step repeats from the one before
-    it are not issued: theirs follow a step later."""
-    count, delay = len(waiting), 1 if w.echoes else 0
+    """The loop over rounds of steps. A round first issues all loads of the next one, and takes them over when its own
+    steps are done: loads between steps would make each step wait for those just issued, as a warp can tell few groups
+    of pending loads apart. What a step reads that the step before it has read is not loaded."""
+    count = len(waiting)
     carried = w.carried(first)
     frame = w.at("0", first, [], {})
     last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
     w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
     places, history = w.places(carried, 2 * count), list(states)
-    for u in range(count + delay):
+    coming = [w.load(w.at(_moment(u), places[u], [], {})) for u in range(count, 2 * count)]
+    for u in range(count):
         before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
-        if u < count:
-            frame = w.at(_moment(u), places[u], history, {**waiting[u], **before})
-            history = [w.step(frame), *history][: w.local.depth]
-        else:
-            w.let({last[a]: name for a, name in before.items()})
-        if u >= delay:
-            slot = u - delay
-            loaded = w.load(w.at(_moment(count + slot), places[count + slot], [], {}))
-            w.let({name: loaded[a] for a, name in waiting[slot].items()})
+        frame = w.at(_moment(u), places[u], history, {**waiting[u], **before})
+        history = [w.step(frame), *history][: w.local.depth]
+    w.let({name: waiting[-1][w.echoes[a]] for a, name in last.items()})
+    for old, new in zip(waiting, coming, strict=True):
+        w.let({name: new[a] for a, name in old.items()})
     w.let(dict(reversed(list(zip(states, history, strict=True)))))
     w.let({name: places[count][v] for v, name in carried.items()})
     w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")

@@ -93,11 +93,15 @@ class StepWriter:
         return made
 
     def moment(self, text: str, sure: bool) -> str | None:
-        """Bind time to the step of that number; the name of the test that there is such a step, unless it is sure."""
+        """Bind time to the step of that number, `counter` or `counter + number`; the name of the test that there is
+        such a step, unless it is sure."""
         k, course, depth = self.kernel, self.course, len(self.kernel.scopes) - 1
         low, n = k.low(course.time), k.extent(course.time)
-        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {text}")
-        place = f"{n} - 1 - {count}" if course.falling else count
+        counter, _, further = text.partition(" + ")
+        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {counter}")
+        self.scopes[count] = depth
+        count = k.line("count", f"{count} + {further}") if further else count
+        place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if course.falling else count
         now = count if (place, low) == (count, "0") else k.line("now", place if low == "0" else f"{low} + {place}")
         k.value_of[course.time] = now
         self.scopes |= {count: depth, now: depth}
