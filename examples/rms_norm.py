@@ -11,6 +11,14 @@ function (X[N, D], W[D]) -> (Y) {
     Y[i, j] = X[i, j] * R[i] * W[j];
 }
 """)
+# 16-bit inputs: the mean square in float32, the result in the inputs' type
+rms_norm_16 = tilec.compile("""
+function (X[N, D], W[D]) -> (Y) {
+    R[i] = rsqrt(mean(float32(X[i, j]) * X[i, j]) + 0.000001);
+    Z[i, j] = X[i, j] * R[i] * W[j];
+    Y = as_type(Z, X);
+}
+""")
 added = tilec.compile("""
 function (X[N, D], H[N, D], W[D]) -> (S, Y) {
     S = X + H;
@@ -34,6 +42,7 @@ def main() -> None:
     torch.manual_seed(0)
     x, h, w = (torch.randn(s, device=device(), requires_grad=True) for s in ((64, 512), (64, 512), (512,)))
     checks.layer("float32", rms_norm, reference, (x, w))
+    checks.layer("bfloat16", rms_norm_16, reference, (x.bfloat16(), w.bfloat16()))
     checks.layer("after a residual", lambda *inputs: torch.cat(added(*inputs)), both, (x, h, w))
     rows, columns = x.shape
     most = 4 * (x.numel() + columns + rows)

@@ -65,6 +65,8 @@ def main() -> None:
     a = (torch.rand(6, device=device()) + 0.5).requires_grad_()
     for shape in ((6, 40), (3, 6, 40), (2, 2, 3, 6, 40)):
         checks.layer(f"shape {shape}", snake, reference, (torch.randn(shape, device=device(), requires_grad=True), a))
+    sixteen = torch.randn(3, 6, 40, device=device()).bfloat16(), a.detach().bfloat16()
+    checks.layer("bfloat16", snake, reference, sixteen)
     small = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True), a[:3].detach().double().requires_grad_()
     second = torch.autograd.gradgradcheck(snake, [t.to(device()) for t in small])
     checks.equal("gradgradcheck", torch.tensor(float(second)), torch.ones(()), 0)

@@ -29,6 +29,7 @@ def main() -> None:
     checks.layer("cross-entropy", lambda a: cross_entropy(a, t), lambda a: reference(a, t), (x,))
     checks.layer("logits of 1e4", lambda a: cross_entropy(a, t), lambda a: reference(a, t), (1e4 * x,))
     checks.layer("softmax", softmax, lambda a: torch.softmax(a, 1), (x,))
+    checks.layer("softmax, bfloat16", softmax, lambda a: torch.softmax(a, 1), (x.bfloat16(),))
     rows = torch.tensor([[1e38, 1e38, -1e38], [float("-inf"), 0, 0]], device=device())
     halves = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]], device=device())
     checks.equal("rows of 1e38 and -inf", softmax(rows), halves, 1e-6)

@@ -34,7 +34,7 @@ from tilec.errors import (
     Unsupported,
     WriteConflict,
 )
-from tilec.function import Function, Lowered
+from tilec.function import Function, Lowered, Saved
 from tilec.version import __version__
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "NameMistake",
     "NoSchedule",
     "RankMistake",
+    "Saved",
     "SizeMistake",
     "Spec",
     "SyntaxMistake",

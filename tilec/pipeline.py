@@ -20,6 +20,7 @@ from tilec.transforms.kinds import Kinds
 from tilec.transforms.narrow import narrow
 from tilec.transforms.reduce import reduce
 from tilec.transforms.simplify import simplify
+from tilec.transforms.views import drop_views
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,19 @@ class Pass:
 
 
 def _flat(program: Program, setting: Setting) -> Program:
+    return apply_identities(_contractions(program, setting), setting.kinds())
+
+
+def _contractions(program: Program, setting: Setting) -> Program:
     simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    shared = simplify(factor(narrow(simple), setting.types), inputs=setting.kinds())
-    return apply_identities(shared, setting.kinds())
+    shared = factor(narrow(drop_views(simple, setting.types)), setting.types)
+    return simplify(shared, inputs=setting.kinds())
 
 
 def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
-    """Only what makes statements of one aggregation over known sizes: a program to be taken apart and lowered again."""
-    return simplify(flatten(bind(program, types, values), types), inputs=Setting(types, values).kinds())
+    """The flat stage before identities, which look at what a program needs beside: a program to be taken apart and
+    lowered again."""
+    return _contractions(bind(program, types, values), Setting(types, values))
 
 
 PASSES: tuple[Pass, ...] = (

@@ -41,22 +41,15 @@ def test_what_only_shifts_is_seen_to_be_wrong() -> None:
 
 
 def test_shares_follow_the_certificate() -> None:
-    a = torch.zeros(64, 64)
-    assert points.shares(a, a) == dict.fromkeys(("one maximum",), 1.0) | dict.fromkeys(
-        ("pairs counted", "maxima by blocks", "term by term"), 0.0
-    )
-    a[0, 1:] = -torch.inf
-    b = torch.zeros(64, 64)
-    b[0, 0] = -torch.inf  # no pair of terms for the first element
-    found = points.shares(a, b)
-    assert found["pairs counted"] == 1.0 and found["maxima by blocks"] == 0.0
     a, b = torch.zeros(64, 64), torch.zeros(64, 64)
-    a[0, :32], b[32:, 0] = -90, -90  # the greatest of a row and of a column meet in no block, and all of a block do
-    found = points.shares(a, b)
-    assert found["maxima by blocks"] == 1.0 and found["term by term"] == 0.0
+    assert points.shares(a, b) == {"pairs counted": 0.0, "term by term": 0.0}
+    a[0, 1:], b[0, 0] = -torch.inf, -torch.inf  # no pair of terms for the first element
+    assert points.shares(a, b) == {"pairs counted": 1.0, "term by term": 0.0}
+    a, b = torch.zeros(64, 64), torch.zeros(64, 64)
     a[0], b[:, 0] = -90, -90
-    a[0, 0], b[1, 0] = 0, 0
-    assert points.shares(a, b)["term by term"] == 1.0
+    a[0, 0], b[1, 0] = 0, 0  # the greatest of the row meets nothing of the column, and the other way round
+    assert points.shares(a, b) == {"pairs counted": 1.0, "term by term": 1.0}
+    assert points.shares(a, b, 32, 32) == {"pairs counted": 0.25, "term by term": 0.25}
 
 
 def test_a_candidate_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +75,17 @@ def test_the_command_measures_resumes_writes_and_draws(
     assert command.main(arguments) == 0
     assert json.loads(drawn[0].read_text())["points"] == kept
     assert COMPILED not in kept[0]["us"]
+
+
+def test_points_of_one_place_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = SMALL["log product, N(0, 3^2), 16"]
+    other = Point(one.figure, one.line, one.x, one.make, COMPILED)
+    monkeypatch.setattr(sweep, "POINTS", {p.name: p for p in (one, other)})
+    record = {"bytes": {}, "error": {}, "failed": {}, "machine": "m"}
+    known = {one.name: {**record, "us": {OURS: 1.0}}, other.name: {**record, "us": {COMPILED: 2.0}}}
+    (path,) = sweep.written(known, tmp_path)
+    (place,) = json.loads(path.read_text())["points"]
+    assert place["us"] == {OURS: 1.0, COMPILED: 2.0} and place["machine"] == "m"
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

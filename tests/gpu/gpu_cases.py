@@ -158,6 +158,7 @@ def tables() -> dict[str, tuple[Entry, ...]]:
             "gradients": _gradients(),
             "functions": _functions(),
             "found": _found(),
+            "recurrences": _recurrences(),
         }.items()
     }
 
@@ -266,6 +267,11 @@ def _functions() -> Iterator[Entry]:
 
         yield f"function ({', '.join(names)}) -> (R) {{ R = {module.text(f, list(names))}; }}", make
         yield f"function ({declared}) -> (R) {{ R[i : I] = +(({body}) * X[i, j]); }}", make
+
+
+def _recurrences() -> Iterator[Entry]:
+    for source, arrays in _module("support", "recurrences").RECURRENCES.values():
+        yield source, lambda generator, arrays=arrays: [np.asarray(a) for a in arrays]
 
 
 def _found() -> Iterator[Entry]:

@@ -77,11 +77,14 @@ def test_products_and_sums_are_rounded_apart() -> None:
         assert torch.equal(got[:, t], state), t
 
 
-@pytest.mark.parametrize("stepwise", [False, True])
+FORMS = {"as chosen": {}, "stepwise": {"RESIDENT_LANES": 0}, "together": {"WAITING_WORK": -(2**62)}}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
-def test_values_gradients_and_bits(name: str, stepwise: bool, monkeypatch) -> None:
-    if stepwise:
-        monkeypatch.setattr(recurrence_sweep, "RESIDENT_WORK", 0)
+def test_values_gradients_and_bits(name: str, form: str, monkeypatch) -> None:
+    for constant, value in FORMS[form].items():
+        monkeypatch.setattr(recurrence_sweep, constant, value)
     source, shapes, scale = CASES[name]
     f = tilec.compile(source, backend="triton")
     exact = [x.requires_grad_() for x in inputs(shapes, scale, torch.float64)]

@@ -116,35 +116,40 @@ def test_gradients(case):
     assert [k.name for k in ours.lower(*inputs, d).kernels if k.name.endswith("weighted_dot")]
 
 
-LEFT_OVER = {  # what is left for each way where the product alone is not certain
-    "nine of ten -inf": (sparse(), "pairs counted", "maxima by blocks"),
-    "distances": (distances(), "maxima by blocks", "term by term"),
-}
-
-
-@pytest.mark.parametrize("case", LEFT_OVER)
-def test_what_fails_one_maximum_is_seldom_left_for_single_terms(case, monkeypatch):
+def test_pairs_that_are_nowhere_finite_are_counted(monkeypatch):
     """Without the last way, which leaves what it does not compute NaN, everything is there."""
-    inputs, needed, spared = LEFT_OVER[case]
-    found = shares(*inputs, 32, 32, 32)
-    assert found[needed] > 0 and found[spared] == 0
-    monkeypatch.setattr(LogWriter, "_exact", lambda self: ["acc = acc"])
+    inputs = sparse()
+    assert shares(*inputs, 32, 32) == {"pairs counted": 1.0, "term by term": 0.0}
+    monkeypatch.setattr(LogWriter, "_exact", lambda self, *_: ["acc = acc"])
     got = tilec.compile(PRODUCT, backend="triton")(*inputs).double()
     wanted = tilec.compile(PRODUCT, backend="torch")(*(x.double() for x in inputs))
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-5)
-    monkeypatch.setattr(LogWriter, "_absent", lambda self, tops: ["acc = acc"])
-    monkeypatch.setattr(LogWriter, "_levelled", lambda self: ["acc = acc"])
+    monkeypatch.setattr(LogWriter, "_absent", lambda self, *_: ["acc = acc"])
     assert tilec.compile(PRODUCT, backend="triton")(*inputs).isnan().any()
+
+
+def test_certain_elements_keep_what_they_have(monkeypatch):
+    """An uncertain element beside them changes nothing."""
+    a, b = normal(32, 40), normal(40, 32)
+    f = tilec.compile(PRODUCT, backend="triton")
+    alone = f(a, b)
+    a[3], b[:, 5] = -200.0, -200.0
+    a[3, 0], b[1, 5] = 0.0, 0.0
+    assert shares(a, b, 32, 32)["term by term"] == 1.0
+    among = f(a, b)
+    keep = torch.ones(32, 32, dtype=torch.bool)
+    keep[3], keep[:, 5] = False, False
+    assert torch.equal(alone[keep], among[keep])
 
 
 def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
     inputs, d = distances(), normal(32, 32)
     gradient = tilec.compile(PRODUCT).grad().tile
     wanted = tilec.compile(gradient, backend="torch")(*(x.double() for x in (*inputs, d)))
-    monkeypatch.setattr(WeightedWriter, "_exact", lambda self: ["acc = acc"])
+    monkeypatch.setattr(WeightedWriter, "_exact", lambda self, *_: ["acc = acc"])
     for g, w in zip(tilec.compile(gradient, backend="triton")(*inputs, d), wanted, strict=True):
         assert (g.double() - w).norm() <= 1e-5 * w.norm()
-    monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, frame: ["acc = acc"])
+    monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, *_: ["acc = acc"])
     found = tilec.compile(gradient, backend="triton")(*inputs, d)
     assert not all(g.isfinite().all() for g in found)
 

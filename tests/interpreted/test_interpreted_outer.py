@@ -76,6 +76,11 @@ def test_nan_is_kept():
     agree(source, a, whole(7, 20))
 
 
+def test_elementwise_statements_ride():
+    source = """function (A[M, K], B[K, N]) -> (C) { T[i, j : M, N] = >(A[i, k] + B[k, j]); C = relu(T) * 2.0; }"""
+    assert len(agree(source, whole(20, 7), whole(7, 33)).kernels) == 1
+
+
 def test_gradients_share_ties_and_divide_once():
     """One tensor of shares for each of the two gradients, which then compare and add; nothing divides in the loop."""
     source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"

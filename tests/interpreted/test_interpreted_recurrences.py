@@ -25,7 +25,7 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
     "as chosen": {},
     "a step ahead": {(recurrence_local, "MOST_AHEAD"): 1},
     "two steps ahead": {(recurrence_local, "MOST_AHEAD"): 2},
-    "four steps ahead, two at a time": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "MOST_UNROLLED"): 2},
+    "four steps ahead": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "FIRST_LOADS"): 2},
     "resident": {(recurrence, "recognise_local"): lambda course: None},
     "resident in blocks": {
         (recurrence, "recognise_local"): lambda course: None,
@@ -34,7 +34,7 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
         (recurrence_step, "FEW_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
-    "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_WORK"): 0},
+    "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
 }
 
 
@@ -135,3 +135,15 @@ def test_a_hidden_markov_model_and_its_gradient():
     d = torch.from_numpy(random.normal(size=eager.shape))
     for x, y in zip(torch.autograd.grad(got, (p, e, f), d), torch.autograd.grad(eager, (p, e, f), d), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_a_gradient_reads_states_and_cotangents_once_and_keeps_what_others_read():
+    b, h, d = (torch.randn(s) for s in ((2, 9, 5), (2, 5), (2, 9, 5)))
+    gradient = tilec.compile(SHUFFLE, backend="triton", exact=True).grad()
+    lowered = gradient.lower(b, h, d)
+    assert [k.statements for k in lowered.kernels] == [("H",), ("GH", "DB"), ("DH0",)]
+    assert " < bound" in lowered.source().split("tl.store(GH")[1].split("\n")[0], "one time of all is stored"
+    without = SHUFFLE.replace(", H0[N, D]", "").replace(" init H0[n, i]", "")
+    lowered = tilec.compile(without, backend="triton", exact=True).grad().lower(b, d)
+    assert [k.statements for k in lowered.kernels] == [("H",), ("GH", "DB")]
+    assert "tl.store(GH" not in lowered.source() and "GH = torch" not in lowered.source()

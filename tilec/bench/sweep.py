@@ -105,14 +105,18 @@ def sentence(name: str, record: Record) -> str:
 
 
 def written(known: dict[str, Record], folder: Path) -> list[Path]:
-    """One JSON file a figure, its points in order."""
+    """One JSON file a figure, its places in order; points of one place are joined."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for figure in dict.fromkeys(p.figure for p in POINTS.values()):
-        points: list[dict[str, Any]] = [
-            {"line": p.line, "x": p.x, **known[n]} for n, p in POINTS.items() if p.figure == figure and n in known
-        ]
-        if points:
+        places: dict[tuple[str, int], dict[str, Any]] = {}
+        for name, point in POINTS.items():
+            if point.figure == figure and name in known:
+                place = places.setdefault((point.line, point.x), {"line": point.line, "x": point.x})
+                for key, value in known[name].items():
+                    place[key] = {**place.get(key, {}), **value} if isinstance(value, dict) else value
+        if places:
             paths.append(folder / (figure.replace(" ", "_").replace(",", "") + ".json"))
+            points = sorted(places.values(), key=lambda p: (p["line"], p["x"]))
             paths[-1].write_text(json.dumps({"figure": figure, "points": points}, indent=1) + "\n")
     return paths

@@ -32,10 +32,14 @@ def draw(path: Path) -> Path:
         for name, colour in zip(names, COLOURS, strict=False):
             _curve(axes, [p for p in content["points"] if p["line"] == line], kind, name, colour)
         axes.set(xscale="log", yscale="log", title=line, ylabel={"us": "microseconds", "bytes": "peak bytes"}[kind])
+        places = sorted({p["x"] for p in content["points"] if p["line"] == line})
+        axes.set_xticks(places, [str(x) for x in places])
+        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.grid(True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
-    figure.suptitle(f"{content['figure']} ({content['points'][0].get('machine', '')})", fontsize=9)
+    machine = content["points"][0].get("machine", "")
+    figure.suptitle(f"{content['figure']} ({machine}); crosses: errors beyond what is allowed", fontsize=9)
     figure.tight_layout()
     target = path.with_suffix(".svg")
     figure.savefig(target, metadata={"Date": None})

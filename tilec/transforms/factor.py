@@ -29,6 +29,7 @@ from tilec.ir.program import (
     index_variables,
     reads_itself,
     rebuild,
+    walk,
 )
 from tilec.ir.types import TensorType, kind
 from tilec.transforms.naming import Names
@@ -103,49 +104,109 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     cut = _cut(s, types)
     if cut is None:
         return [s]
-    inner, outer, kept = cut
+    terms, outer, kept = cut
     halved = types[s.output].dtype in HALVES
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = _joined([replace(f, value=call("float32", f.value)) if halved and not f.divides else f for f in inner])
-    first = replace(s, output=total, index=index, sizes=tuple(sizes[v] for v in kept), body=body, attributes=())
+    body = _added([(negative, _joined([_held(f, halved) for f in inner])) for negative, inner in terms])
+    shape = tuple(sizes[v] for v in kept)
+    first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = _joined([_Factor(Access(total, index), False), *outer])
     second = replace(
         s,
         body=call(types[s.output].dtype, value) if halved else value,
         aggregation="assign",
-        guard=None,
         constraints=(),
     )
     return [first, second]
 
 
-def _cut(s: Statement, types: Types) -> tuple[list[_Factor], list[_Factor], tuple[str, ...]] | None:
-    """Factors that stay in the sum, those that leave it, and the output variables that the sum then has."""
+def _held(f: _Factor, halved: bool) -> _Factor:
+    """A factor of a sum that is held in float32."""
+    return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
+
+
+Terms = list[tuple[bool, list[_Factor]]]
+
+
+def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, ...]] | None:
+    """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
+    variables that the sum then has. Every element must have a point: a factor may be infinite where a sum of none is
+    zero. A guard may say which elements are zero, but not which points count."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     bare = [linear(e).bare for e in s.index]
     if None in bare or len(set(bare)) != len(bare) or kind(types[s.output].dtype) != 2:
         return None
     outputs = [v for v in bare if v is not None]
-    guard = () if s.guard is None else (s.guard,)
-    fixed = index_variables(*guard, *(c.expr for c in s.constraints))
+    fixed = index_variables(*(c.expr for c in s.constraints))
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
-    if not reduced:
+    if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
         return None
-    inner: list[_Factor] = []
-    outer: list[_Factor] = []
-    for f in _factors(s.body, False):
-        (inner if set(index_variables(f.value)) & reduced else outer).append(f)
-    needed = set(index_variables(*(f.value for f in inner))) | set(fixed)
-    kept = tuple(v for v in outputs if v in needed)
+    terms = [(negative, _factors(e, False)) for negative, e in _terms(s.body, False)]
+    outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
+    for _, factors in terms[1:]:
+        outer = _common(outer, factors)
+    if len(terms) > 1:
+        outer = [f for f in outer if not _is_number(f.value)]
+    inner = [(negative, _less(factors, outer)) for negative, factors in terms]
+    needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
     large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
-    if not large or not reduced <= needed or not any(not f.divides for f in inner):
+    numerators = all(any(not f.divides for f in factors) for _, factors in inner)
+    dear = any(_is_dear(f) for f in outer) and _is_spanned(s)
+    if not numerators or not reduced <= needed or not (large or dear):
         return None
-    if any(kind(expression_type(f.value, types).dtype) != 2 for f in (*inner, *outer) if not _is_number(f.value)):
+    everything = [*outer, *(f for _, factors in inner for f in factors)]
+    if any(kind(expression_type(f.value, types).dtype) != 2 for f in everything if not _is_number(f.value)):
         return None
-    return inner, outer, kept
+    if points_per_element(replace(s, guard=None), types) is None:
+        return None
+    return inner, outer, tuple(v for v in outputs if v in needed or not large)
+
+
+def _terms(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
+    match e:
+        case Call("add", (a, b)):
+            return [*_terms(a, negative), *_terms(b, negative)]
+        case Call("sub", (a, b)):
+            return [*_terms(a, negative), *_terms(b, not negative)]
+    return [(negative, e)]
+
+
+def _common(some: list[_Factor], others: list[_Factor]) -> list[_Factor]:
+    left, found = list(others), []
+    for f in some:
+        if f in left:
+            left.remove(f)
+            found.append(f)
+    return found
+
+
+def _less(factors: list[_Factor], taken: list[_Factor]) -> list[_Factor]:
+    left = list(factors)
+    for f in taken:
+        left.remove(f)
+    return left
+
+
+def _is_dear(f: _Factor) -> bool:
+    """Whether it costs more at each point than a product."""
+    return not _is_number(f.value) and (f.divides or isinstance(f.value, Call))
+
+
+def _is_spanned(s: Statement) -> bool:
+    """Whether some element is read for each point: then no product of matrices is taken apart."""
+    variables = set(index_variables(*(s.index or ()), s.body))
+    return any(isinstance(e, Access) and variables <= set(index_variables(e)) for e in walk(s.body))
+
+
+def _added(terms: list[tuple[bool, Expr]]) -> Expr:
+    (negative, result), *rest = terms
+    result = -result if negative else result
+    for minus, e in rest:
+        result = result - e if minus else result + e
+    return result
 
 
 def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Statement | None:
@@ -157,6 +218,8 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
     if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
         return None
+    if all(f is moving[0] or _is_number(f.value) for f in factors):
+        return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does
     match moving[0].value:
         case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
             n = points_per_element(s, types)

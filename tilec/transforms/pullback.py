@@ -9,10 +9,10 @@ order of the source. A body of n nodes and depth d gives at most n cotangents of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
-from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, children
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children
 from tilec.transforms.simplify import fold, is_bool, truth
 
 LONGEST = 16  # factors or conditions in a row, beyond which they are grouped
@@ -37,7 +37,12 @@ class Cotangent:
         return Cotangent(self.value, tuple(kept))
 
     def times(self, *factors: Expr) -> Cotangent:
-        return Cotangent(product(self.value, *factors), self.masks)
+        """The product; a factor by which the value is divided takes that division away."""
+        value = self.value
+        for f in factors:
+            undone = _undivided(value, f)
+            value = product(value, f) if undone is None else undone
+        return Cotangent(value, self.masks)
 
     def over(self, divisor: Expr) -> Cotangent:
         return self if divisor == ONE else Cotangent(self.value / divisor, self.masks)
@@ -45,6 +50,22 @@ class Cotangent:
     def expression(self) -> Expr:
         condition = conjunction(self.masks)
         return self.value if condition is None else Call("select", (condition, self.value, ZERO))
+
+
+def _undivided(e: Expr, divisor: Expr) -> Expr | None:
+    """A chain of factors and divisors without a division by this one; None where it has none, or a literal."""
+    if isinstance(divisor, (Int, Float)):
+        return None
+    above: list[Call] = []
+    while isinstance(e, Call) and e.function in ("mul", "div", "neg"):
+        if e.function == "div" and e.args[1] == divisor:
+            e = e.args[0]
+            for call in reversed(above):
+                e = replace(call, args=(e, *call.args[1:]))
+            return e
+        above.append(e)
+        e = e.args[0]
+    return None
 
 
 def product(first: Expr, *others: Expr) -> Expr:

@@ -16,6 +16,9 @@ IMAGES = "I[N, H, W, CI], K[KH, KW, CI, CO]"
 TURNING = "function (A[T, D]) -> (H) { H[t, i : T, D] = max(H[t - 1, (i - 1) % D], A[t, i]); }"
 MIXED = "function (A[T, D], W[D]) -> (H) { H[t, i : T, D] = max(max(max(H[t - 1, k], W[k])), A[t, i]); }"
 WAVEFRONT = "function (A[N, M]) -> (D) { D[i, j : N, M] = max(max(D[i - 1, j], D[i, j - 1]), A[i, j]); }"
+NETWORK = """function (W[D, D], X[T, N, D]) -> (H) {
+    H[t, n, i : T, N, D] = tanh(sum(W[i, j] * H[t - 1, n, j]) + X[t, n, i]);
+}"""
 FAMILIES = {
     "map": ("function (X[M, N]) -> (O) { O = X == 1 ? X : X + X; }", ((33, 40),), EVERY),
     "reduce": ("function (X[M, N]) -> (O) { O[i : M] = >(X[i, j]); }", ((33, 400),), EVERY),
@@ -78,6 +81,14 @@ def test_gradients_of_recurrences(family: str) -> None:
     gradient = tilec.compile(source, backend="triton").grad()
     lowered = gradient.lower(*(spec(s) for s in (*shapes, shapes[0])), target="sm_90")
     assert len(lowered.asm("cubin")) > 1000
+
+
+def test_programs_that_wait_for_each_other(monkeypatch) -> None:
+    monkeypatch.setattr("tilec.backends.triton.recurrence_sweep.WAITING_WORK", 0)
+    lowered = tilec.compile(NETWORK, backend="triton").lower(spec((512, 512)), spec((9, 3, 512)), target="sm_90")
+    assert "launch_cooperative_grid=True" in lowered.source()
+    text = lowered.asm("ptx")
+    assert ".gpu.release.add" in text and ".gpu.acquire" in text and "ld.global.cg" in text
 
 
 def test_what_no_step_can_compute_is_refused() -> None:

@@ -92,6 +92,9 @@ def _run(function: str, seed: Tensor, first: int, shape: torch.Size) -> Tensor:
     """The draws of consecutive counters."""
     count = math.prod(shape)
     first = (first + 2**63) % 2**64 - 2**63
+    if seed.device.type == "cpu":
+        lanes = _lanes(function, int(seed.reshape(())), first >> 2, (first % 4 + count + 3) // 4)
+        return lanes.view(-1)[first % 4 : first % 4 + count].view(shape)
     blocks = torch.arange((first % 4 + count + 3) // 4, device=seed.device) + (first >> 2)
     lanes = _four(function, seed.reshape(1), blocks)
     return lanes.view(-1)[first % 4 : first % 4 + count].view(shape)
@@ -110,11 +113,14 @@ def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
     """The draws of all four lanes of each block, along a last axis."""
     even = torch.stack((block & MASK, torch.full_like(block, STREAMS[function])))
     odd = torch.stack((_high(block), torch.zeros_like(block)))
-    if block.device.type == "cpu" and seed.numel() == 1 and block.dim() == 1:
-        even, odd = _in_pieces(even, odd, int(seed.reshape(())))
-    else:
-        even, odd = philox(even, odd, torch.stack((seed & MASK, _high(seed))))
-    result = torch.empty((*block.shape, 2, 2), device=block.device)  # float32: of each pair, the even and the odd lane
+    even, odd = philox(even, odd, torch.stack((seed & MASK, _high(seed))))
+    return _distributed(function, even, odd)
+
+
+def _distributed(function: str, even: Tensor, odd: Tensor) -> Tensor:
+    """What the words of blocks, (2, blocks...), give: four float32 a block, along a last axis. Overwrites them."""
+    shape = even.shape[1:]
+    result = torch.empty((*shape, 2, 2), device=even.device)  # of each pair, the even and the odd lane
     first, second = result[..., 0].movedim(-1, 0), result[..., 1].movedim(-1, 0)
     if function == "rand":
         first.copy_(even.bitwise_right_shift_(8))
@@ -125,20 +131,25 @@ def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
         t = odd.to(torch.float64).mul_(2.0**-32).mul_(2 * math.pi)
         first.copy_(torch.cos(t).mul_(r))
         second.copy_(t.sin_().mul_(r))
-    return result.view(*block.shape, 4)
+    return result.view(*shape, 4)
 
 
-def _in_pieces(even: Tensor, odd: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """`philox` of words of shape (2, blocks) with one key, in NumPy."""
+def _lanes(function: str, seed: int, first: int, count: int) -> Tensor:
+    """The draws of `count` consecutive blocks, (count, 4), in NumPy."""
     multipliers = np.array(MULTIPLIERS, np.uint64)[:, None]
-    key, weyl = (seed & MASK, seed >> 32 & MASK), WEYL
-    keys = [
-        np.array([k + r * w & MASK for k, w in zip(key, weyl, strict=True)], np.uint64)[:, None] for r in range(ROUNDS)
-    ]
-    mask, half = np.uint64(MASK), np.uint64(32)
-    high, low = even.numpy().view(np.uint64), odd.numpy().view(np.uint64)
-    for start in range(0, high.shape[1], PIECE):
-        a, b = high[:, start : start + PIECE].copy(), low[:, start : start + PIECE].copy()
+    key = seed & MASK, seed >> 32 & MASK
+    words = [[k + r * w & MASK for k, w in zip(key, WEYL, strict=True)] for r in range(ROUNDS)]
+    keys = np.array(words, np.uint64)[:, :, None]
+    mask, half, byte = np.uint64(MASK), np.uint64(32), np.uint64(8)
+    result = torch.empty((count, 4))
+    lanes = result.numpy().reshape(count, 2, 2)
+    for start in range(0, count, PIECE):
+        n = min(PIECE, count - start)
+        counters = np.arange(n, dtype=np.uint64) + np.uint64((first + start) % 2**64)
+        a, b = np.empty((2, n), np.uint64), np.zeros((2, n), np.uint64)
+        np.bitwise_and(counters, mask, out=a[0])
+        np.right_shift(counters, half, out=b[0])
+        a[1] = STREAMS[function]
         c = np.empty_like(b)
         for step in range(ROUNDS):
             turn = 1 if step % 2 == 0 else -1
@@ -148,8 +159,15 @@ def _in_pieces(even: Tensor, odd: Tensor, seed: int) -> tuple[Tensor, Tensor]:
             np.bitwise_xor(a, b[::-1], out=a)
             np.bitwise_xor(a, keys[step][::-turn], out=a)
             b, c = c, b
-        high[:, start : start + PIECE], low[:, start : start + PIECE] = a, b
-    return even, odd
+        if function == "rand":
+            part = lanes[start : start + n]
+            part[:, :, 0] = np.right_shift(a, byte, out=a).T
+            part[:, :, 1] = np.right_shift(b, byte, out=b).T
+            part *= np.float32(2.0**-24)
+        else:
+            even, odd = (torch.from_numpy(x.view(np.int64)) for x in (a, b))
+            result[start : start + n] = _distributed(function, even, odd)
+    return result
 
 
 def _high(word: Tensor) -> Tensor:

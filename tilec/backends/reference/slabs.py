@@ -118,8 +118,13 @@ def _find(
                 continue
             rows = _rows_for_budget(run, types, options, outputs) if dense else _rows_for_cache(run, types, options)
             if rows is not None and rows < run.size:
-                best = run, rows
+                best = run, _even(run.size, rows)
     return best
+
+
+def _even(size: int, rows: int) -> int:
+    """The most rows, from half as many on, that leave no smaller slab over, which would be a function of its own."""
+    return next((n for n in range(rows, rows // 2, -1) if size % n == 0), rows)
 
 
 def _rows_for_cache(run: Run, types: Types, options: Options) -> int | None:

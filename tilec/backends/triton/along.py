@@ -31,10 +31,10 @@ def runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
 
 
 def turns(space: Space, seen: Viewed, outputs: Sequence[str]) -> bool:
-    """Whether memory runs along the last output variable but one in something that is read."""
+    """Whether memory runs along the last output variable but one in something that is read along the last too."""
     s = space.statement
     return len(outputs) > 1 and any(
-        seen.strides[a.tensor][axis] * linear(e).coefficient(outputs[-2]) == 1
+        seen.strides[a.tensor][axis] * linear(e).coefficient(outputs[-2]) == 1 and outputs[-1] in free_of(a)
         for root in (s.body, s.guard)
         if root is not None
         for a in constraining_accesses(root)

@@ -130,7 +130,8 @@ def function_of(launch: Launch) -> Any:
 
 def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
-    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fusion}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fusion}
+    return {**options, "launch_cooperative_grid": True} if launch.together else options
 
 
 def explained(launch: Launch, error: Exception) -> TileError:

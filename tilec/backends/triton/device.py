@@ -180,6 +180,19 @@ def share_exp_(x):
 
 
 @triton.jit
+def term_(x, top):
+    """exp(x - top), top being at least x, as a share of a sum."""
+    return share_exp_((x - tl.where(top == float("-inf"), 0.0, top)).to(x.dtype))
+
+
+@triton.jit
+def beside_(total, base, most: tl.constexpr):
+    """Whether log(total), of a float32, is no larger than `most` and the absolute value of it added to base."""
+    size = ((total.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32) * 0.6931472
+    return tl.abs(size) <= most + tl.abs(base + size)
+
+
+@triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
     same = top_a == top_b

@@ -85,13 +85,7 @@ def _operation(step: object, device: torch.device) -> Operation:
 
 def _repeated(step: Repeat) -> Operation:
     launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
-    count = step.count
-
-    def repeat(tensors: Tensors, stream: int) -> None:
-        for moment in range(count):
-            launched(tensors, stream, {place: moment})
-
-    return repeat
+    return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -215,7 +209,9 @@ def _setting(device: torch.device) -> Setting:
         return Setting(precision(), capability=0)
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
-    return Setting(precision(), capability=10 * properties.major + properties.minor, shared=shared)
+    count = properties.multi_processor_count
+    capability = 10 * properties.major + properties.minor
+    return Setting(precision(), capability=capability, shared=shared, multiprocessors=count)
 
 
 def _target_setting(target: str | None) -> Setting:

@@ -35,6 +35,7 @@ from tilec.ir.program import (
     reads,
 )
 from tilec.ir.types import TensorType
+from tilec.transforms.naming import Names
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate]) 
     statements = {s.output: s for s in program.statements}
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
+    fresh_names = Names.of(program)
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -143,16 +145,18 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate]) 
             continue
         c = of[unit[0]]
         members: list[Statement] = []
+        cut_rows: set[str] = set()
         second: list[Statement] = []
         for s in c.members:
             if s.output in c.cut:
-                first, rest = _cut(s, c, known)
+                first, rest = _cut(s, fresh_names.fresh(f"{s.output}_rows"), c, known)
+                cut_rows.add(first.output)
                 members.append(first)
                 second.append(rest)
             else:
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
-        stored = frozenset(stored_outside(program, names) | {f"{output}.rows" for output in c.cut})
+        stored = frozenset(stored_outside(program, names) | cut_rows)
         first_output = members[0].output
         groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after)
         ordered += [*members, *c.after, *second]
@@ -160,9 +164,9 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate]) 
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
 
 
-def _cut(s: Statement, c: Candidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
-    """The aggregation of each row, held as wide as it is computed, and that of all. `types` learns the former's."""
-    name = f"{s.output}.rows"
+def _cut(s: Statement, name: str, c: Candidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
+    """The aggregation of each row, of that name and held as wide as it is computed, and that of all. `types` learns the
+    former's."""
     rows = [v for v in c.rows if c.extent[v] > 1]
     shape = tuple(c.extent[v] for v in rows)
     types[name] = TensorType(shape, Accumulator.of(s.aggregation, types[s.output].dtype).dtype)

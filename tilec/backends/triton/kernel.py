@@ -27,8 +27,8 @@ RESERVED = (
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
     "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
     "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest",
-    "scaled", "valid", "sure", "value", "result", "reached", "pairs", "left_top", "right_top",
-    "near_top", "far_top", "lifted", "weight", "zeros", *device_functions(),
+    "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
+    "weight", "zeros", *device_functions(),
 )  # fmt: skip
 
 
@@ -201,7 +201,10 @@ class Kernel:
 
 
 class Frame:
-    """Blocks whose dimensions are the given axes (by name; None: no dimension of its own)."""
+    """Blocks whose dimensions are the given axes (by name; None: no dimension of its own). `how`: text of what loads
+    are told beside."""
+
+    how = ""
 
     def __init__(self, kernel: Kernel, axes: Sequence[str], tails: Mapping[str, str], *inner: frozenset[str]):
         """`tails`: for each axis, the 1-D test that its position is inside, where blocks may overhang. `inner`: for
@@ -212,6 +215,7 @@ class Frame:
         self.tails = dict(tails)
         self.inner = inner
         self.types = kernel.types
+        self.untested = ""  # the test of reads that need none, where they shall have one all the same
 
     # dependence
 
@@ -407,6 +411,9 @@ class Frame:
         if tests:
             mask = " & ".join(dict.fromkeys(tests))
             text += f", mask={mask}, other={0 if other is None else other}"
+        elif self.untested:
+            text += f", mask={self.untested}, other=0"
+        text += self.how
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
 
 

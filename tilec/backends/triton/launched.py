@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,20 +31,33 @@ class Launched:
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, tensors: dict[str, torch.Tensor], stream: int, given: Mapping[int, int] | None = None) -> None:
-        """`given`: run-time numbers in place of those at these places among the arguments."""
+    def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         with self._lock:  # autograd runs backward passes in threads of its own
             if self._run is None:
-                guarded(self._launch, lambda: self._first(tensors, given or {}))
+                guarded(self._launch, lambda: self._first(tensors, {}))
             if self._run is None:
                 return  # interpreted
-            addresses = [tensors[name].data_ptr() for name in self._names]
-            if addresses != self._addresses:
-                self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
-                self._addresses = addresses
-            for place, value in (given or {}).items():
-                self._arguments[place] = value
+            self._address(tensors)
             self._run(*self._grid, stream, *self._middle, *self._arguments)
+
+    def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
+        """Launch as often as that; the argument at `place` counts."""
+        with self._lock:
+            if self._run is None:
+                for moment in range(1 if not interpreting() else count):
+                    guarded(self._launch, partial(self._first, tensors, {place: moment}))
+            if self._run is None:
+                return
+            self._address(tensors)
+            for moment in range(count):
+                self._arguments[place] = moment
+                self._run(*self._grid, stream, *self._middle, *self._arguments)
+
+    def _address(self, tensors: dict[str, torch.Tensor]) -> None:
+        addresses = [tensors[name].data_ptr() for name in self._names]
+        if addresses != self._addresses:
+            self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
+            self._addresses = addresses
 
     def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
         launch = self._launch

@@ -4,9 +4,8 @@ With a_i and b_j the greatest left and right term of a row and a column, log sum
 a_i + b_j + log S where S = sum_k exp(l_ik - a_i) * exp(r_kj - b_j) is a product of matrices. What underflow loses of K
 terms is a few K * 2^-126, so where S is at least K * 2^-99 the result is as accurate as the product (float64: 2^-966).
 Rows and columns that are -inf throughout are exactly that, and no failure. A block in which some S is smaller, or not
-finite, goes on in the same kernel: pairs of terms that are not -inf are counted; then the product is taken with the
-greatest terms of each block of the reduction, sums relative to the greatest pair of them; what still is not certain is
-added term by term. Elements that are certain keep what they have, so that none depends on its neighbours.
+finite, goes on in the same kernel: pairs of terms that are not -inf are counted, and what still is not certain is added
+term by term. Elements that are certain keep what they have, so that none depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
 from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
+from tilec.backends.triton.outer import NEVER
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -222,17 +222,19 @@ class LogWriter(ExponentialWriter):
         left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
         none = [f"({r} == {NOTHING})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
-        k.emit("scaled = libdevice.log(acc)")
-        k.emit(f"value = scaled + ({left} + {right})")
-        k.emit(f"acc = tl.where({self._certain('acc')} | {none[0]} | {none[1]} | {outside}, value, float('nan'))")
-        self._in_turn("acc != acc", [self._absent(raw), self._levelled(), self._exact()])
+        k.emit(f"base = {left} + {right}")
+        sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
+        k.emit(f"acc = tl.where({sure}, acc, float('nan'))")
+        self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
+        k.emit("acc = libdevice.log(acc) + base")
 
-    def _certain(self, total: str) -> str:
-        """Text of the test that a sum is accurate, given its logarithm `scaled` and the result `value`: nothing that
-        counts was lost, and no two large numbers cancel to a small result, which would keep their rounding."""
+    def _certain(self, total: str, base: str) -> str:
+        """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
+        no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
+        logarithm.)"""
         least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
-        small = f" & (tl.abs(scaled) <= {CANCELLED} + tl.abs(value))" if self.dot.dtype == "float32" else ""
-        return f"({total} >= {least}) & ({total} < float('inf')){small}"
+        test = f"({total} >= {least}) & ({total} < float('inf'))"
+        return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
 
     def _absent(self, tops: Sequence[str]) -> list[str]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or
@@ -247,50 +249,29 @@ class LogWriter(ExponentialWriter):
         return [
             "pairs = tl.full((BM, BN), 0, tl.float32)",
             *self._blocks(count),
-            f"acc = tl.where((pairs == 0) & {bounded}, {NOTHING}, acc)",
+            f"acc = tl.where((pairs == 0) & {bounded}, 0.0, acc)",
         ]
 
-    def _levelled(self) -> list[str]:
-        """The product with the greatest terms of each block of the reduction, its sums relative to the greatest pair of
-        those so far; what is then lost is relative to that."""
+    def _exact(self, frame: Frame) -> list[str]:
+        """Term by term: first the greatest of each element, then the sum relative to it. The block is laid out as its
+        output is for that, by a read of it that reads nothing."""
         dtype = triton_type(self.dot.dtype)
-
-        def multiply(rows: Frame, columns: Frame) -> None:
-            k = self.kernel
-            left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
-            k.emit(f"left_top = tl.maximum(tl.max({left}, 1), {LOWEST})")
-            k.emit(f"right_top = tl.maximum(tl.max({right}, 0), {LOWEST})")
-            shifted = f"libdevice.exp({left} - left_top[:, None]), libdevice.exp({right} - right_top[None, :])"
-            k.emit(f"value = tl.dot({shifted}{self._options()})")
-            k.emit("highest = left_top[:, None] + right_top[None, :]")
-            k.emit("scaled = libdevice.exp(-tl.abs(highest - top))")
-            k.emit("total = tl.where(highest > top, total * scaled + value, total + value * scaled)")
-            k.emit("top = tl.maximum(highest, top)")
-
-        return [
-            f"top = tl.full((BM, BN), 3 * {LOWEST}, {dtype})",
-            f"total = tl.full((BM, BN), 0, {dtype})",
-            *self._blocks(multiply),
-            "scaled = libdevice.log(total)",
-            "value = scaled + top",
-            f"acc = tl.where((acc != acc) & {self._certain('total')}, value, acc)",
-        ]
-
-    def _exact(self) -> list[str]:
-        """Term by term: first the greatest of each element, then the sum relative to it. (What starts from `acc` is
-        laid out as the product is, a row of many columns to a thread, and so shares what it reads.)"""
 
         def with_value(line: str) -> Step:
             return lambda values, tests: (f"value = {where(tests, ' + '.join(values), NOTHING)}", line)
 
-        sides = self.log.left, self.log.right
+        s, sides = self.space.statement, (self.log.left, self.log.right)
+        output = self.riding[-1].output if self.riding else s.output
+        place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         return [
-            f"top = tl.where(acc != acc, {NOTHING}, acc)",
+            f"zeros = tl.load({place}, mask={NEVER}, other=0)",
+            f"top = tl.where(zeros == 0, tl.full((BM, BN), {NOTHING}, {dtype}), tl.full((BM, BN), 0, {dtype}))",
             *self._each(sides, with_value("top = maximum_(top, value)")),
             "highest = tl.where(tl.abs(top) < float('inf'), top, 0.0)",
-            "total = tl.where(acc != acc, 0.0, acc)",
+            f"total = tl.where(zeros == 0, tl.full((BM, BN), 0, {dtype}), tl.full((BM, BN), 1, {dtype}))",
             *self._each(sides, with_value("total += share_exp_(value - highest)")),
-            "acc = tl.where(acc != acc, highest + libdevice.log(total), acc)",
+            "base = tl.where(acc != acc, highest, base)",
+            "acc = tl.where(acc != acc, total, acc)",
         ]
 
     def _finish(self, frame: Frame) -> None:

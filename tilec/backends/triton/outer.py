@@ -3,15 +3,19 @@
 Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading: a
 thread with R rows and C columns reads R + C values for R * C pairs, and Triton's own choice may be 32 rows and 1
 column. So the accumulator begins as a read of the output's block that reads nothing: its layout, four columns and rows
-8 or 16 apart, becomes the loop's. Tests of overhanging rows and columns cost a register set to zero for each element
-read; rows that overhang are the last row again instead.
+8 apart, becomes the loop's. Rows that overhang are the last row again, since a test of each costs more than it saves.
+All reads of several steps come first, under a test that holds but that the compiler cannot see through: others it moves
+to where they are used, and waits for each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from tilec.backends.code import Names
 from tilec.backends.triton.kernel import free_of
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
@@ -19,7 +23,8 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, walk
 
 # rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
-BLOCKS = ((128, 128, 8), (64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+PROGRAMS = 240  # nearly two a multiprocessor
 LEAST_LAID_OUT = 16  # rows and columns
 NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
 
@@ -53,15 +58,14 @@ def calls_library(space: Space) -> bool:
     return library or s.aggregation == "logsumexp"
 
 
-def block_sizes(
-    space: Space, rows: Sequence[str], columns: Sequence[str], programs: int, light: bool
-) -> tuple[int, int, int]:
-    """Rows, columns and warps: the largest block of which there are that many. `light`: what a thread holds of a block
-    and what it computes of a pair leave room for 64 pairs."""
+def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tuple[int, int, int]:
+    """Rows, columns and warps: the largest block that leaves no multiprocessor idle; a heavy body waits for itself, and
+    wants twice as many."""
     m, n = space.count(tuple(rows)), space.count(tuple(columns))
-    for block in BLOCKS[0 if light else 1 :]:
+    least = PROGRAMS * (2 if calls_library(space) else 1)
+    for block in BLOCKS:
         bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
-        if -(-m // bm) * -(-n // bn) * len(space.classes) >= programs:
+        if -(-m // bm) * -(-n // bn) * len(space.classes) >= least:
             break
     return bm, bn, warps
 
@@ -75,3 +79,20 @@ def tests_of_reads(space: Space, columns: Sequence[str], block: int, tails: dict
     """Those of the axes' tests that reads of a laid out block need: of columns, where they overhang."""
     even = all(math.prod(e[v] for v in columns) % block == 0 for e in space.extent)
     return {} if even else {"col": tails["col"]}
+
+
+def _named(names: Mapping[str, str], found: re.Match[str]) -> str:
+    return names[found[1]]
+
+
+def at_once(lines: Sequence[str], count: int, names: Names) -> list[str]:
+    """Lines of one `step` as those of so many, all reads before what is done with them."""
+    last = max((place for place, line in enumerate(lines) if "tl.load(" in line), default=-1)
+    own = [line.split(" = ")[0] for line in lines[: last + 1]]
+    found: tuple[list[str], list[str]] = ([], [])
+    for step in range(count):
+        renamed = {name: names.fresh(f"{name}_{step}") for name in own} | {"step": str(step)}
+        words = re.compile(rf"\b({'|'.join(map(re.escape, renamed))})\b")
+        for place, line in enumerate(lines):
+            found[place > last].append(words.sub(partial(_named, renamed), line))
+    return [*found[0], *found[1]]

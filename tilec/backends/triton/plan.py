@@ -17,7 +17,7 @@ class Setting:
     may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
     compute capability (0: interpreted) and the bytes of shared memory that a block may have. `misaligned`: inputs whose
     first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`: recurrences
-    are computed in their own order."""
+    are computed in their own order. `multiprocessors`: of the device."""
 
     precision: str = "highest"
     library: bool = False
@@ -26,6 +26,7 @@ class Setting:
     misaligned: tuple[str, ...] = ()
     known: Callable[..., Mapping[str, int | str] | None] | None = None
     exact: bool = False
+    multiprocessors: int = 132
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Pointer:
 class Launch:
     """One kernel launch. `text` is the source of the kernel's file: equal texts are compiled once, so sizes are
     arguments. `arguments` and then `constants` (tl.constexpr) are the parameters in the order of the signature.
-    `fusion`: may a product and a sum be rounded once?"""
+    `fusion`: may a product and a sum be rounded once? `together`: all programs run at once, as they wait for each
+    other."""
 
     kernel: str
     text: str
@@ -63,6 +65,7 @@ class Launch:
     stages: int
     statements: tuple[str, ...]
     fusion: bool = True
+    together: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.outer import (
     NEVER,
+    at_once,
     block_sizes,
     calls_library,
     laid_out,
@@ -86,12 +87,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
-        light = (
-            not calls_library(space)
-            and not whole_blocks(space)
-            and "64" not in seen.types[space.statement.output].dtype
-        )
-        bm, bn, warps = block_sizes(space, rows, columns, PROGRAMS, light)
+        bm, bn, warps = block_sizes(space, rows, columns)
         return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
     along = runs_along(space, seen, reductions)
     if not along and points <= 64:
@@ -140,7 +136,8 @@ def _steps(
     outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
-        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body)
+        stored = riding[-1].output if riding else s.output
+        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body, stored)
         value, held = accumulator.result(), accumulator.dtype
         k.scopes[0].lines += body
     else:
@@ -246,11 +243,13 @@ def _reduction(
     tiling: Tiling,
     accumulator: Accumulator,
     body: list[str],
+    stored: str,
 ) -> str | None:
-    """Lines of the loop over the reduction, into `body`; the name of the test that a point was valid, where needed."""
+    """Lines of the loop over the reduction, into `body`, for the output `stored`; the name of the test that a point was
+    valid, where needed."""
     s = k.space.statement
     tiled = tiling.reduction is not None
-    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions)
+    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling.outer)
     frame = walk.frame
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])])
     evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
@@ -273,7 +272,7 @@ def _reduction(
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
         whole = Frame(k, [a.name for a in axes], {})
-        place = whole.address(s.output, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
+        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
         body.append(f"zeros = tl.load({place}, mask={NEVER}, other=0)")
     body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
@@ -281,7 +280,10 @@ def _reduction(
     body += walk.before
     lines: list[str] = []
     for headers in reversed(walk.headers):
-        lines = [*k.scopes.pop().lines, *lines]
+        own = k.scopes.pop().lines
+        if tiling.outer and not lines:
+            own, headers = at_once(own, k.constants.pop("UNROLL"), k.names), headers[:1]
+        lines = [*own, *lines]
         for header in reversed(headers):
             lines = [header, *(f"    {line}" for line in lines)]
     body += lines
@@ -319,7 +321,7 @@ def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[
     return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
 
 
-def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str]) -> Walk:
+def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], outer: bool) -> Walk:
     """Point by point: one summed variable innermost, several of its values at a time so that their reads overlap."""
     inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v)))
     windows = tuple(v for v in reductions if v != inner)
@@ -337,9 +339,13 @@ def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: lis
     k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
     k.decode(Axis("red", (inner,), None))
     k.constants["UNROLL"] = unroll
-    headers.append((f"for first in range(0, {k.extent(inner)}, UNROLL):", "for step in tl.static_range(UNROLL):"))
+    block = "UNROLL" if not outer else str(unroll)
+    headers.append((f"for first in range(0, {k.extent(inner)}, {block}):", "for step in tl.static_range(UNROLL):"))
     scopes.append(frozenset((inner, "red")))
-    return Walk((), tuple(headers), Frame(k, [a.name for a in axes], tails, *scopes))
+    frame = Frame(k, [a.name for a in axes], tails, *scopes)
+    if outer:
+        frame.untested = k.line("some", f"{k.count([v for v in axes[1].variables if k.space.largest(v) > 1])} > 0", 0)
+    return Walk((), tuple(headers), frame)
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together

@@ -12,7 +12,7 @@ from tilec.backends.reference.recurrence import assigned
 from tilec.backends.triton.plan import Allocate, Setting, Step
 from tilec.backends.triton.recurrence_course import Course, chart
 from tilec.backends.triton.recurrence_local import choose_local, local_steps, recognise_local
-from tilec.backends.triton.recurrence_riders import is_read, over, riders_on
+from tilec.backends.triton.recurrence_riders import over, riders_on, times_read
 from tilec.backends.triton.recurrence_sweep import choose_blocks, swept
 from tilec.backends.triton.sizes import NARROWEST, reach
 from tilec.ir.program import Program, Statement, reads, reads_itself
@@ -32,15 +32,15 @@ def check_recurrences(flat: Program) -> None:
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
     course = chart(flat, types)
-    return sequential(course, strides, _is_wide((flat,), types, strides))
+    return sequential(course, strides, _is_wide((flat,), types, strides), setting)
 
 
-def sequential(course: Course, strides: Strides, wide: bool) -> list[Step]:
+def sequential(course: Course, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence time by time."""
     local = recognise_local(course)
     if local is not None:
         return local_steps(local, strides, wide, choose_local(local))
-    return swept(course, strides, wide, choose_blocks(course))
+    return swept(course, strides, wide, choose_blocks(course, setting))
 
 
 def with_riders(
@@ -56,9 +56,9 @@ def with_riders(
     local = recognise_local(course)
     if local is None:
         return None
-    stored = is_read(program, s, riding)
-    local = replace(local, riding=tuple(over(course, r) for r in riding), stored=stored)
-    made = [r.output for r in riding] + ([s.output] if stored else [])
+    kept = times_read(program, s, course.time, riding, types)
+    local = replace(local, riding=tuple(over(course, r) for r in riding), kept=kept)
+    made = [r.output for r in riding] + ([] if kept is None else [s.output])
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
     wide = _is_wide((s, *riding), types, strides)
     return (s, *riding), [*steps, *local_steps(local, strides, wide, choose_local(local))]

@@ -7,7 +7,7 @@ element of the output is written in its own step, those without a valid point to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.domain import (
@@ -15,12 +15,14 @@ from tilec.backends.domain import (
     Domain,
     access_conditions,
     constraining_accesses,
+    gathered,
     signed,
     size_of,
     whole_arguments,
 )
 from tilec.backends.reference.recurrence import assigned
 from tilec.backends.reference.skew import Skew, level_domain, skewed
+from tilec.backends.scalars import value_children
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
@@ -176,3 +178,32 @@ def _ranges(skew: Skew, e: Expr, types: Mapping[str, TensorType], box: Box) -> B
 
 def _range(domain: Domain, v: str) -> tuple[int, int]:
     return domain.low[v], domain.low[v] + domain.extent[v] - 1
+
+
+def feeds(course: Course, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
+    """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
+    `settled`: pads whose value is known already."""
+    found: dict[Access, None] = {}
+    s, box = course.statement, course.space().box(0)
+
+    def add(access: Access) -> None:
+        for i in access.index:
+            for inner in gathered(linear(i)):
+                add(inner)
+        if access.tensor != s.output:
+            found.setdefault(access)
+
+    stack = list(reversed(roots))
+    if s.default is not None:
+        stack.append(Access(s.default, s.index or ()))
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Access):
+            add(e)
+        elif isinstance(e, Pad):
+            access = e.access if isinstance(e.access, Access) else e.access.access
+            outside = [] if box.inside(access, course.types) else [e.value]
+            stack += [] if settled(e) else [*outside, e.access]
+        else:
+            stack += reversed(value_children(e))
+    return list(found)

@@ -163,8 +163,10 @@ def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr
         both, *rest = conditions
         for condition in rest:
             both = Call("and", (both, condition))
-        zero: Expr = Call("bool", (ZERO,)) if t.dtype == "bool" else ZERO
-        value = Call("select", (both, value, zero))
+        if t.dtype == "bool" and is_bool(value):
+            value = Call("and", (both, value))
+        else:
+            value = Call("select", (both, value, Call("bool", (ZERO,)) if t.dtype == "bool" else ZERO))
     if t.dtype in NARROW or expression_type(value, types).dtype != t.dtype:
         value = Call(t.dtype, (value,))
     return replace_indices(value, mapping)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
-from tilec.backends.domain import gathered
-from tilec.backends.scalars import NARROW, value_children
+from tilec.backends.domain import Condition
+from tilec.backends.scalars import NARROW
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Launch, Step, python_name
-from tilec.backends.triton.recurrence_course import Course, conditions
+from tilec.backends.triton.recurrence_course import Course, conditions, feeds
 from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
@@ -27,8 +28,9 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, sel
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
-MOST_UNROLLED = 8  # steps of a round: Triton's compile time grows with the cube of a loop's length
-MOST_WRITTEN = 200  # operators written out for the steps of one round
+MOST_TOUCHED = 96  # loads and stores of a round: Triton's compile time grows with the cube of their number
+MOST_WRITTEN = 800  # operators of a round
+FIRST_LOADS = 8  # steps whose loads are written out before the first round
 MULTIPROCESSORS = 132
 LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
@@ -37,15 +39,16 @@ LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several st
 class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
-    inside: only what lies before the first step is read outside. None elsewhere. `riding`: statements over the course's
-    variables whose elements are computed beside the state's; `stored`: whether states are kept at all."""
+    inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
+    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are
+    computed beside the state's."""
 
     course: Course
     back: Mapping[Access, int]
     turns: Mapping[str, int]
     start: Expr | None
+    kept: tuple[int, int] | None
     riding: tuple[Statement, ...] = ()
-    stored: bool = True
 
     @property
     def roots(self) -> tuple[Expr, ...]:
@@ -59,12 +62,11 @@ class Local:
 
 @dataclass(frozen=True)
 class LocalTiling:
-    """Lanes of a block, warps, how many steps ahead loads are issued, and how many steps a round of the loop has."""
+    """Lanes of a block, warps, and steps of a round, which is how far ahead loads are issued."""
 
     lanes: int
     warps: int
     ahead: int
-    unroll: int
 
 
 def recognise_local(course: Course) -> Local | None:
@@ -98,7 +100,8 @@ def recognise_local(course: Course) -> Local | None:
         start = ZERO
     elif closed and set(back.values()) == {1} and len(values) == 1:
         start = values.pop()
-    return Local(course, back, {v: c for v, c in turns.items() if c}, start)
+    whole = course.low[course.time], course.low[course.time] + course.steps - 1
+    return Local(course, back, {v: c for v, c in turns.items() if c}, start, whole)
 
 
 def _is_zero(e: Expr) -> bool:
@@ -136,46 +139,57 @@ def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
 def choose_local(local: Local) -> LocalTiling:
     course = local.course
     lanes = course.count(course.lanes)
-    carried = [a for a in feeds(local) if _moves(local, a)]
+    accesses = _feeds(local)
+    echoes = _echoes(local, accesses)
+    carried = [a for a in accesses if _moves(local, a) and a not in echoes]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
-    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1))
+    touched = len(carried) + len(local.riding) + (local.kept is not None)
+    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_TOUCHED // touched, MOST_WRITTEN // max(operators, 1))
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
     ahead = max(1, power_of_two(ahead + 1) // 2)
     warps = 1 if lanes < MULTIPROCESSORS * 512 else 4
-    ahead = min(ahead, power_of_two(course.steps))
-    unroll = power_of_two(min(MOST_UNROLLED, MOST_WRITTEN // max(operators, 1)) + 1) // 2
-    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, ahead, max(1, min(unroll, ahead)))
+    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(course.steps)))
 
 
-def feeds(local: Local) -> list[Access]:
-    """Elements of other tensors that a step reads, those in indices before what they are indices of."""
-    found: dict[Access, None] = {}
-    s, box = local.course.statement, local.course.space().box(0)
+def _feeds(local: Local) -> list[Access]:
+    """Elements of other tensors that a step and what rides on it read."""
 
-    def add(access: Access) -> None:
-        for i in access.index:
-            for inner in gathered(linear(i)):
-                add(inner)
-        if access.tensor != s.output:  # riders read the state that is at hand
-            found.setdefault(access)
+    def settled(e: Pad) -> bool:
+        return e.access in local.back and local.start is not None
 
-    stack = list(reversed(local.roots))
-    if s.default is not None:
-        stack.append(Access(s.default, s.index or ()))
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Access):
-            add(e)
-        elif isinstance(e, Pad) and e.access in local.back and local.start is not None:
-            continue
-        elif isinstance(e, Pad):
-            access = e.access if isinstance(e.access, Access) else e.access.access
-            stack += [e.access] if box.inside(access, local.course.types) else [e.value, e.access]
-        else:
-            stack += reversed(value_children(e))
-    return list(found)
+    return feeds(local.course, local.roots, settled)
+
+
+def _echoes(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
+    """Elements that the step before has read already, each with the access by which it did."""
+    course = local.course
+    before = {course.time: Affine.variable(course.time) + (1 if course.falling else -1)}
+    for v, turn in local.turns.items():
+        back = Affine.variable(v) - turn
+        before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(course.extent[v]))), 1)])
+    inner = {x for a in accesses for i in a.index for x in walk(i)}
+    plain = [a for a in accesses if _moves(local, a) and not inner & {a, *accesses} and a not in inner]
+    read = {(b.tensor, tuple(_turned(linear(i).substitute(before)) for i in b.index)): b for b in plain}
+    found: dict[Access, Access] = {}
+    for a in plain:
+        b = read.get((a.tensor, tuple(_turned(linear(i)) for i in a.index)))
+        if b is not None and b not in found and a not in found.values() and a != b:
+            found[a] = b
+    return found
+
+
+def _turned(form: Affine) -> Affine:
+    """The form with what is taken modulo a number between 0 and that."""
+    terms: list[tuple[Expr, Fraction | int]] = []
+    for atom, c in form.terms:
+        match atom:
+            case Call("mod", (e, Int(n))) if linear(e).is_integral and n > 0:
+                inner = linear(e)
+                atom = Call("mod", ((inner + (inner.constant % n - inner.constant)).to_expr(), Int(n)))
+        terms.append((atom, c))
+    return Affine.of(terms, form.constant)
 
 
 def _moves(local: Local, access: Access) -> bool:
@@ -184,90 +198,70 @@ def _moves(local: Local, access: Access) -> bool:
 
 
 class _Frame(StepFrame):
-    """`history`: names of earlier states, the last first; `loaded`: names of elements that were read already;
-    `running`: the test that the step takes place at all."""
+    """`history`: names of earlier states, the last first."""
 
     local: Local
     history: list[str]
-    loaded: dict[Access, str]
-    running: str
 
     def read(self, access: Access, other: float | int | None) -> str:
-        if access in self.local.back:
-            return self.history[self.local.back[access] - 1]
-        return self.loaded.get(access) or super().read(access, other)
-
-    def tail_tests(self, variables: frozenset[str]) -> list[str]:
-        running = [self.running] if self.local.course.time in variables else []
-        return [*super().tail_tests(variables), *running]
+        back = self.local.back.get(access)
+        return super().read(access, other) if back is None else self.history[back - 1]
 
 
 class _Writer(StepWriter):
+    frames = _Frame
+
     def __init__(self, kernel: Kernel, local: Local, tiling: LocalTiling):
         super().__init__(kernel, local.course)
         self.local, self.tiling = local, tiling
         self.moving = frozenset((local.course.time, *local.turns))
-        self.feeds = feeds(local)
+        self.feeds = _feeds(local)
+        self.echoes = _echoes(local, self.feeds)
         self.fixed: dict[Access, str] = {}
         self.dtype = local.course.types[local.course.own].dtype
 
     def at(self, moment: str, places: Mapping[str, str], history: list[str], loaded: dict[Access, str]) -> _Frame:
         """The frame of the step of that number, at these places of moving lanes."""
-        k, course = self.kernel, self.course
-        depth = len(k.scopes) - 1
-        low, n = k.low(course.time), k.extent(course.time)
-        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {moment}")
-        place = f"{n} - 1 - {count}" if course.falling else count
-        name = k.line("now", place if low == "0" else f"{low} + {place}") if place != count or low != "0" else count
-        k.value_of[course.time] = name
+        k, depth = self.kernel, len(self.kernel.scopes) - 1
+        running = self.moment(moment, False)
         k.value_of.update(places)
-        self.scopes |= dict.fromkeys((name, *places.values()), depth)
-        frame = _Frame(k, ["row"], {"row": "row_in"}, (self.moving,) * depth, course.own, self.scopes)
-        frame.local, frame.history, frame.loaded = self.local, history, {**self.fixed, **loaded}
-        frame.running = k.line("running", f"{count} < {n}")
-        self.scopes.setdefault(frame.running, depth)
+        self.scopes |= dict.fromkeys(places.values(), depth)
+        frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
+        assert isinstance(frame, _Frame)
+        frame.local, frame.history = self.local, history
+        frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
+
+    def carried(self, first: Mapping[str, str]) -> dict[str, str]:
+        """Names for the moving lanes' places in a loop: what it changes stands in no text before."""
+        names = {v: self.kernel.names.fresh(f"{python_name(v)}_at") for v in first}
+        self.let({name: first[v] for v, name in names.items()})
+        return names
 
     def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
         """Issue a step's loads of what changes from step to step, or of what does not; their names."""
         for a in self.feeds:
-            if a not in frame.loaded and _moves(self.local, a) != fixed:
+            if a not in frame.loaded and a not in self.echoes and _moves(self.local, a) != fixed:
                 frame.loaded[a] = frame.read(a, None)
                 if fixed:
                     self.fixed[a] = frame.loaded[a]
         return {a: name for a, name in frame.loaded.items() if a not in self.fixed}
 
-    def waiting(self, frame: _Frame) -> list[dict[Access, str]]:
-        """Names of blocks, of zeros as yet, for the loads of the steps to come."""
-        k, result = self.kernel, []
-        for _ in range(self.tiling.ahead):
-            names = {}
-            for a in (a for a in self.feeds if a not in self.fixed):
-                names[a] = k.names.fresh(f"next_{python_name(a.tensor).lower()}")
-                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
-                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
-            result.append(names)
-        return result
-
-    def let(self, values: Mapping[str, str]) -> None:
-        """Lines that give names their values, in a loop or for it to change."""
-        for name, value in values.items():
-            self.kernel.emit(f"{name} = {value}")
-            self.scopes[name] = 1
-
     def step(self, frame: _Frame) -> str:
         """Compute a step and store what is kept of it; the name of its state."""
         code, held = self.element(frame, self.tiling.lanes)
         name = self.state(code)
-        if self.local.stored:
-            self.store(frame, name, held)
+        if self.local.kept is not None:
+            low = self.local.kept[0]
+            form = Affine.variable(self.course.time) - low
+            self.store(frame, name, held, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
         for s in self.local.riding:
             self.ride(frame, s, name)
         return name
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """With states for the reads that need no test."""
-        given: dict[Expr, Value] = {}
+        given = self.insides(frame, roots)
         if self.local.start is not None:
             for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
                 assert isinstance(e.access, Access)
@@ -306,7 +300,8 @@ class _Writer(StepWriter):
         t = course.types[course.own]
         given = Value(state, t.element(), held_as(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = Evaluator(frame, *roots, given={Access(course.own, course.statement.index or ()): given})
+        state_read = Access(course.own, course.statement.index or ())
+        evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})
         code, held = self.selected(frame, s, evaluator, conditions(roots, s.constraints, course.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
@@ -336,8 +331,9 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     states = [k.names.fresh("state") for _ in range(local.depth)]
     start = w.start(frame)
     w.let(dict.fromkeys(states, start))
-    waiting = w.waiting(frame)
-    _rounds(w, first, waiting, None)
+    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed and a not in w.echoes], tiling.ahead)
+    if any(waiting):
+        _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
@@ -346,29 +342,45 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]
 
 
-def _rounds(
-    w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str] | None
-) -> None:
-    """The loop over rounds of steps. Without states it only issues the loads of the steps that come first."""
-    k, local, ahead, unroll = w.kernel, w.local, w.tiling.ahead, w.tiling.unroll
-    if states is None and not any(waiting):
-        return
-    carried = {v: k.names.fresh(f"{python_name(v)}_at") for v in first}  # what a loop changes stands in no text before
-    w.let({name: first[v] for v, name in carried.items()})
-    distance, end = (ahead, k.extent(local.course.time)) if states else (0, str(ahead))
-    k.scopes.append(Scope())
-    places = w.places(carried, distance + unroll + 1)
-    moments = [f"at_step + {u}" if u else "at_step" for u in range(distance + unroll)]
-    coming = [w.load(w.at(moments[u], places[u], [], {})) for u in range(distance, distance + unroll)]
-    if states is not None:
-        history = list(states)
-        for u in range(unroll):
-            frame = w.at(moments[u], places[u], history, waiting[u])
-            history = [w.step(frame), *history][: local.depth]
-        w.let(dict(reversed(list(zip(states, history, strict=True)))))
-    for old, new in zip(waiting, [*waiting[unroll:], *coming], strict=True):
+def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:
+    """Lines that load what the first steps read, a few steps at a time: all written out would take long to compile."""
+    count = min(FIRST_LOADS, len(waiting))
+    carried = w.carried(first)
+    w.kernel.scopes.append(Scope())
+    places = w.places(carried, count + 1)
+    coming = [w.load(w.at(_moment(u), places[u], [], {})) for u in range(count)]
+    for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
-    w.let({name: places[unroll][v] for v, name in carried.items()})
-    lines = k.scopes.pop().lines
-    for line in (f"for at_step in range(0, {end}, {unroll}):", *(f"    {x}" for x in lines)):
-        k.emit(line)
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {len(waiting)}, {count}):")
+
+
+def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
+    """The loop over rounds of steps. Each step is followed by the loads of the same step of the next round, into the
+    same registers: copies from others would wait for the loads to arrive. Loads that a step repeats from the one before
+    it are not issued: theirs follow a step later."""
+    count, delay = len(waiting), 1 if w.echoes else 0
+    carried = w.carried(first)
+    frame = w.at("0", first, [], {})
+    last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
+    w.let({name: frame.read(a, None) for a, name in last.items()})
+    w.kernel.scopes.append(Scope())
+    places, history = w.places(carried, 2 * count), list(states)
+    for u in range(count + delay):
+        before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
+        if u < count:
+            frame = w.at(_moment(u), places[u], history, {**waiting[u], **before})
+            history = [w.step(frame), *history][: w.local.depth]
+        else:
+            w.let({last[a]: name for a, name in before.items()})
+        if u >= delay:
+            slot = u - delay
+            loaded = w.load(w.at(_moment(count + slot), places[count + slot], [], {}))
+            w.let({name: loaded[a] for a, name in waiting[slot].items()})
+    w.let(dict(reversed(list(zip(states, history, strict=True)))))
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")
+
+
+def _moment(step: int) -> str:
+    return f"at_step + {step}" if step else "at_step"

@@ -3,9 +3,11 @@ step has at hand. A gradient's last statement is one, and with it the cotangents
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.backends.domain import boxed
 from tilec.backends.triton.recurrence_course import Course
 from tilec.ir.index import Affine, linear, replace_constraints, replace_indices
 from tilec.ir.program import (
@@ -17,12 +19,14 @@ from tilec.ir.program import (
     Program,
     Statement,
     children,
+    expressions,
     index_variables,
     reads,
     reads_itself,
     walk,
 )
 from tilec.ir.types import TensorType
+from tilec.lattice.sets import bounds
 
 MOST_RIDERS = 4
 MOST_OPERATORS = 40  # of one rider
@@ -36,10 +40,33 @@ def riders_on(flat: Program, place: int, types: Mapping[str, TensorType]) -> tup
     return tuple(r for r in later if s.output in reads(r) and _rides(r, s, there, types))[:MOST_RIDERS]
 
 
-def is_read(flat: Program, s: Statement, riding: tuple[Statement, ...]) -> bool:
-    """Whether anything but the riders needs the states."""
-    others = (r for r in flat.statements if r is not s and r not in riding)
-    return s.output in flat.outputs or any(s.output in reads(r) for r in others)
+def times_read(
+    flat: Program, s: Statement, time: str, riding: tuple[Statement, ...], types: Mapping[str, TensorType]
+) -> tuple[int, int] | None:
+    """The first and the last time at which anything but the riders needs the states of a recurrence over `time`; None
+    where nothing does."""
+    axis = [linear(e).bare for e in s.index or ()].index(time)
+    whole = 0, types[s.output].shape[axis] - 1
+    if s.output in flat.outputs:
+        return whole
+    found: list[tuple[int, int]] = []
+    for r in flat.statements:
+        if r is s or r in riding or s.output not in reads(r):
+            continue
+        inside = [e for root in expressions(r) for e in walk(root)]
+        ranges = bounds(r, {name: t.shape for name, t in types.items()})
+        if r.default == s.output or reads_itself(r) or any(isinstance(e, Aggregate) for e in inside):
+            return whole
+        if ranges is None:
+            continue
+        domain = boxed(r, ranges, types)
+        spans = [
+            domain.interval(linear(e.index[axis])) for e in inside if isinstance(e, Access) and e.tensor == s.output
+        ]
+        for low, high in spans:
+            low, high = max(low, whole[0]), min(high, whole[1])
+            found += [(math.floor(low), math.ceil(high))] if low <= high else []
+    return (min(a for a, _ in found), max(b for _, b in found)) if found else None
 
 
 def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:

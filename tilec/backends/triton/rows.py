@@ -15,8 +15,9 @@ from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed, candidates, merge
 from tilec.backends.triton.groups import Group
 from tilec.backends.triton.plan import Launch
+from tilec.backends.triton.rows_rescale import rescaled
 from tilec.backends.triton.rows_text import RowWriter
-from tilec.backends.triton.rows_tiling import Tiling, choose_tiling
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, choose_tiling
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -40,7 +41,11 @@ def row_launch(
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides)
-    writer = RowWriter(merged, merged_types, merged_strides, wide, tiling)
+    maxima: Mapping[str, str] = NOTHING
+    if tiling.form == "looped":
+        made = rescaled(merged, merged_types)
+        merged, merged_types, maxima = made.group, made.types, made.maxima
+    writer = RowWriter(merged, merged_types, merged_strides, wide, tiling, maxima)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements), partial, second)
 

@@ -13,7 +13,7 @@ from tilec.backends.triton.grouping import variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_tiling import Levels, Tiling, accesses, levels
+from tilec.backends.triton.rows_tiling import NOTHING, Levels, Tiling, accesses, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Expr, Statement, index_variables
@@ -39,8 +39,10 @@ class RowWriter:
         strides: Mapping[str, tuple[int, ...]],
         wide: bool,
         tiling: Tiling,
+        maxima: Mapping[str, str] = NOTHING,
     ):
-        self.group, self.types, self.tiling = group, types, tiling
+        """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
+        self.group, self.types, self.tiling, self.maxima = group, types, tiling, maxima
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
@@ -48,6 +50,7 @@ class RowWriter:
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
         self.accumulators: dict[str, Accumulator] = {}
+        self.relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
         self.count = 0
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
@@ -110,7 +113,7 @@ class RowWriter:
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
         self._position("row", group.rows, "down * BM")
-        found = levels(group)
+        found = levels(group, self.maxima)
         for level in range(found.depth):
             self._pass(level, found)
         frame = self._frame()
@@ -146,11 +149,45 @@ class RowWriter:
         ]
         for s in statistics:
             accumulator = self.accumulators[s.output]
-            k.scopes[0].lines += accumulator.reduce(1)
+            k.scopes[0].lines += self._ended(s, accumulator)
             self._give_statistic(frame, s, accumulator, accumulator.result())
         for s in wanted:
             if self._walks(s, written=True):
                 del self.values[Access(s.output, s.index or ())]
+
+    def _stepped(self, s: Statement, accumulator: Accumulator, code: str) -> list[str]:
+        """Lines that take a block of values into a statistic."""
+        (acc, *_) = accumulator.state
+        if s.output in self.maxima.values():
+            top, fading, part = (self.k.names.fresh(n) for n in ("greatest", "fading", "part"))
+            self.relative[s.output] = fading, part
+            return [
+                f"{top} = maximum_({acc}, {code})",
+                f"{fading} = shifted_exp_({acc}, {top})",
+                f"{part} = shifted_exp_({code}, {top})",
+                f"{acc} = {top}",
+            ]
+        if s.output in self.maxima:
+            fading, part = self.relative[self.maxima[s.output]]
+            return [f"{acc} = {acc} * {fading} + {code} * {part}"]
+        return accumulator.step(code)
+
+    def _ended(self, s: Statement, accumulator: Accumulator) -> list[str]:
+        """Lines that make a row's statistic of the blocks' of its columns."""
+        (acc, *_) = accumulator.state
+        if s.output in self.maxima.values():
+            top, fading = (self.k.names.fresh(n) for n in ("greatest", "fading"))
+            self.relative[s.output] = top, fading
+            return [
+                f"{top} = tl.reduce({acc}, 1, maximum_)",
+                f"{fading} = shifted_exp_({acc}, {top}[:, None])",
+                f"{acc} = {top}",
+            ]
+        if s.output in self.maxima:
+            top, fading = self.relative[self.maxima[s.output]]
+            nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
+            return [f"{acc} = tl.sum({acc} * {fading}, 1) * {nothing}"]
+        return accumulator.reduce(1)
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -211,7 +248,9 @@ class RowWriter:
             elif s.output in running:
                 accumulator = self.accumulators[s.output] = self._accumulator(s)
                 self.k.scopes[0].lines += accumulator.start("(BM, BN)")
-                self._add(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                for line in self._stepped(s, accumulator, code):
+                    self.k.emit(line)
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)

@@ -13,6 +13,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, walk
 
 MULTIPROCESSORS = 132  # of an H200
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tilin
         warps = max(4, min(16, down * needed // 1024))
         programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return Tiling("whole", down, needed, parts, warps, 2 if parts else 1)
+        return Tiling("whole", down, needed, parts, warps, 3 if parts else 1)
     down = min(power_of_two(rows), together)
     block = min(needed, max(1, (8192 if again else 1024) // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
@@ -97,11 +98,14 @@ class Levels:
     depth: int
 
 
-def levels(group: Group) -> Levels:
+def levels(group: Group, maxima: Mapping[str, str] = NOTHING) -> Levels:
+    """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
     found: dict[str, int] = {}  # when a value is known
     starts: dict[str, int] = {}
     for s in group.statements:
         start = max((found[a.tensor] for a in accesses(s) if a.tensor in found), default=0)
+        if s.output in maxima:
+            start = max(start, starts[maxima[s.output]])
         starts[s.output] = start
         statistic = bool(group.reductions(s)) and s.output not in group.sums
         found[s.output] = start + statistic

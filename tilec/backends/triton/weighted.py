@@ -171,13 +171,13 @@ class WeightedWriter(ExponentialWriter):
         return "weight"
 
     def _exact(self) -> list[str]:
-        """Point by point, by the statement's own factors. (What starts from `acc` is laid out as the product is.)"""
+        """Point by point, by the statement's own factors."""
 
         def step(values: list[str], tests: list[str]) -> Sequence[str]:
             return (f"total += {where(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
 
         return [
-            f"total = tl.where({FINITE}, acc, 0.0)",
+            f"total = tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})",
             *self._each(self.found.exact, step),
             f"acc = tl.where({FINITE}, acc, total)",
         ]
