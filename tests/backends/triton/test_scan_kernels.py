@@ -86,9 +86,9 @@ def test_blocks(rows, steps):
         assert t.steps * t.lanes <= 2048 and t.steps & (t.steps - 1) == 0 == t.lanes & (t.lanes - 1)
         if t.tiles is not None:
             chunks = -(-steps // (t.steps * t.tiles))
-            assert 1 < chunks <= 4096 and chunks * chunks * rows <= (2**22 if t.apart else 2**24)
+            assert 1 < chunks <= 4096 and chunks * chunks * rows <= (3 * 2**19 if t.apart else 2**24)
         enough = rows >= 2112 * 32 if t.apart else -(-rows // t.lanes) >= 264
-        assert (t.tiles is None) == (enough or steps <= 2 * t.steps or rows * 4 > 2**22)
+        assert (t.tiles is None) == (enough or steps <= 2 * t.steps or rows * 4 > 3 * 2**19)
 
 
 def test_one_text_for_all_sizes():
