@@ -75,10 +75,11 @@ class _Parts:
                 if inverse.get(f, f) != s.times or f == "div" and s.kind != 2:
                     return None
                 first, second = (self._typed(a) for a in e.args)
+                unit = self._typed(literal(s.one))
                 if not self._moves(e.args[1]):
-                    return self._each(parts[0], lambda x: Call(f, (x, second)))
+                    return self._each(parts[0], lambda x: second if (x, f) == (unit, s.times) else Call(f, (x, second)))
                 if f == s.times and not self._moves(e.args[0]):
-                    return self._each(parts[1], lambda x: Call(f, (first, x)))
+                    return self._each(parts[1], lambda x: first if x == unit else Call(f, (first, x)))
         return None
 
     def _moves(self, e: Expr) -> bool:

@@ -21,16 +21,16 @@ from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # of which there are enough for every multiprocessor
-WANTED = 4224  # programs to aim at where rows are cut
-BLOCK = 2048  # elements of a block
-HEAVY = 512  # of one whose composition takes exponentials
+WANTED = {True: 4224, False: 1056}  # programs to aim at where rows are cut, of terms that commute and of steps
+BLOCK = {True: 2048, False: 1024}  # elements of a block of such
+HEAVY = 512  # of one whose composition takes exponentials; of lanes side by side, twice as many
 SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
-FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side
+FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side, unless composition is heavy
 WRITTEN = 16  # steps written out for these
 MOST_WRITTEN = 256  # operators in these, which take their time to compile
 WARPS = 2112  # of these to aim at where rows are cut
 MOST_CHUNKS = 4096
-MOST_TOTALS = {True: 2**22, False: 2**24}  # that all programs may read together: where lanes are threads', elsewhere
+MOST_TOTALS = {True: 3 * 2**19, False: 2**24}  # that all programs may read together: of threads' lanes, elsewhere
 
 
 def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
@@ -38,27 +38,30 @@ def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
     there are lanes."""
     steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
     heavy = scan.algebra.then in ("join_logs_", "then_log_")
-    if not along and rows >= FEW_LANES:
-        operators = sum(isinstance(e, Call) for root in bodies(scan) for e in walk(root)) + (40 if heavy else 2)
+    commutes = scan.algebra.commutes
+    if not along and rows >= FEW_LANES and not heavy:
+        operators = sum(isinstance(e, Call) for root in bodies(scan) for e in walk(root)) + 2
         written = max(1, min(WRITTEN, power_of_two(MOST_WRITTEN // operators + 1) // 2))
-        warps = 2 if rows >= 64 else 1
+        warps = min(4, power_of_two(rows // 32 + 1) // 2)
         programs, blocks = -(-rows // 32), -(-steps // written)
         chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
         return Tiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
-    block = HEAVY if heavy else BLOCK
+    block = HEAVY if heavy else BLOCK[commutes]
     if along:
         length = min(power_of_two(steps), block)
         lanes = min(power_of_two(rows), block // length)
+    elif rows >= FEW_LANES:
+        lanes, length = FEW_LANES, min(power_of_two(steps), 2 * block // FEW_LANES)
     else:
         lanes = power_of_two(rows)
         length = min(power_of_two(steps), block // lanes)
     programs = -(-rows // lanes)
-    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS and steps > 2 * length:
+    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS // 2 and steps > 2 * length:
         length //= 2
     blocks = -(-steps // length)
     if programs >= PROGRAMS or blocks <= 2:
         return Tiling(length, lanes, along)
-    chunks = min(-(-WANTED // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
+    chunks = min(-(-WANTED[commutes] // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
     return Tiling(length, lanes, along, -(-blocks // chunks))
 
 
