@@ -248,3 +248,16 @@ def test_elementwise_statements_ride_on_it():
     a, b = normal(20, 30), normal(30, 18)
     assert len(f.lower(a, b).kernels) == 3
     torch.testing.assert_close(f(a, b), 2 * tilec.compile(PRODUCT, backend="torch")(a, b) + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_greatest_terms_are_those_of_the_window():
+    """An image that is much greater outside an output's window must not spoil the output's certificate."""
+    index = "O[n, x, d : N, X - J + 1, D] = logsumexp(I[n, x + j, c] + K[j, c, d]);"
+    f = tilec.compile(f"function (I[N, X, C], K[J, C, D]) -> (O) {{ {index} }}", backend="triton")
+    i, k = torch.randn(2, 60, 16), torch.randn(3, 16, 16)
+    (line,) = [x for x in f.lower(i, k).source().splitlines() if x.strip().startswith("O_top_left_kernel[")]
+    numbers = [x.strip() for x in line.split("](")[1].split(",")]
+    assert "3" in numbers and "62" not in numbers  # values of j: the kernel's, not all that reach the image
+    i[:, 30:] += 500
+    want = tilec.compile(f.source, backend="torch")(i.double(), k.double())
+    torch.testing.assert_close(f(i, k).double(), want, rtol=1e-6, atol=3e-6)

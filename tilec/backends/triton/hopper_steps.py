@@ -25,6 +25,8 @@ def hopper_steps(
     shapes, strides, dtypes = layouts(product, seen)
     tf32 = dot.dtype == "float32"
     choice = config or hopper.default_config(product, shapes, strides, dtypes, tf32=tf32)
+    if config is None and choice is not None and _mostly_outside(choice, dot, space):
+        return None
     launches = None if choice is None else hopper.plan_hopper(product, shapes, strides, dtypes, choice)
     if choice is None or launches is None:
         return None
@@ -34,6 +36,12 @@ def hopper_steps(
     assert isinstance(total, int)
     parts = f"{product.output}.parts"
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
+
+
+def _mostly_outside(config: hopper.Config, dot: Dot, space: Space) -> bool:
+    """Whether half or more of what boxes bring along the reduction is zeros: 64 channels of 16. Pointer kernels take
+    what there is."""
+    return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
 
 
 def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.Config]:

@@ -11,11 +11,11 @@ term by term. Elements that are certain keep what they have, so that none depend
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import literal, tuple_text
-from tilec.backends.domain import Condition
+from tilec.backends.domain import Condition, constraining_accesses
 from tilec.backends.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, worthwhile
@@ -25,7 +25,7 @@ from tilec.backends.triton.outer import NEVER, at_once
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
-from tilec.ir.index import Affine
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -34,12 +34,12 @@ from tilec.ir.program import (
     Expr,
     Float,
     Int,
-    Pad,
     Statement,
     index_variables,
-    walk,
 )
 from tilec.ir.types import FLOATS, TensorType
+
+Types = Mapping[str, TensorType]
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
 CANCELLED = (
@@ -80,7 +80,7 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     left, right = (joined(side, dtype) for side in (found.left, found.right))
     outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
     tops = tuple(
-        top_of(s, name, variables, side, dtype, space)
+        top_of(s, name, variables, side, dtype, space, seen.types)
         for name, variables, side in zip(("left", "right"), outputs, (left, right), strict=True)
     )
     reads = tuple(Access(t.output, t.index or ()) for t in tops)
@@ -111,14 +111,22 @@ def finite(read: Expr) -> Expr:
     return Call("select", (infinite, read, Float(0.0)))
 
 
-def top_of(s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtype: str, space: Space) -> Statement:
+def top_of(
+    s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtype: str, space: Space, types: Types
+) -> Statement:
+    """The greatest terms of one side as a statement over the side's own variables. What the other side alone confines
+    the points to, as a kernel does a window, is written out."""
     low, extent = space.low[0], space.extent[0]
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     sizes = tuple(Int(extent[v]) for v in variables)
-    constraints: tuple[Constraint, ...] = ()
-    if any(isinstance(e, Pad) for e in walk(body)):  # a padded access bounds no variable
-        summed = [v for v in index_variables(body) if v in extent and v not in variables]
-        constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
+    whole = {
+        linear(e).bare
+        for a in constraining_accesses(body)
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+        if n == extent.get(linear(e).bare or "") and low[linear(e).bare or ""] == 0
+    }
+    summed = [v for v in index_variables(body) if v in extent and v not in variables and v not in whole]
+    constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
     return Statement(
         f"{s.output}.top_{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
     )

@@ -84,6 +84,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
             joined(side, dtype),
             dtype,
             space,
+            seen.types,
         )
         for name, side in (("beside", beside), ("right", right))
     )
