@@ -158,3 +158,10 @@ def test_a_group_needs_memory_traffic_to_save():
     x = torch.randn(8, 200)
     lowered = tilec.compile(source, backend="triton").lower(x)
     assert "grouped" not in lowered.stages
+
+
+def test_any_integer_counts_draws():
+    source = "function (X[R, C], I[R, C], S[]) -> (Y) { Y[r, c] = X[r, c] + rand(S, r * c) + rand(S, I[r, c]); }"
+    x, i = torch.randn(5, 8), torch.randint(0, 99, (5, 8))
+    want = tilec.compile(source, backend="torch")(x, i, 3)
+    torch.testing.assert_close(tilec.compile(source, backend="triton")(x, i, 3), want, rtol=1e-6, atol=1e-6)

@@ -15,6 +15,7 @@ import torch
 from tilec.backends.code import literal
 from tilec.backends.scalars import NARROW, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
+from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
@@ -179,7 +180,10 @@ class Evaluator:
         axis = frame.axes[-1] if frame.axes else ""
         if axis not in kernel.quarters or frame.axes not in (("row",), ("col",), ("row", "col")):
             return None
-        form = linear(e.args[1])
+        try:
+            form = linear(e.args[1])
+        except TileError:
+            return None  # any integer may be a counter
         along = [v for v, a in kernel.axis_of.items() if a.name == axis and kernel.space.largest(v) > 1]
         if len(along) != 1 or kernel.low(along[0]) != "0" or form.coefficient(along[0]) != 1:
             return None
