@@ -23,6 +23,13 @@ def _parse_size(text: str) -> int:
     return size
 
 
+def _parse_count(text: str) -> int:
+    count = int(text)
+    if count <= 0:
+        raise ValueError(text)
+    return count
+
+
 def _parse_switch(text: str) -> bool:
     return _TRUTH[text.strip().lower()]
 
@@ -63,7 +70,14 @@ CACHE: Knob[Path | None] = Knob(
     "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
 )
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE)
+PARTIAL_ROWS: Knob[int | None] = Knob(
+    "TILEC_PARTIAL_ROWS",
+    None,
+    _parse_count,
+    "rows of partial sums, at most, where kernels add up over rows (default: as measured)",
+)
+
+KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS)
 
 
 def cache_directory() -> Path:

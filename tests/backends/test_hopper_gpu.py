@@ -33,13 +33,17 @@ def test_values(name: str, consumers: int, special: bool, tmp_path: Path) -> Non
     check(case, replace(config, consumers=consumers), dtype, special, tmp_path)
 
 
+# six axes and residue classes: the two hundred likeliest tiles all need boxes of more than TMA's five dimensions
+NONE_FITS = {"four dimensions, strided input gradient"}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_candidates(name: str, tmp_path: Path) -> None:
     case, config, dtype = CASES[name]
     dtypes = dict.fromkeys(case.shapes, dtype)
     found = configs(case.dot, case.shapes, case.strides, dtypes, config.tf32)
     candidates = [c for c in found if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c) is not None]
-    assert candidates, "some candidate fits, though not all need to"
+    assert bool(candidates) == (name not in NONE_FITS), "some candidate fits, though not all need to"
     for candidate in candidates[:: max(1, len(candidates) // 4)]:
         check(case, candidate, dtype, False, tmp_path)
 

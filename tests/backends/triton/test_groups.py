@@ -137,3 +137,12 @@ def test_layers_compile(name, dtype, target):
     assert lowered.asm("cubin")
     (out,) = lowered.outputs
     assert f.grad().lower(*given, tilec.spec(out.shape, out.dtype), target=target).asm("cubin")
+
+
+def test_the_number_of_partial_rows_can_be_set(monkeypatch):
+    layer = LAYERS["layer norm"]
+    f = tilec.compile(layer.source, backend="triton").grad()
+    given = [tilec.spec(s) for s in (*layer.shapes(4096, 1024), (4096, 1024))]
+    assert "DW_parts = torch.empty((264, 1024)" in f.lower(*given, target="sm_90").source()
+    monkeypatch.setenv("TILEC_PARTIAL_ROWS", "48")
+    assert "DW_parts = torch.empty((48, 1024)" in f.lower(*given, target="sm_90").source()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilec import knobs
 from tilec.backends.scalars import NARROW
 from tilec.backends.triton.grouping import ON_CHIP, variables_of
 from tilec.backends.triton.groups import Group
@@ -46,7 +47,8 @@ def choose_tiling(
         block = min(needed, 2048)
         down = min(power_of_two(rows), max(together, 2048 // block, 1))
         across = -(-columns // block)
-        parts = min(-(-rows // down), max(1, 4 * MULTIPROCESSORS // across)) if group.sums else 0
+        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
+        parts = min(-(-rows // down), programs) if group.sums else 0
         return Tiling("tiled", down, block, parts, 4)
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
@@ -56,7 +58,7 @@ def choose_tiling(
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         warps = max(4, min(16, down * needed // 1024))
-        programs = MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
+        programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         return Tiling("whole", down, needed, parts, warps, 3 if parts else 1)
     down = min(power_of_two(rows), together)
