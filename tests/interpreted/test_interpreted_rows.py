@@ -165,3 +165,22 @@ def test_any_integer_counts_draws():
     x, i = torch.randn(5, 8), torch.randint(0, 99, (5, 8))
     want = tilec.compile(source, backend="torch")(x, i, 3)
     torch.testing.assert_close(tilec.compile(source, backend="triton")(x, i, 3), want, rtol=1e-6, atol=1e-6)
+
+
+def test_an_element_of_each_row_that_a_tensor_names():
+    source = """function (X[R, V], T[R], K[R]) -> (L, G, P, M) {
+        L[r] = logsumexp(X[r, v]) - X[r, T[r]];
+        G[r, T[r] + 1 : R, V] = +(K[r] > 0 ? K[r]);
+        P[T[r], r : V, R] = *(K[r]);
+        M[r, T[r] : R, V] = >(K[r] * 2);
+    }"""
+    x, k = torch.randn(6, 11), torch.randn(6)
+    for t in (torch.tensor([0, 10, 3, 12, -1, 5]), torch.tensor([0, 10, 3, 100, 255, 5], dtype=torch.uint8)):
+        ours, theirs = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+        for mine, want in zip(ours(x, t, k), theirs(x, t, k), strict=True):
+            torch.testing.assert_close(mine, want, rtol=1e-5, atol=1e-5)
+        given = [torch.randn_like(o) for o in ours(x, t, k)]
+        for mine, want in zip(ours.grad()(x, t, k, *given), theirs.grad()(x, t, k, *given), strict=True):
+            assert (mine is None) == (want is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, want, rtol=1e-5, atol=1e-5)

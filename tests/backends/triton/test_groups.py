@@ -146,3 +146,15 @@ def test_the_number_of_partial_rows_can_be_set(monkeypatch):
     assert "DW_parts = torch.empty((264, 1024)" in f.lower(*given, target="sm_90").source()
     monkeypatch.setenv("TILEC_PARTIAL_ROWS", "48")
     assert "DW_parts = torch.empty((48, 1024)" in f.lower(*given, target="sm_90").source()
+
+
+def test_the_gradient_of_a_cross_entropy_is_one_kernel():
+    source = """function (X[R, V], T[R]) -> (L) {
+        Z[r] = logsumexp(X[r, v]);
+        P[r : R] = X[r, T[r]];
+        L[] = mean(Z[r] - P[r]);
+    }"""
+    f = tilec.compile(source, backend="triton")
+    given = [tilec.spec((64, 1000)), tilec.spec((64,), "int64")]
+    assert len(kernels(f, *given)) == 2
+    assert len(kernels(f.grad(), *given, tilec.spec(()))) == 1

@@ -23,6 +23,7 @@ from tilec.backends.triton.grouping import (
     taken_by_products,
     variables_of,
 )
+from tilec.backends.triton.one_hot import with_selections
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -64,13 +65,13 @@ class Group:
 @dataclass(frozen=True)
 class Grouped:
     """A program whose statements stand in an order in which groups are contiguous. Some sums were cut in two: one over
-    the columns, in the group, and one over the rows (`cut` names these). `groups`: by the output of the first
-    statement."""
+    the columns, in the group, and one over the rows. `groups`: by the output of the first statement. `rewritten`:
+    outputs of statements that are not the lowered program's."""
 
     program: Program
     types: Types
     groups: Mapping[str, Group]
-    cut: frozenset[str] = frozenset()
+    rewritten: frozenset[str] = frozenset()
 
     def marked(self) -> Program:
         """The program with `[[kernel(k)]]` before the members of group k."""
@@ -86,6 +87,7 @@ class Grouped:
 
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with the groups that pay."""
+    program, selected = with_selections(program)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     for output in taken_by_products(program, types, forms):
         forms.pop(output, None)
@@ -99,7 +101,8 @@ def grouped(program: Program, types: Types) -> Grouped:
             found.append(candidate)
             for s in (*candidate.members, *candidate.after):
                 del free[s.output]
-    return _assembled(program, types, found)
+    made = _assembled(program, types, found)
+    return replace(made, rewritten=made.rewritten | selected)
 
 
 # putting the program together

@@ -41,7 +41,7 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
     flat, types = together.program, dict(together.types)
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    defracted |= {s.output: s for s in flat.statements if s.output in together.cut}
+    defracted |= {s.output: s for s in flat.statements if s.output in together.rewritten}
     members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     units: list[Unit] = []
