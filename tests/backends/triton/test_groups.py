@@ -158,3 +158,17 @@ def test_the_gradient_of_a_cross_entropy_is_one_kernel():
     given = [tilec.spec((64, 1000)), tilec.spec((64,), "int64")]
     assert len(kernels(f, *given)) == 2
     assert len(kernels(f.grad(), *given, tilec.spec(()))) == 1
+
+
+def test_rows_under_way_fit_into_shared_memory():
+    layer = LAYERS["layer norm"]
+    f = tilec.compile(layer.source, backend="triton").grad()
+    for width, dtype, stages in (
+        (1024, "float32", 3),
+        (8192, "bfloat16", 3),
+        (16384, "float32", 2),
+        (16384, "float64", 1),
+    ):
+        given = [tilec.spec(s, dtype) for s in (*layer.shapes(4096, width), (4096, width))]
+        source = f.lower(*given, target="sm_80").source()
+        assert f"num_stages={stages})" in source.split("def program")[1]

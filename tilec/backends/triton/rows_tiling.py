@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec import knobs
 from tilec.backends.scalars import NARROW
 from tilec.backends.triton.grouping import ON_CHIP, variables_of
 from tilec.backends.triton.groups import Group
 from tilec.backends.triton.sizes import power_of_two
+from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, walk
 from tilec.ir.types import TensorType
 
 MULTIPROCESSORS = 132  # of an H200
+STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
 NO_TYPES: Mapping[str, TensorType] = {}
 
@@ -60,7 +62,8 @@ def choose_tiling(
         warps = max(4, min(16, down * needed // 1024))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return Tiling("whole", down, needed, parts, warps, 3 if parts else 1)
+        held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
+        return Tiling("whole", down, needed, parts, warps, min(3, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
     block = min(needed, max(1, (1024 if heavy or not again else 8192) // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
