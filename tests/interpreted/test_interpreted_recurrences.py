@@ -38,7 +38,10 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
 }
 
 
-@pytest.fixture(params=FORMS)
+SLOW = ("two steps ahead", "four steps ahead", "resident in blocks")
+
+
+@pytest.fixture(params=[pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FORMS])
 def form(request, monkeypatch):
     for (module, name), value in FORMS[request.param].items():
         monkeypatch.setattr(module, name, value)

@@ -52,7 +52,10 @@ def as_numpy(t):
     return t.double().numpy() if t.dtype in (torch.bfloat16, torch.float16) else t.numpy()
 
 
-@pytest.fixture(params=TILINGS)
+SLOW = ("chunks of two blocks", "lanes last")
+
+
+@pytest.fixture(params=[pytest.param(t, marks=pytest.mark.slow) if t in SLOW else t for t in TILINGS])
 def tiling(request, monkeypatch):
     """Blocks of a fixed size."""
     force(monkeypatch, TILINGS[request.param])
