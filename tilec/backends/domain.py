@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from tilec.backends.code import tuple_text
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Pad, Statement, children, index_variables
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+)
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -187,6 +199,20 @@ def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
     wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
+    return tuple(wanted)
+
+
+def point_conditions(
+    roots: Iterable[Expr], constraints: Iterable[Constraint], types: Mapping[str, TensorType]
+) -> tuple[Condition, ...]:
+    """What the accesses in these expressions and the constraints ask of a point."""
+    wanted: dict[Condition, None] = {}
+    for root in roots:
+        for access in constraining_accesses(root):
+            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
+    constraints = tuple(constraints)
+    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in constraints))
+    wanted.update(dict.fromkeys(whole_arguments([c.expr for c in constraints])))
     return tuple(wanted)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -24,6 +26,20 @@ def value_children(e: Expr) -> tuple[Expr, ...]:
         case Pad():
             return (e.value,)
     return ()
+
+
+def count_uses(roots: Iterable[Expr]) -> Counter[Expr]:
+    """How often each value is asked for, by the roots' readers or by other values; equal ones are one."""
+    uses: Counter[Expr] = Counter(roots)
+    seen: set[Expr] = set()
+    stack = list(uses)
+    while stack:
+        e = stack.pop()
+        if e not in seen:
+            seen.add(e)
+            uses.update(value_children(e))
+            stack.extend(value_children(e))
+    return uses
 
 
 def fold(function: str, numbers: list, result: ElementType) -> bool | int | float | None:

@@ -95,7 +95,9 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
 
 
 @dataclass(frozen=True)
-class _Factor:
+class Factor:
+    """Of a product; `divides`: it stands below the line."""
+
     value: Expr
     divides: bool
 
@@ -113,7 +115,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     body = _added([(negative, _joined([_held(f, halved) for f in inner])) for negative, inner in terms])
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
-    value = _joined([_Factor(Access(total, index), False), *outer])
+    value = _joined([Factor(Access(total, index), False), *outer])
     second = replace(
         s,
         body=call(types[s.output].dtype, value) if halved else value,
@@ -123,15 +125,15 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     return [first, second]
 
 
-def _held(f: _Factor, halved: bool) -> _Factor:
+def _held(f: Factor, halved: bool) -> Factor:
     """A factor of a sum that is held in float32."""
     return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
 
 
-Terms = list[tuple[bool, list[_Factor]]]
+Terms = list[tuple[bool, list[Factor]]]
 
 
-def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, ...]] | None:
+def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
     """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
     variables that the sum then has. Every element must have a point: a factor may be infinite where a sum of none is
     zero. A guard may say which elements are zero, but not which points count."""
@@ -145,7 +147,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[_Factor], tuple[str, .
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
     if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
         return None
-    terms = [(negative, _factors(e, False)) for negative, e in _terms(s.body, False)]
+    terms = [(negative, factors_of(e, False)) for negative, e in _terms(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
     for _, factors in terms[1:]:
         outer = _common(outer, factors)
@@ -175,7 +177,7 @@ def _terms(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
     return [(negative, e)]
 
 
-def _common(some: list[_Factor], others: list[_Factor]) -> list[_Factor]:
+def _common(some: list[Factor], others: list[Factor]) -> list[Factor]:
     left, found = list(others), []
     for f in some:
         if f in left:
@@ -184,14 +186,14 @@ def _common(some: list[_Factor], others: list[_Factor]) -> list[_Factor]:
     return found
 
 
-def _less(factors: list[_Factor], taken: list[_Factor]) -> list[_Factor]:
+def _less(factors: list[Factor], taken: list[Factor]) -> list[Factor]:
     left = list(factors)
     for f in taken:
         left.remove(f)
     return left
 
 
-def _is_dear(f: _Factor) -> bool:
+def _is_dear(f: Factor) -> bool:
     """Whether it costs more at each point than a product."""
     return not _is_number(f.value) and (f.divides or isinstance(f.value, Call))
 
@@ -215,7 +217,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
         return None
     outputs = {linear(e).bare for e in s.index}
-    factors = _factors(s.body, False)
+    factors = factors_of(s.body, False)
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
     if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
         return None
@@ -265,18 +267,19 @@ def _is_number(e: Expr) -> bool:
     return cast or isinstance(e, (Int, Float, Inside))
 
 
-def _factors(e: Expr, divides: bool) -> list[_Factor]:
+def factors_of(e: Expr, divides: bool) -> list[Factor]:
+    """What a chain of products and quotients is made of; a sign is a factor."""
     match e:
         case Call("mul", (a, b)):
-            return [*_factors(a, divides), *_factors(b, divides)]
+            return [*factors_of(a, divides), *factors_of(b, divides)]
         case Call("div", (a, b)):
-            return [*_factors(a, divides), *_factors(b, not divides)]
+            return [*factors_of(a, divides), *factors_of(b, not divides)]
         case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
-            return [_Factor(-Float(1.0), divides), *_factors(a, divides)]
-    return [_Factor(e, divides)]
+            return [Factor(-Float(1.0), divides), *factors_of(a, divides)]
+    return [Factor(e, divides)]
 
 
-def _joined(factors: list[_Factor]) -> Expr:
+def _joined(factors: list[Factor]) -> Expr:
     first = next(f for f in factors if not f.divides)
     result = first.value
     for f in factors:

@@ -7,11 +7,10 @@ The operations are the same in the same order, so for arithmetic and comparisons
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.code import Names, literal, tuple_text
-from tilec.backends.scalars import value_children
+from tilec.backends.scalars import count_uses
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
 from tilec.ir.types import TensorType
@@ -37,15 +36,7 @@ class HostStep:
         self.lines: list[str] = []
         self.rows: dict[str, str] = {}
         self._known: dict[Expr, str] = {}
-        self._uses: Counter[Expr] = Counter()
-        seen: set[Expr] = set()
-        stack = [body]
-        while stack:
-            e = stack.pop()
-            if e not in seen:
-                seen.add(e)
-                self._uses.update(value_children(e))
-                stack.extend(value_children(e))
+        self._uses = count_uses([body])
 
     def suits(self, e: Expr) -> bool:
         """Is the expression elementwise arithmetic in the recurrence's own floating type?"""

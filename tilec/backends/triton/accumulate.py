@@ -94,9 +94,7 @@ class Accumulator:
                 f"{total} = tl.sum(scaled, {axis})",
                 f"{top} = highest",
             ]
-        (acc,) = self.state
-        text = REDUCE[self.aggregation].format(acc, axis)
-        return [f"{acc} = {text}.to({triton_type(self.dtype)})"]
+        return self.at_once(self.state[0], axis)
 
     def result(self) -> str:
         return f"log_of_sum_({', '.join(self.state)})" if self.aggregation == "logsumexp" else self.state[0]

@@ -22,11 +22,9 @@ Types = Mapping[str, TensorType]
 
 @dataclass(frozen=True)
 class Form:
-    """A statement as a walk over a box: its output's variables, those it aggregates over, each one's extent."""
+    """A statement as a walk over a box: the extent of each variable."""
 
     statement: Statement
-    outputs: tuple[str, ...]
-    reductions: tuple[str, ...]
     extent: Mapping[str, int]
 
 
@@ -35,7 +33,7 @@ def variables_of(s: Statement) -> tuple[str, ...]:
     return index_variables(*(s.index or ()), s.body, *guard, *(c.expr for c in s.constraints))
 
 
-def _accesses(s: Statement) -> Iterator[Access]:
+def accesses(s: Statement) -> Iterator[Access]:
     for root in (s.body, s.guard):
         if root is not None:
             yield from (e for e in walk(root) if isinstance(e, Access))
@@ -60,9 +58,9 @@ def form_of(s: Statement, types: Types) -> Form | None:
         if not sizes:
             return None
         extent[v] = min(sizes)
-    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in _accesses(s)):
+    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses(s)):
         return None
-    form = Form(s, names, reductions, extent)
+    form = Form(s, extent)
     if any(extent[v] > 1 for v in reductions):
         many = {v for v, n in extent.items() if n > 1}
         if s.aggregation == "assign" or not any(many <= _bare(a) for a in bounding):
@@ -119,7 +117,7 @@ def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) 
     if len(members) < 2:
         return None
     many = [v for v in columns if shared.extent[v] > 1]
-    statistics = any(_reduced(s, shared.extent) for s in members)
+    statistics = any(reduced(s, shared.extent) for s in members)
     count = math.prod(shared.extent[v] for v in rows)
     if statistics and count < FEW_ROWS and math.prod(shared.extent[v] for v in many) > LONG_ROW:
         return None
@@ -140,7 +138,7 @@ class _Shared:
 
     def _add(self, s: Statement) -> None:
         self.statements[s.output] = s
-        for a in (Access(s.output, s.index or ()), *_accesses(s)):
+        for a in (Access(s.output, s.index or ()), *accesses(s)):
             forms = tuple(linear(e).bare for e in a.index)
             if forms not in self._read.setdefault(a.tensor, []):
                 self._read[a.tensor].append(forms)
@@ -170,9 +168,9 @@ class _Shared:
     def _match(self, form: Form) -> dict[str, str] | None:
         s = form.statement
         match: dict[str, str] = {}
-        accesses = [Access(s.output, s.index or ()), *_accesses(s)]
-        own = [a for a in accesses if a.tensor in self.statements or a.tensor == s.output]
-        others = [a for a in accesses if a not in own]
+        touched = [Access(s.output, s.index or ()), *accesses(s)]
+        own = [a for a in touched if a.tensor in self.statements or a.tensor == s.output]
+        others = [a for a in touched if a not in own]
         linked = False
         for a in (*own, *others):
             if len(self._read.get(a.tensor, ())) != 1:
@@ -191,7 +189,7 @@ class _Shared:
         return match if linked else None
 
 
-def _reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
+def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
     written = index_variables(*(s.index or ()))
     return {v for v in variables_of(s) if v not in written and extent[v] > 1}
 
@@ -207,11 +205,11 @@ def _split(
         return None
     columns: Collection[str] = ()
     for s in statements:
-        reduced = _reduced(s, extent)
-        if reduced and _is_needed_again(s, statements, extent):
-            columns = reduced
+        summed = reduced(s, extent)
+        if summed and _is_needed_again(s, statements, extent):
+            columns = summed
             break
-    sets = [r for s in statements if (r := _reduced(s, extent))]
+    sets = [r for s in statements if (r := reduced(s, extent))]
     if not columns:
         many = [v for v in order if extent[v] > 1]
         columns = many[-1:]
@@ -228,7 +226,7 @@ def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) ->
     """The variables as they stand in a tensor that has all of them; None where there is none."""
     many = {v for v, n in extent.items() if n > 1}
     for s in statements:
-        for a in (Access(s.output, s.index or ()), *_accesses(s)):
+        for a in (Access(s.output, s.index or ()), *accesses(s)):
             names = [v for e in a.index if (v := linear(e).bare) is not None]
             if many <= set(names) and len(set(names)) == len(names) == len(a.index):
                 return (*(v for v in extent if v not in names), *names)
@@ -258,7 +256,7 @@ def _members(
     in two."""
     by_name = {s.output: s for s in statements}
     across = {v for v in rows if extent[v] > 1}
-    statistics = any(_reduced(s, extent) == set(v for v in columns if extent[v] > 1) for s in statements)
+    statistics = any(reduced(s, extent) == set(v for v in columns if extent[v] > 1) for s in statements)
     along = {v for v in columns if extent[v] > 1}
     members: dict[str, Statement] = {}
     late: set[str] = set()  # what is not there while the kernel runs
@@ -299,20 +297,20 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     }
     hidden |= {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
     return not hidden & members.keys() and all(
-        a.index == members[a.tensor].index for a in _accesses(s) if a.tensor in members
+        a.index == members[a.tensor].index for a in accesses(s) if a.tensor in members
     )
 
 
 def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
     """What a member is: "plain" (a value at each point, row or column, or a statistic of each row), a "sum" over rows
     for each column, a "cut" aggregation over columns and rows; None where it is none of these."""
-    reduced = _reduced(s, extent)
+    summed = reduced(s, extent)
     written = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
-    if not reduced or (reduced == along and written == across):
+    if not summed or (summed == along and written == across):
         return "plain"
-    if reduced == across and written == along:
+    if summed == across and written == along:
         return "sum"
-    if along and along < reduced and not written & along and s.aggregation != "assign":
+    if along and along < summed and not written & along and s.aggregation != "assign":
         return "cut"
     return None
 

@@ -12,19 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.domain import Condition, Domain, access_conditions, constraining_accesses, signed, whole_arguments
+from tilec.backends.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.grouping import (
     Candidate,
     Types,
     form_of,
     grown,
+    reduced,
     stored_outside,
     taken_by_products,
-    variables_of,
 )
 from tilec.backends.triton.one_hot import with_selections
-from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
     Attribute,
@@ -32,7 +31,6 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
-    index_variables,
     reads,
 )
 from tilec.ir.types import TensorType
@@ -56,10 +54,9 @@ class Group:
     def count(self, variables: Sequence[str]) -> int:
         return math.prod(self.extent[v] for v in variables)
 
-    def reductions(self, s: Statement) -> tuple[str, ...]:
+    def reductions(self, s: Statement) -> set[str]:
         """The variables of more than one value that a member aggregates over."""
-        written = index_variables(*(s.index or ()))
-        return tuple(v for v in variables_of(s) if v not in written and self.extent[v] > 1)
+        return reduced(s, self.extent)
 
 
 @dataclass(frozen=True)
@@ -184,10 +181,5 @@ def _cut(s: Statement, name: str, c: Candidate, types: dict[str, TensorType]) ->
 def conditions(s: Statement, group: Group, types: Types) -> tuple[Condition, ...]:
     """What makes a point of the group's box a valid one of the statement."""
     box = Domain(s, dict.fromkeys(group.extent, 0), group.extent, (), None)
-    found: dict[Condition, None] = {}
-    for root in (s.body, *(() if s.guard is None else (s.guard,))):
-        for access in constraining_accesses(root):
-            found.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
-    found.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
-    found.update(dict.fromkeys(whole_arguments([c.expr for c in s.constraints])))
+    found = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
     return tuple(c for c in found if not box.holds(c))

@@ -7,7 +7,6 @@ cross-entropy does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.index import linear
@@ -46,11 +45,11 @@ def _is_plain(e: Expr) -> bool:
     inside = {id(x) for p in parts if isinstance(p, Access) for i in p.index for x in walk(i)}
     outer = [p for p in parts if id(p) not in inside]
     calls = all(p.function in ("add", "sub", "mul", "neg") for p in outer if isinstance(p, Call))
-    return calls and all(isinstance(p, (Call, Access, Index, Int)) for p in outer) and _has_element(outer)
-
-
-def _has_element(parts: Sequence[Expr]) -> bool:
-    return any(isinstance(p, Access) for p in parts)
+    return (
+        calls
+        and all(isinstance(p, (Call, Access, Index, Int)) for p in outer)
+        and any(isinstance(p, Access) for p in outer)
+    )
 
 
 def _wide(e: Expr) -> Expr:

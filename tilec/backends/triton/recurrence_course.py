@@ -13,12 +13,9 @@ from dataclasses import dataclass, replace
 from tilec.backends.domain import (
     Condition,
     Domain,
-    access_conditions,
-    constraining_accesses,
     gathered,
-    signed,
+    point_conditions,
     size_of,
-    whole_arguments,
 )
 from tilec.backends.reference.recurrence import assigned
 from tilec.backends.reference.skew import Skew, level_domain, skewed
@@ -103,13 +100,7 @@ def conditions(
     roots: Sequence[Expr], constraints: Sequence[Constraint], types: Mapping[str, TensorType]
 ) -> tuple[Condition, ...]:
     """What accesses and constraints ask of a point."""
-    wanted: dict[Condition, None] = {}
-    for root in roots:
-        for access in constraining_accesses(_without_aggregates(root)):
-            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
-    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in constraints))
-    wanted.update(dict.fromkeys(whole_arguments([c.expr for c in constraints])))
-    return tuple(wanted)
+    return point_conditions(map(_without_aggregates, roots), constraints, types)
 
 
 def _without_aggregates(e: Expr) -> Expr:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from tilec.backends.triton.grouping import variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.ir.functions import ONE
-from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, Pad, Statement, index_variables, rebuild, walk
+from tilec.ir.program import Access, Call, Expr, Float, Inside, Pad, Statement, index_variables, rebuild, walk
 from tilec.ir.types import TensorType, kind
+from tilec.transforms.factor import factors_of
 
 MOST_NODES = 200  # of a body with everything written into it
 Types = Mapping[str, TensorType]
@@ -78,7 +79,8 @@ def _relative(body: Expr, columns: set[str], largest: Mapping[str, Expr]) -> tup
     maximum: str | None = None
     weight: Expr = ONE
     shared: Expr = Float(1.0)
-    for value, divides in _factors(body, False):
+    for f in factors_of(body, False):
+        value, divides = f.value, f.divides
         if not columns & set(index_variables(value)):
             shared = Call("div" if divides else "mul", (shared, value))
             continue
@@ -90,14 +92,3 @@ def _relative(body: Expr, columns: set[str], largest: Mapping[str, Expr]) -> tup
             case _:
                 weight = Call("div" if divides else "mul", (weight, value))
     return None if maximum is None else (maximum, weight, shared)
-
-
-def _factors(e: Expr, divides: bool) -> list[tuple[Expr, bool]]:
-    match e:
-        case Call("mul", (a, b)):
-            return [*_factors(a, divides), *_factors(b, divides)]
-        case Call("div", (a, b)):
-            return [*_factors(a, divides), *_factors(b, not divides)]
-        case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
-            return [(-Float(1.0), divides), *_factors(a, divides)]
-    return [(e, divides)]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from tilec.backends.code import tuple_text
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.grouping import variables_of
+from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_tiling import NOTHING, Levels, Tiling, accesses, levels
+from tilec.backends.triton.rows_tiling import NOTHING, Levels, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Expr, Statement, index_variables

@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 
 from tilec import knobs
 from tilec.backends.scalars import NARROW
-from tilec.backends.triton.grouping import ON_CHIP, variables_of
+from tilec.backends.triton.grouping import ON_CHIP, accesses, variables_of
 from tilec.backends.triton.groups import Group
 from tilec.backends.triton.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Statement, index_variables, walk
+from tilec.ir.program import index_variables
 from tilec.ir.types import TensorType
 
 MULTIPROCESSORS = 132  # of an H200
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
-NO_TYPES: Mapping[str, TensorType] = {}
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,7 @@ class Tiling:
     stages: int = 1
 
 
-def choose_tiling(
-    group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType] = NO_TYPES
-) -> Tiling:
+def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType]) -> Tiling:
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
@@ -123,8 +120,3 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING) -> Levels:
         found[s.output] = start + statistic
     full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
     return Levels(starts, 1 + max((starts[name] for name in full), default=0))
-
-
-def accesses(s: Statement) -> list[Access]:
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    return [e for root in roots for e in walk(root) if isinstance(e, Access)]

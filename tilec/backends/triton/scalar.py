@@ -6,14 +6,13 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from tilec.backends.code import literal
-from tilec.backends.scalars import NARROW, fit, fold, value_children
+from tilec.backends.scalars import NARROW, count_uses, fit, fold, value_children
 from tilec.backends.triton.kernel import Frame, free_of, triton_type
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
@@ -53,15 +52,7 @@ class Evaluator:
     def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, Value] | None = None):
         self.frame = frame
         self._values: dict[Expr, Value] = dict(given or {})
-        self._uses: Counter[Expr] = Counter(roots)
-        seen: set[Expr] = set()
-        stack = list(roots)
-        while stack:
-            e = stack.pop()
-            if e not in seen:
-                seen.add(e)
-                self._uses.update(value_children(e))
-                stack.extend(value_children(e))
+        self._uses = count_uses(roots)
 
     def give(self, e: Expr, v: Value) -> Value:
         """Take a value that is at hand from now on."""

@@ -15,11 +15,8 @@ from dataclasses import dataclass, replace
 from tilec.backends.domain import (
     Condition,
     Domain,
-    access_conditions,
-    constraining_accesses,
-    signed,
+    point_conditions,
     size_of,
-    whole_arguments,
 )
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Int, Statement, index_variables
@@ -98,12 +95,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     extent = tuple({v: n for v, (_, n) in r.items()} for _, r in kept)
     classes = tuple(c for c, _ in kept)
     boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
-    valid: dict[Condition, None] = {}
-    for root in (s.body, *(() if s.guard is None else (s.guard,))):
-        for access in constraining_accesses(root):
-            valid.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
-    valid.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
-    valid.update(dict.fromkeys(whole_arguments([c.expr for c in s.constraints])))
+    valid = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
     nonempty = [b for b, n in zip(boxes, extent, strict=True) if all(n[v] for v in reductions)]
     open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)
