@@ -6,6 +6,7 @@ gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,16 +15,18 @@ import torch.nn.functional as F
 import tilec
 from tilec.bench import works, works_steps
 from tilec.bench.sweep_setup import Point, Run, Setup
-from tilec.bench.works import COMPILED, EAGER, LIGER, Work
+from tilec.bench.works import COMPILED, Work
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
-OURS, RELU, FUSED = "tilec", "ReLU", "torch, scaled_dot_product_attention"
+OURS, EAGER, RELU, FUSED = "tilec", "torch", "ReLU", "torch's fused attention"
+
+
 ATTENTION = Work(
     """function (Q[B, N, D], K[B, N, D], V[B, N, D]) -> (O) {
-        S[b, i, j] = +(Q[b, i, d] * K[b, j, d]) * rsqrt(D);
-        P[b, i, j] = exp(S[b, i, j] - max(S[b, i, l])) / sum(exp(S[b, i, k] - max(S[b, i, l])));
-        O[b, i, d] = +(P[b, i, j] * V[b, j, d]);
+        S[b, i, j] = sum(Q[b, i, d] * K[b, j, d]) / sqrt(D);
+        E[b, i, j] = exp(S[b, i, j] - max(S[b, i, l]));
+        O[b, i, d] = sum(E[b, i, j] / sum(E[b, i, l]) * V[b, j, d]);
     }""",
     lambda q, k, v: torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v,
     others=((FUSED, lambda q, k, v: F.scaled_dot_product_attention(q[None], k[None], v[None])[0]),),
@@ -41,43 +44,68 @@ def trained(call: Call, inputs: list[Tensor], cotangent: Tensor) -> Run:
 
 
 def layer(
-    work: Work, shapes: tuple[tuple[int, ...], ...], dtype: str, others: dict[str, Call], same: bool = True
+    work: Work,
+    *shapes: tuple[int, ...],
+    dtype: str = "float32",
+    draws: bool = False,
+    other: dict[str, Call] | None = None,
 ) -> Callable[[torch.Generator, str], Setup]:
-    """`others` are candidates that compute another thing and are not held against this one. `same`: does each call
-    compute the same, as one that draws does not?"""
+    """`draws`: each candidate computes with random numbers of its own. `other` candidates compute another thing of the
+    first input. Neither is held against float64; elsewhere errors are multiples of twice eager torch's."""
 
     def make(g: torch.Generator, device: str) -> Setup:
         kind = getattr(torch, dtype)
         inputs = [torch.randn(s, generator=g, device=device).to(kind).requires_grad_() for s in shapes]
-        value = work.formula(*(t.detach() for t in inputs))
-        cotangent = torch.randn(value.shape, generator=g, device=device).to(kind)
-        exact: list[Tensor] = []
-        if same:
-            doubles = [t.detach().double().requires_grad_() for t in inputs]
-            exact = list(trained(work.formula, doubles, cotangent.double())())  # type: ignore[call-overload]
-            eager = list(trained(work.formula, inputs, cotangent)())  # type: ignore[call-overload]
-            allowed = [2 * (a.double() - e).abs().max() + 1e-6 * e.abs().max() for a, e in zip(eager, exact, strict=True)]
-            del doubles, eager
-        del value
+        cotangent = torch.randn(shapes[0], generator=g, device=device).to(kind)
+        exact, allowed = ([], []) if draws else _exact(work, inputs, cotangent)
 
         def check(found: object) -> float:
             assert isinstance(found, tuple)
-            if not same or any(f.shape != e.shape for f, e in zip(found, exact, strict=False)):
+            if draws or len(found) < len(exact):
                 return 0.0
-            errors = ((f.double() - e).abs().max() / a for f, e, a in zip(found, exact, allowed, strict=True))
-            return max(e.nan_to_num(torch.inf).item() for e in errors)
+            pairs = zip(found, exact, allowed, strict=True)
+            return max(((f.double() - e).abs().max() / a).nan_to_num(torch.inf).item() for f, e, a in pairs)
 
         def ours() -> Run:
             f = tilec.compile(work.source, backend="triton" if device == "cuda" else None)
             return trained(lambda *tensors: f(*tensors, *work.numbers), inputs, cotangent)
 
-        builds: dict[str, Callable[[], Run]] = {
-            OURS: ours,
-            EAGER: lambda: trained(work.formula, inputs, cotangent),
-            COMPILED: lambda: trained(torch.compile(work.formula, dynamic=False), inputs, cotangent),
-        }
-        for name, call in (*work.others, *others.items()):
-            builds[name] = lambda call=call: trained(call, inputs, cotangent)
+        builds: dict[str, Callable[[], Run]] = {OURS: ours}
+        calls = {EAGER: work.formula, **dict(work.others)}
+        if device == "cuda":
+            calls[COMPILED] = torch.compile(work.formula, dynamic=False)
+        for name, call in calls.items():
+            builds[name] = functools.partial(trained, call, inputs, cotangent)
+        for name, call in (other or {}).items():
+            builds[name] = functools.partial(trained, call, inputs[:1], cotangent)
         return Setup(builds, check, {})
 
     return make
+
+
+def _exact(work: Work, inputs: list[Tensor], cotangent: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Output and gradients in float64, and the errors that each is allowed."""
+    doubles = [t.detach().double().requires_grad_() for t in inputs]
+    exact, eager = (trained(work.formula, ts, cotangent.to(ts[0].dtype))() for ts in (doubles, inputs))
+    assert isinstance(exact, tuple) and isinstance(eager, tuple)
+    pairs = zip(eager, exact, strict=True)
+    return list(exact), [2 * (a.double() - e).abs().max() + 1e-6 * e.abs().max() for a, e in pairs]
+
+
+def points() -> Iterator[Point]:
+    """The largest first."""
+
+    def point(figure: str, line: str, x: int, make: Callable[[torch.Generator, str], Setup]) -> Point:
+        return Point(f"{figure}, forward and backward", line, x, make)
+
+    for n in (8192, 2048, 512, 128):
+        made = layer(works.SNAKE, (16, 512, n), (512,), other={RELU: torch.relu})
+        yield point("snake", "16 x 512 x n, float32", n, made)
+    for d in (8192, 4096, 1024):
+        made = layer(works.LAYER_NORM, (4096, d), (d,), (d,), dtype="bfloat16")
+        yield point("layer norm", "4096 rows, bfloat16", d, made)
+    for m in (64, 16):
+        yield point("dropout", "n Mi, float32", m, layer(works_steps.DROPOUT, (m * 2**20,), draws=True))
+    for n in (16384, 4096, 1024):
+        made = layer(ATTENTION, *((8, n, 64),) * 3, dtype="bfloat16")
+        yield point("attention", "8 heads of 64, bfloat16", n, made)
