@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,17 @@ class Prepared:
     executable: Executable
     results: tuple[int | None, ...]
     replaced: dict[int, Replaced]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the executable's results are the caller's, and its inputs too."""
+        return not self.replaced and self.results == tuple(range(len(self.results)))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        if self.replaced:
+            tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
+        results = self.executable(tensors)
+        return tuple([None if r is None else results[r] for r in self.results])
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ class Function:
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
-        self._settled: dict[object, Executable] = {}
+        self._settled: dict[object, Callable[[Sequence[torch.Tensor]], tuple]] = {}
         self._recorded: dict[object, Recorded] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
@@ -195,32 +206,29 @@ class Function:
         return results[0] if len(results) == 1 else results
 
     def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """Let later calls with such tensors, none of which asks for a gradient, go straight to the executable."""
-        prepared = self._prepared.get((tensors[0].device.type, (False,) * len(tensors), (), *signature_types(tensors)))
-        if prepared is None or prepared.replaced or len(self._settled) >= CACHED_CALLS:
+        """Let later calls with such tensors go straight to what they run."""
+        if self._sizes or len(self._settled) >= CACHED_CALLS:
             return
-        if prepared.results == tuple(range(len(prepared.results))):
+        weak = (False,) * len(tensors)
+        if _recording(tensors):
+            recorded, count = self._record(tensors, weak), len(self.outputs)
+            self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
+        elif (prepared := self.prepared(tensors, weak)).plain:
             self._settled[signature] = prepared.executable
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            recorded = self._record(tensors, weak)
-            return TileCall.apply(recorded, weak, *tensors)[: len(self.outputs)]  # type: ignore[no-untyped-call]
-        return self.run(tensors, weak)
+        if _recording(tensors):
+            return TileCall.apply(self._record(tensors, weak), *tensors)[: len(self.outputs)]
+        return self.prepared(tensors, weak)(tensors)
 
-    def run(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
-        """Outputs as a tuple, not recorded for autograd."""
+    def prepared(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> Prepared:
+        """What runs for such tensors, not recorded for autograd."""
         device = tensors[0].device.type if tensors else "cpu"
         values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
         key = (device, weak, values, *signature_types(tensors))
         prepared = self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepare(key, device, values, tensors, weak)
-        if prepared.replaced:
-            tensors = [prepared.replaced[i](t) if i in prepared.replaced else t for i, t in enumerate(tensors)]
-        results = prepared.executable(tensors)
-        return tuple([None if r is None else results[r] for r in prepared.results])
+        return self._prepare(key, device, values, tensors, weak) if prepared is None else prepared
 
     def _record(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> Recorded:
         """How torch is to record a call with such tensors."""
@@ -234,12 +242,12 @@ class Function:
             }
             wrt = tuple(name for name, t in zip(self.inputs, tensors, strict=True) if t.requires_grad)
             special, parts = self._partition(wrt, types, dict(zip(self._sizes, values, strict=True)))
-            run = self.run
+            forward = self
             if parts.forward is not None:
                 self._warn(types, dict(zip(self._sizes, values, strict=True)))
-                run = self._made(parts.forward).run
+                forward = self._made(parts.forward)
             outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-            recorded = Recorded(run, self.inputs, wrt, outputs, special.replaced, parts, self._made)
+            recorded = Recorded(forward, weak, wrt, outputs, special.replaced, parts, self._made)
             if len(self._recorded) >= CACHED_CALLS:
                 self._recorded.pop(next(iter(self._recorded)), None)
             self._recorded[key] = recorded
@@ -377,14 +385,21 @@ class Function:
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def _signature(inputs: Sequence[object]) -> tuple | None:
-    """What a call depends on where all inputs are plain tensors on which nothing is recorded."""
-    found = []
+    """What a call depends on where all inputs are plain tensors."""
+    found: list[object] = [torch.is_grad_enabled()]
     for t in inputs:
-        if type(t) is not torch.Tensor or t.requires_grad:
+        if type(t) not in PLAIN:
             return None
-        found.append((t.shape, t.dtype, t.device))
+        found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
     return tuple(found)
+
+
+def _recording(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
 
 
 def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:

@@ -74,7 +74,9 @@ class Work:
 
 def _compiled(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """By torch.compile, its backward pass one that can run again and again."""
-    torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
+    import torch._functorch.config as settings
+
+    settings.donated_buffer = False
     return torch.compile(formula)
 
 
