@@ -13,7 +13,7 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_tiling import NOTHING, Levels, Tiling, levels
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Expr, Statement, index_variables
@@ -40,9 +40,10 @@ class RowWriter:
         wide: bool,
         tiling: Tiling,
         maxima: Mapping[str, str] = NOTHING,
+        heads: Collection[str] = (),
     ):
-        """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
-        self.group, self.types, self.tiling, self.maxima = group, types, tiling, maxima
+        """`maxima` and `heads`: see `levels`."""
+        self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
@@ -113,9 +114,16 @@ class RowWriter:
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
         self._position("row", group.rows, "down * BM")
-        found = levels(group, self.maxima)
+        found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
-            self._pass(level, found)
+            here = [s for s in group.statements if found.of[s.output] == level]
+            statistics = [s for s in here if group.reductions(s)]
+            heads = [s for s in statistics if s.output in self.heads]
+            if heads:
+                self._pass(heads, [], "range(0, 1, BN)")
+            stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
+            walked = [s for s in statistics if s not in heads]
+            self._pass(walked, stored, f"range(0, {k.count(group.columns)}, BN)")
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:
@@ -127,26 +135,18 @@ class RowWriter:
         names = index_variables(*(s.index or ())) if written else variables_of(s)
         return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
 
-    def _pass(self, level: int, found: Levels) -> None:
+    def _pass(self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str) -> None:
+        """A walk over blocks of columns that finds some statistics and stores some values."""
         k, group = self.k, self.group
         k.scopes.append(Scope())
         self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
-        here = [s for s in group.statements if found.of[s.output] <= level]
-        statistics = [s for s in here if group.reductions(s) and found.of[s.output] == level]
-        stored = [
-            s for s in here
-            if s.output in group.stored and self._walks(s, written=True) and found.of[s.output] == level
-        ]  # fmt: skip
         wanted = self._with_operands([*statistics, *stored])
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:
             self._store(frame, s)
         lines = k.scopes.pop().lines
-        k.scopes[0].lines += [
-            f"for first in range(0, {k.count(group.columns)}, BN):",
-            *(f"    {line}" for line in lines),
-        ]
+        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
         for s in statistics:
             accumulator = self.accumulators[s.output]
             k.scopes[0].lines += self._ended(s, accumulator)
@@ -199,7 +199,8 @@ class RowWriter:
 
     def _all_at_once(self, frame: Frame) -> None:
         group = self.group
-        self._evaluate(frame, group.statements)
+        known = levels(group).of  # what waits for the same exchanges stands together, so that these are few
+        self._evaluate(frame, sorted(group.statements, key=lambda s: known[s.output]))
         for s in group.statements:
             if s.output in group.stored and s.output not in group.sums:
                 self._store(frame, s)
