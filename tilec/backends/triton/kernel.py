@@ -73,6 +73,7 @@ class Kernel:
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
         self.columns: list[tuple[int, ...]] = []  # of the table of classes
+        self.blockwise = False  # functions may look at all elements of a block before they choose how to compute them
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}

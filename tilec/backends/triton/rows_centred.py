@@ -14,7 +14,6 @@ one after the other may lose too; nothing depends on how far the row is from zer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.groups import Group, conditions

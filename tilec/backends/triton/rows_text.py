@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
@@ -29,6 +29,31 @@ class _Reduction:
     block: str
 
 
+JOINT = {4: "add_four_", 2: "add_two_"}
+
+
+def _adds(a: Accumulator) -> bool:
+    return a.aggregation == "sum"
+
+
+def _alike(a: Accumulator, b: Accumulator) -> bool:
+    return (a.aggregation, a.dtype) == (b.aggregation, b.dtype)
+
+
+def _at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
+    """Lines that combine blocks of values along the columns; several sums of one type go together, which takes one
+    exchange."""
+    rest = list(blocks)
+    while rest:
+        n = next((n for n in JOINT if n <= len(rest)), 1)
+        part, rest = rest[:n], rest[n:]
+        if n == 1:
+            yield from part[0][0].at_once(part[0][1], 1)
+        else:
+            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
+            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
+
+
 class RowWriter:
     """The kernel of a group."""
 
@@ -49,6 +74,7 @@ class RowWriter:
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
+        self.k.blockwise = True
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
         self.accumulators: dict[str, Accumulator] = {}
         self.relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
@@ -147,9 +173,9 @@ class RowWriter:
             self._store(frame, s)
         lines = k.scopes.pop().lines
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        k.scopes[0].lines += self._ended(statistics)
         for s in statistics:
             accumulator = self.accumulators[s.output]
-            k.scopes[0].lines += self._ended(s, accumulator)
             self._give_statistic(frame, s, accumulator, accumulator.result())
         for s in wanted:
             if self._walks(s, written=True):
@@ -172,16 +198,24 @@ class RowWriter:
             return [f"{acc} = {acc} * {fading} + {code} * {part}"]
         return accumulator.step(code)
 
-    def _ended(self, s: Statement, accumulator: Accumulator) -> list[str]:
-        """Lines that make a row's statistic of the blocks' of its columns."""
-        (acc, *_) = accumulator.state
-        if s.output in self.maxima.values():
-            return []
-        if s.output in self.maxima:
-            (top,) = self.accumulators[self.maxima[s.output]].state
-            nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
-            return [f"{acc} = tl.sum({acc}, 1) * {nothing}"]
-        return accumulator.reduce(1)
+    def _ended(self, statistics: Sequence[Statement]) -> list[str]:
+        """Lines that make rows' statistics of the blocks' of their columns."""
+        lines: list[str] = []
+        sums: dict[str, list[Accumulator]] = {}
+        for s in statistics:
+            accumulator = self.accumulators[s.output]
+            (acc, *_) = accumulator.state
+            if s.output in self.maxima:
+                (top,) = self.accumulators[self.maxima[s.output]].state
+                nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
+                lines.append(f"{acc} = tl.sum({acc}, 1) * {nothing}")
+            elif s.output not in self.maxima.values() and _adds(accumulator):
+                sums.setdefault(accumulator.dtype, []).append(accumulator)
+            elif s.output not in self.maxima.values():
+                lines += accumulator.reduce(1)
+        for group in sums.values():
+            lines += _at_once([(a, a.state[0]) for a in group])
+        return lines
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -258,21 +292,12 @@ class RowWriter:
     def _reduce(self, frame: Frame, evaluator: Evaluator, pending: list[_Reduction]) -> None:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
-            r = pending.pop(0)
-            alike = [
-                o for o in pending if (o.accumulator.aggregation, o.accumulator.dtype) == ("sum", r.accumulator.dtype)
-            ]
-            if r.accumulator.aggregation == "sum" and alike:
-                pair = [r, alike[0]]
-                pending.remove(alike[0])
-                names = [o.accumulator.state[0] for o in pair]
-                blocks = ", ".join(o.block for o in pair)
-                self.k.emit(f"{', '.join(names)} = tl.reduce(({blocks}), 1, add_two_)")
-            else:
-                pair = [r]
-                for line in r.accumulator.at_once(r.block, 1):
-                    self.k.emit(line)
-            for o in pair:
+            r = pending[0]
+            group = [o for o in pending if _alike(o.accumulator, r.accumulator)] if _adds(r.accumulator) else [r]
+            pending[:] = [o for o in pending if o not in group]
+            for line in _at_once([(o.accumulator, o.block) for o in group]):
+                self.k.emit(line)
+            for o in group:
                 s, result = o.statement, o.accumulator.result()
                 target = Access(s.output, s.index or ())
                 evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))

@@ -22,6 +22,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
 DEEPEST = 6  # operators nested in one line
+BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,8 @@ class Evaluator:
             if shared is not None:
                 return shared, held
         template = row.triton
+        if function in BLOCKWISE and held == "float32" and self.frame.kernel.blockwise:
+            template = BLOCKWISE[function] if self.frame.dimensions(args[0].variables) else template
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
         operands = [self.cast(a, held) if plain else self.tensor(a, held) for a in args]
