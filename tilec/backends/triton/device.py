@@ -25,20 +25,22 @@ def divide_(a, b):
 
 @triton.jit
 def scale_(b):
-    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal."""
+    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal, with the
+    divisor's sign."""
     small = tl.abs(b) < 1.0842021724855044e-19
     large = tl.abs(b) > 9.223372036854776e18
-    return tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+    scale = tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+    return tl.where(b < 0, -scale, scale)
 
 
 @triton.jit
 def times_inverse_(a, scaled, inverse, scale):
-    """a / b for a divisor that many values share: `scaled` is b * scale and `inverse` 1 / scaled. A step of Newton's
-    method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit there)."""
+    """a / b for a divisor that many values share: `scaled` is b * scale, not negative, and `inverse` 1 / scaled. A step
+    of Newton's method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit
+    there); zeros keep their signs."""
     q = a * inverse
-    rest = tl.fma(-q, scaled, a)
-    inexact = (rest != 0) & (tl.abs(rest) < float("inf"))
-    return tl.where(inexact, tl.fma(rest, inverse, q), q) * scale
+    rest = tl.fma(q, scaled, -a)
+    return tl.where(tl.abs(rest) < float("inf"), tl.fma(rest, -inverse, q), q) * scale
 
 
 @triton.jit

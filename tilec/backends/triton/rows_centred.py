@@ -116,7 +116,10 @@ class _Writer:
         squares = len(about) == 2 and about[0] == about[1] and not weights
         if below or not (squares or (len(about) == 1 and weights)):
             return None
-        (x, mean), made = about[0].args, []
+        deviation = about[0]
+        made: list[Statement] = []
+        assert isinstance(deviation, Call)
+        x, mean = deviation.args
         if self.members & (tensors_read(x) | {n for w in weights for n in tensors_read(w)}):
             return None
 

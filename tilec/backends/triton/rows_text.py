@@ -13,6 +13,7 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
+from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
@@ -66,9 +67,11 @@ class RowWriter:
         tiling: Tiling,
         maxima: Mapping[str, str] = NOTHING,
         heads: Collection[str] = (),
+        aligned: Alignment | None = None,
     ):
-        """`maxima` and `heads`: see `levels`."""
+        """`maxima` and `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and are walked."""
         self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
+        self.aligned = aligned
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
@@ -140,16 +143,20 @@ class RowWriter:
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
         self._position("row", group.rows, "down * BM")
+        end = k.count([v for v in group.columns if group.extent[v] > 1])
+        if self.aligned is not None:
+            begin(k, self.aligned, end)
+            end = "span"
         found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
             here = [s for s in group.statements if found.of[s.output] == level]
             statistics = [s for s in here if group.reductions(s)]
             heads = [s for s in statistics if s.output in self.heads]
             if heads:
-                self._pass(heads, [], "range(0, 1, BN)")
+                self._pass(heads, [], "range(0, 1, BN)", True)
             stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
             walked = [s for s in statistics if s not in heads]
-            self._pass(walked, stored, f"range(0, {k.count(group.columns)}, BN)")
+            self._pass(walked, stored, f"range(0, {end}, BN)")
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:
@@ -161,11 +168,17 @@ class RowWriter:
         names = index_variables(*(s.index or ())) if written else variables_of(s)
         return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
 
-    def _pass(self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str) -> None:
-        """A walk over blocks of columns that finds some statistics and stores some values."""
+    def _pass(
+        self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str, head: bool = False
+    ) -> None:
+        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values."""
         k, group = self.k, self.group
         k.scopes.append(Scope())
-        self._position("col", group.columns, "first")
+        if self.aligned is not None:
+            position(k, self.aligned, head)
+            k.decode(Axis("col", group.columns, "BN"))
+        else:
+            self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
         wanted = self._with_operands([*statistics, *stored])
         self._evaluate(frame, wanted, {s.output for s in statistics})
@@ -253,7 +266,12 @@ class RowWriter:
         k.decode(Axis(name, variables, block))
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
-        return Frame(self.k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *inner)
+        places = ["row", "col"], {"row": "row_in", "col": "col_in"}
+        return (
+            Frame(self.k, *places, *inner)
+            if self.aligned is None
+            else AlignedFrame(self.aligned, self.k, *places, *inner)
+        )
 
     # values
 
@@ -361,6 +379,9 @@ class RowWriter:
         value = self.values[Access(s.output, s.index or ())]
         dtype = self.types[s.output].dtype
         cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
+        if isinstance(frame, AlignedFrame) and s.output in frame.aligned.tensors:
+            frame.store(s.output, f"tl.broadcast_to({value.code}, {shape}){cast}")
+            return
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
         address += "" if axes else f" + tl.full({shape}, 0, tl.int32)"
         mask = " & ".join(tests)

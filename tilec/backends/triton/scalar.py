@@ -6,6 +6,7 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -243,8 +244,9 @@ class Evaluator:
             divisor = float(np.float32(b.number))
             if not 2.0**-63 < abs(divisor) < 2.0**63:
                 return None
-            nearest = float(np.float32(1) / np.float32(divisor))
-            return f"times_inverse_({self.tensor(a, 'float32')}, {divisor!r}, {nearest!r}, 1.0)"
+            size, sign = abs(divisor), math.copysign(1.0, divisor)
+            nearest = float(np.float32(1) / np.float32(size))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {size!r}, {nearest!r}, {sign})"
         if along != [True, False]:
             return None
         scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)
