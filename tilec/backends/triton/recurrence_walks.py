@@ -121,7 +121,7 @@ class WalkingFrame(StepFrame):
         return name
 
     def _begins_again(self, first: str, v: str, number: int) -> str:
-        """Text of the test that a lane which stood there at the first step begins again after the one of that number."""
+        """Text of the test that a lane which stood there at first begins again after the step of that number."""
         if direction(self.turns[v], self.course.extent[v]) == -1:
             return f"{first} == {number}"
         return f"{first} == {self.kernel.extent(v)} - {number + 1}"

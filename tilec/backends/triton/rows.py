@@ -17,7 +17,7 @@ from tilec.backends.triton.groups import Group
 from tilec.backends.triton.plan import Launch
 from tilec.backends.triton.rows_rescale import rescaled
 from tilec.backends.triton.rows_text import RowWriter
-from tilec.backends.triton.rows_tiling import NOTHING, choose_tiling
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, choose_tiling
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -36,10 +36,11 @@ def row_launch(
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
+    tiling: Tiling | None = None,
 ) -> Rows:
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
-    tiling = choose_tiling(merged, merged_strides, merged_types)
+    tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     maxima: Mapping[str, str] = NOTHING
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
