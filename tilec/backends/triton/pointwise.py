@@ -266,7 +266,8 @@ def _reduction(
     truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
     if lanes is not None and lanes.narrow:
         assert isinstance(s.body, Call)
-        code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*(frame.read(a, 0) for a in s.body.args))
+        reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))
+        code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*reads)
     else:
         value = evaluator.value(s.body)
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
