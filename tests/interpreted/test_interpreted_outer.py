@@ -112,3 +112,44 @@ def test_windows_that_do_not_fit():
     assert value.shape == (3, 0, 17)
     for g in torch.autograd.grad(value.sum(), (image, kernel)):
         assert not g.any()
+
+
+def normal(*shape, dtype=torch.float32, scale=1.0):
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("aggregation", "><*+")
+@pytest.mark.parametrize("sizes", [(37, 32, 50), (64, 8, 64), (70, 12, 33)])
+def test_points_side_by_side(dtype, aggregation, sizes):
+    """Where memory runs along the reduction in one operand and along the columns in the other."""
+    m, k, n = sizes
+    source = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = {aggregation}(A[i, k] + B[k, j]); }}"
+    lowered = agree(
+        source, whole(m, k, dtype=dtype), whole(k, n, dtype=dtype), rtol=1e-2 if dtype.itemsize == 2 else 1e-5
+    )
+    assert "BR: tl.constexpr" in lowered.source()
+
+
+@pytest.mark.parametrize("operator", "+-")
+def test_the_greatest_of_16_bit_sums_is_found_in_16_bits(operator):
+    """Bit for bit what float32 sums would give: rounding is monotone."""
+    source = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = >(A[i, k] {operator} B[k, j]); }}"
+    a, b = normal(40, 64, dtype=torch.float16, scale=300), normal(64, 48, dtype=torch.float16, scale=300)
+    a[3] *= 2.0**-20  # beside subnormal ones
+    b[:, 5] *= 2.0**-23
+    a[7, 5], a[9, 2], b[3, 11] = float("nan"), -float("inf"), float("inf")
+    a[11], b[:, 12] = 6e4, 6e4 if operator == "+" else -6e4  # beyond the largest
+    f = tilec.compile(source, backend="triton")
+    assert "tl.float16)" in f.lower(a, b).source() and ".to(tl.float32)" not in f.lower(a, b).source()
+    sums = a.float()[:, :, None] + b.float() if operator == "+" else a.float()[:, :, None] - b.float()
+    torch.testing.assert_close(f(a, b), sums.amax(1).half(), rtol=0, atol=0, equal_nan=True)
+    product = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = >(2 * A[i, k] {operator} B[k, j]); }}"
+    assert ".to(tl.float32)" in tilec.compile(product, backend="triton").lower(a, b).source()
+
+
+def test_points_stay_apart_where_memory_runs_otherwise():
+    source = "function (A[K, M], B[K, N]) -> (C) { C[i, j : M, N] = >(A[k, i] + B[k, j]); }"
+    assert "BR: tl.constexpr" not in agree(source, whole(32, 40), whole(32, 40)).source()
+    source = "function (A[M, K], B[N, K]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[j, k]); }"
+    assert "BR: tl.constexpr" not in agree(source, whole(40, 32), whole(40, 32)).source()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from tilec.backends.domain import constraining_accesses
@@ -99,7 +100,7 @@ class Candidate:
 
 
 def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) -> Candidate | None:
-    shared = _Shared(seed, types)
+    shared = Shared(seed, types)
     pending = True
     while pending:
         pending = False
@@ -126,7 +127,7 @@ def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) 
     return Candidate(tuple(members), tuple(after), rows, columns, shared.extent, frozenset(sums), frozenset(cut))
 
 
-class _Shared:
+class Shared:
     """Statements renamed to the variables of the first one."""
 
     def __init__(self, seed: Form, types: Types):
@@ -135,6 +136,12 @@ class _Shared:
         self.statements: dict[str, Statement] = {}
         self._read: dict[str, list[tuple[str | None, ...]]] = {}  # how tensors are indexed
         self._add(seed.statement)
+
+    def copy(self) -> Shared:
+        made = copy(self)
+        made.extent, made.statements = dict(self.extent), dict(self.statements)
+        made._read = {name: list(forms) for name, forms in self._read.items()}
+        return made
 
     def _add(self, s: Statement) -> None:
         self.statements[s.output] = s

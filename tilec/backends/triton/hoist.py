@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from tilec.backends.scalars import value_children
 from tilec.backends.terms import product_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import NARROW, Dot, accesses_in, variables_of
-from tilec.backends.triton.plan import Allocate, Release, Step
+from tilec.backends.triton.plan import Allocate, Prepared, Release, Step
 from tilec.backends.triton.pointwise import choose_tiling, pointwise
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
@@ -31,10 +32,10 @@ COSTLY = re.compile(r"libdevice\.|\b(?!maximum_|minimum_)[a-z_]+_\(")  # in a fu
 
 
 def hoisted(
-    dot: Dot, space: Space, seen: Viewed, wide: bool = False, last: str | None = None
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False, last: str | None = None, together: bool = False
 ) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
     """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained. `last`:
-    the variable along which operands that know it shall lie."""
+    the variable along which operands that know it shall lie. `together`: others may ask for the same."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     before: list[Step] = []
@@ -46,17 +47,18 @@ def hoisted(
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        made = _operand(side, factors, dot.dtype, space, seen, last)
-        if made is None:
+        operand = _operand(side, factors, dot.dtype, space, seen, last)
+        if operand is None:
             continue
-        s, shape, read = made
+        s, shape, read = operand
         t = TensorType(shape, dot.dtype)
         strides = contiguous(shape)
         seen = Viewed(seen.statement, {**seen.types, s.output: t}, {**seen.strides, s.output: strides})
         own = build_space(s, seen.types)
         if own is None or own.valid or not own.covers:
             return None
-        before += [Allocate(s.output, shape, dot.dtype), *(pointwise(own, seen, s, wide) or ())]
+        made = partial(_made, own, seen, s, wide)
+        before += [Prepared(s, seen.types, seen.strides, wide, made)] if together else made()
         after.append(Release((s.output,)))
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
     if not before:
@@ -64,6 +66,11 @@ def hoisted(
     body: Expr = Call("mul", (product_of(dot.left), product_of(dot.right)))
     statement = replace(seen.statement, body=body)
     return before, replace(seen, statement=statement), replace(space, statement=statement), dot, after
+
+
+def _made(own: Space, seen: Viewed, s: Statement, wide: bool) -> list[Step]:
+    t = seen.types[s.output]
+    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, seen, s, wide) or ())]
 
 
 def _computed(factors: tuple[Expr, ...]) -> bool:

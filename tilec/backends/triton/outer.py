@@ -6,6 +6,10 @@ column. So the accumulator begins as a read of the output's block that reads not
 8 apart, becomes the loop's. Rows that overhang are the last row again, since a test of each costs more than it saves.
 All reads of several steps come first, under a test that holds but that the compiler cannot see through: others it moves
 to where they are used, and waits for each.
+
+Where memory runs along the reduction in the rows' operand, and along the columns in the other, points of the reduction
+stand side by side in the block too (`Lanes`), and are combined when all are done. A thread then has more rows and
+columns of one of them, so that it reads less for each pair.
 """
 
 from __future__ import annotations
@@ -13,20 +17,31 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from tilec.backends.code import Names
+from tilec.backends.triton.accumulate import Accumulator
+from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.kernel import free_of
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space
+from tilec.cost import size_in_bytes
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
+from tilec.ir.types import TensorType
 
 # rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
 BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
 PROGRAMS = 240  # nearly two a multiprocessor
 LEAST_LAID_OUT = 16  # rows and columns
 NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
+BESIDE = "tl.arange(0, BR)[None, :, None]"  # places of points that stand side by side
+MOST_LANES, FEWEST_LANES = 16, 4
+WORDS = 64  # registers of a thread for the combined values
+ROUND = 32  # points of the reduction whose reads are in flight together
+HALVES = "float16"  # 16-bit values that are added and compared two at a time
 
 
 def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -96,3 +111,75 @@ def at_once(lines: Sequence[str], count: int, names: Names) -> list[str]:
         for place, line in enumerate(lines):
             found[place > last].append(words.sub(partial(_named, renamed), line))
     return [*found[0], *found[1]]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`count` points of the summed variable `inner` side by side, `times` as many reads in flight; `warps`: of a
+    program. `narrow`: pairs are added and compared in 16 bits."""
+
+    inner: str
+    count: int
+    times: int
+    warps: int
+    narrow: bool
+
+
+def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: int, warps: int) -> Lanes | None:
+    """Points side by side for a laid out block, None where memory does not run that way, or the body does more than the
+    reading costs."""
+    s = space.statement
+    inner = _run_along(space, seen, columns)
+    if inner is None or s.aggregation == "logsumexp" or s.default is not None or calls_library(space):
+        return None
+    narrow = is_narrow_sum(space, seen)
+    dtype = HALVES if narrow else Accumulator.of(s.aggregation, seen.types[s.output].dtype).dtype
+    warps = 8 if bm * bn > 2048 else warps
+    words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
+    even = math.gcd(ROUND, *(e[inner] for e in space.extent))
+    count = min(MOST_LANES, even)
+    while count * words > WORDS:
+        count //= 2
+    if count < FEWEST_LANES:
+        return None
+    return Lanes(inner, count, min(4, even // count), warps, narrow)
+
+
+def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None:
+    """The summed variable along which memory runs in all that depends on rows, where it runs along the columns in all
+    else; None where there is none."""
+    if whole_blocks(space):
+        return None
+    s, rows = space.statement, set(space.outputs) - set(columns)
+    found: set[str] = set()
+    for a in dict.fromkeys(e for root in (s.body, s.guard) if root is not None for e in walk(root)):
+        if not isinstance(a, Access) or not free_of(a) & set(space.reductions):
+            continue
+        moves = {
+            v: linear(e).coefficient(v) * step
+            for e, step in zip(a.index, seen.strides[a.tensor], strict=True)
+            for v in linear(e).variables()
+            if space.largest(v) > 1
+        }
+        fastest = {v for v, move in moves.items() if abs(move) == 1}
+        of_rows = any(v in rows and space.largest(v) > 1 and v not in columns for v in free_of(a))
+        if not of_rows and not free_of(a) & set(columns):
+            return None
+        if of_rows:
+            found |= fastest & set(space.reductions) or {""}
+        elif not fastest & set(columns):
+            return None
+    return found.pop() if len(found) == 1 and found != {""} else None
+
+
+def is_narrow_sum(space: Space, seen: Viewed) -> bool:
+    """Whether the greatest or least of sums of two 16-bit elements may be found in 16 bits, two at a time. Rounding is
+    monotone, so the greatest rounded sum is the rounded greatest sum; and a sum of two such elements that is rounded to
+    float32 first, and then to 16 bits, is the sum rounded once, since 24 bits are twice 11 and two more."""
+    s = space.statement
+    if s.aggregation not in ("max", "min") or s.guard is not None or seen.types[s.output].dtype != HALVES:
+        return False
+    match s.body:
+        case Call("add" | "sub", (Access() as a, Access() as b)):
+            return all(seen.types[x.tensor].dtype == HALVES for x in (a, b))
+    return False

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.ir.program import Statement
+from tilec.ir.types import TensorType
+
 
 def python_name(name: str) -> str:
     """A tensor's name as a Python name: the prime and the dot of workspaces become `_`."""
@@ -54,7 +57,7 @@ class Launch:
     """One kernel launch. `text` is the source of the kernel's file: equal texts are compiled once, so sizes are
     arguments. `arguments` and then `constants` (tl.constexpr) are the parameters in the order of the signature.
     `fusion`: may a product and a sum be rounded once? `together`: all programs run at once, as they wait for each
-    other."""
+    other. `sociable`: one launch with its neighbours, where none needs another, is wanted."""
 
     kernel: str
     text: str
@@ -66,6 +69,7 @@ class Launch:
     statements: tuple[str, ...]
     fusion: bool = True
     together: bool = False
+    sociable: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,20 @@ class Release:
     tensors: tuple[str, ...]
 
 
-Step = Allocate | Launch | Repeat | Table | TorchLines | Release
+@dataclass(frozen=True)
+class Prepared:
+    """A tensor that a statement's kernel reads beside inputs. Others may ask for the same, or for one over the same
+    points, so how it is made is said when all steps are there (`prepared.py`): none is left in a plan. `alone`: steps
+    that make it by itself; types and strides are those of the views that its statement indexes."""
+
+    statement: Statement
+    types: Mapping[str, TensorType]
+    strides: Mapping[str, tuple[int, ...]]
+    wide: bool
+    alone: Callable[[], Sequence[Step]]
+
+
+Step = Allocate | Prepared | Launch | Repeat | Table | TorchLines | Release
 
 
 @dataclass(frozen=True)

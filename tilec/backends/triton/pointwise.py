@@ -21,11 +21,15 @@ from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.outer import (
+    BESIDE,
+    HALVES,
     NEVER,
+    Lanes,
     at_once,
     block_sizes,
     calls_library,
     laid_out,
+    lanes_of,
     sides,
     tests_of_reads,
     whole_blocks,
@@ -34,7 +38,7 @@ from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, p
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space, build_space
-from tilec.ir.program import Access, Index, Int, Statement
+from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.types import TensorType
 
 PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
@@ -45,13 +49,14 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 class Tiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
     walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
-    is laid out for that."""
+    is laid out for that; `lanes`: points of its reduction side by side."""
 
     axes: tuple[tuple[tuple[str, ...], int], ...]
     reduction: int | None
     parts: int = 1
     warps: int = 4
     outer: bool = False
+    lanes: Lanes | None = None
 
 
 def pointwise(
@@ -88,7 +93,9 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     rows, columns = sides(space, outputs)
     if rows and columns:
         bm, bn, warps = block_sizes(space, rows, columns)
-        return Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
+        tiling = Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
+        lanes = lanes_of(space, seen, columns, bm, bn, warps) if tiling.outer else None
+        return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
     along = runs_along(space, seen, reductions)
     if not along and points <= 64:
         return replace(_map_tiling(space, outputs), reduction=None)
@@ -124,6 +131,8 @@ def _steps(
     s = space.statement
     k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
     accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    if tiling.lanes is not None and tiling.lanes.narrow:
+        accumulator = replace(accumulator, dtype=HALVES)
     k.residues()
     axes = _output_axes(k, tiling)
     tails = {a.name: f"{a.name}_in" for a in axes}
@@ -249,15 +258,20 @@ def _reduction(
     """Lines of the loop over the reduction, into `body`, for the output `stored`; the name of the test that a point was
     valid, where needed."""
     s = k.space.statement
-    tiled = tiling.reduction is not None
-    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling.outer)
+    tiled, lanes = tiling.reduction is not None, tiling.lanes
+    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
     frame = walk.frame
-    shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])])
+    shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
     evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
-    value = evaluator.value(s.body)
     truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
-    code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+    if lanes is not None and lanes.narrow:
+        assert isinstance(s.body, Call)
+        reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))
+        code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*reads)
+    else:
+        value = evaluator.value(s.body)
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
     if tiled:
         inside = frame.spread("red_in", "red")
         mask = inside if mask is None else f"{inside} & {mask}"
@@ -272,9 +286,11 @@ def _reduction(
         k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
-        whole = Frame(k, [a.name for a in axes], {})
-        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(whole.axes))
-        body.append(f"zeros = tl.load({place}, mask={NEVER}, other=0)")
+        whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
+        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes))
+        never = NEVER if lanes is None else f"{NEVER.replace('None', 'None, None')} & ({BESIDE} < 0)"
+        place += "" if lanes is None else f" + {BESIDE} * 0"
+        body.append(f"zeros = tl.load({place}, mask={never}, other=0)")
     body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
         body.append(f"reached = tl.full({shape}, False, tl.int1)")
@@ -288,6 +304,8 @@ def _reduction(
         for header in reversed(headers):
             lines = [header, *(f"    {line}" for line in lines)]
     body += lines
+    if lanes is not None:
+        body += accumulator.reduce(1)
     if tiled:
         body += accumulator.reduce(len(axes))
         if wants_reached:
@@ -322,9 +340,11 @@ def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[
     return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
 
 
-def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], outer: bool) -> Walk:
-    """Point by point: one summed variable innermost, several of its values at a time so that their reads overlap."""
-    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v)))
+def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+    """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
+    their reads overlap."""
+    outer, lanes = tiling.outer, tiling.lanes
+    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
     windows = tuple(v for v in reductions if v != inner)
     integer = "tl.int64" if k.wide else "tl.int32"
     headers: list[tuple[str, ...]] = []
@@ -335,15 +355,19 @@ def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: lis
         k.decode(Axis("window", windows, None))
         headers.append((f"for at_window in range(0, {k.count(windows)}):",))
         scopes.append(frozenset((*windows, "window")))
-    unroll = _unroll(k.space, inner)
+    unroll = _unroll(k.space, inner) if lanes is None else lanes.times
     k.scopes.append(Scope())
-    k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
-    k.decode(Axis("red", (inner,), None))
+    if lanes is None:
+        k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
+    else:
+        k.constants["BR"] = lanes.count
+        k.emit(f"red = tl.arange(0, BR).to({integer}) + (first + step * BR)")
+    k.decode(Axis("red", (inner,), None if lanes is None else "BR"))
     k.constants["UNROLL"] = unroll
-    block = "UNROLL" if not outer else str(unroll)
+    block = "UNROLL" if not outer else str(unroll if lanes is None else unroll * lanes.count)
     headers.append((f"for first in range(0, {k.extent(inner)}, {block}):", "for step in tl.static_range(UNROLL):"))
     scopes.append(frozenset((inner, "red")))
-    frame = Frame(k, [a.name for a in axes], tails, *scopes)
+    frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], tails, *scopes)
     if outer:
         frame.untested = k.line("some", f"{k.count([v for v in axes[1].variables if k.space.largest(v) > 1])} > 0", 0)
     return Walk((), tuple(headers), frame)

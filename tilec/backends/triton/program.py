@@ -20,8 +20,9 @@ from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops, with_guards
 from tilec.backends.triton.pack import LEAST_WORK, packed, work
-from tilec.backends.triton.plan import Allocate, Plan, Release, Setting, Step, TorchLines
+from tilec.backends.triton.plan import Allocate, Launch, Plan, Prepared, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
+from tilec.backends.triton.prepared import settled
 from tilec.backends.triton.recurrence import recurrence_steps, with_riders
 from tilec.backends.triton.rows import row_launch
 from tilec.backends.triton.scan import affine_recurrence, scan_of_terms, scan_steps
@@ -69,7 +70,7 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             made = statement_steps(defracted[s.output], s, types, known, setting)
         units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
         done |= {m.output for m in statements}
-    return Plan(tuple(_without_overwritten(_with_releases(units, flat))), flat.outputs)
+    return Plan(tuple(_without_overwritten(settled(_with_releases(units, flat)))), flat.outputs)
 
 
 @dataclass(frozen=True)
@@ -255,13 +256,11 @@ def _exponential_steps(
     seen = viewed_with_tops(found.tops, seen)
     steps: list[Step] = []
     for s in found.tops:
-        t = seen.types[s.output]
-        steps.append(Allocate(s.output, t.shape, t.dtype))
-        steps += statement_steps(s, s, seen.types, seen.strides, setting)
+        steps.append(Prepared(s, seen.types, seen.strides, wide, partial(_allocated_steps, s, seen, setting)))
     product = with_guards(found.dot)
     inner = inner_variables(product, space, seen, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
-    computed = hoisted(product, space, seen, wide, last) if work(product, space) >= LEAST_WORK else None
+    computed = hoisted(product, space, seen, wide, last, True) if work(product, space) >= LEAST_WORK else None
     after: list[Step] = []
     if computed is not None:
         before, known, _, product, after = computed
@@ -269,8 +268,14 @@ def _exponential_steps(
         steps += before
     config = replace(choose_config(product, space, setting.shared), parts=1)
     how = (product, space, seen, wide, PRECISION[setting.precision], config, riding)
-    steps += launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
+    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
+    steps += [replace(s, sociable=True) if isinstance(s, Launch) else s for s in own]
     return [*steps, *after, Release(tuple(s.output for s in found.tops))]
+
+
+def _allocated_steps(s: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+    t = seen.types[s.output]
+    return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, seen.types, seen.strides, setting)]
 
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:

@@ -18,6 +18,7 @@ from tilec.backends.triton.kernel import Axis, Kernel, Scope, free_of, triton_ty
 from tilec.backends.triton.plan import Launch, Step, python_name
 from tilec.backends.triton.recurrence_course import Course, conditions, feeds
 from tilec.backends.triton.recurrence_step import StepFrame, StepWriter
+from tilec.backends.triton.recurrence_walks import Walk, WalkingFrame
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.sizes import power_of_two
 from tilec.ir.functions import ZERO
@@ -197,7 +198,7 @@ def _moves(local: Local, access: Access) -> bool:
     return bool(free_of(access) & {local.course.time, *local.turns})
 
 
-class _Frame(StepFrame):
+class _Frame(WalkingFrame):
     """`history`: names of earlier states, the last first."""
 
     local: Local
@@ -220,8 +221,16 @@ class _Writer(StepWriter):
         self.fixed: dict[Access, str] = {}
         self.dtype = local.course.types[local.course.own].dtype
 
-    def at(self, moment: str, places: Mapping[str, str], history: list[str], loaded: dict[Access, str]) -> _Frame:
-        """The frame of the step of that number, at these places of moving lanes."""
+    def at(
+        self,
+        moment: str,
+        places: Mapping[str, str],
+        history: list[str],
+        loaded: dict[Access, str],
+        walk: Walk | None = None,
+        number: int = 0,
+    ) -> _Frame:
+        """The frame of the step of that number, at these places of moving lanes; `number`: of the step in the walk."""
         k, depth = self.kernel, len(self.kernel.scopes) - 1
         running = self.moment(moment, False)
         k.value_of.update(places)
@@ -229,8 +238,18 @@ class _Writer(StepWriter):
         frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
         assert isinstance(frame, _Frame)
         frame.local, frame.history = self.local, history
+        frame.course, frame.turns, frame.steps = self.course, self.local.turns, self.tiling.ahead
+        frame.walk, frame.number = walk, number
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
+
+    def walk(self, moment: str, places: Mapping[str, str]) -> Walk:
+        """Steps from that one on, at these places of moving lanes."""
+        k, name = self.kernel, self.kernel.names.fresh("left")
+        n = k.extent(self.course.time)
+        k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
+        self.scopes[name] = len(k.scopes) - 1
+        return Walk(places, name)
 
     def carried(self, first: Mapping[str, str]) -> dict[str, str]:
         """Names for the moving lanes' places in a loop: what it changes stands in no text before."""
@@ -348,7 +367,8 @@ def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Ac
     carried = w.carried(first)
     w.kernel.scopes.append(Scope())
     places = w.places(carried, count + 1)
-    coming = [w.load(w.at(_moment(u), places[u], [], {})) for u in range(count)]
+    walk = w.walk(_moment(0), places[0])
+    coming = [w.load(w.at(_moment(u), places[u], [], {}, walk, u)) for u in range(count)]
     for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
     w.let({name: places[count][v] for v, name in carried.items()})
@@ -366,10 +386,12 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
     places, history = w.places(carried, 2 * count), list(states)
-    coming = [w.load(w.at(_moment(u), places[u], [], {})) for u in range(count, 2 * count)]
+    next_walk = w.walk(_moment(count), places[count])
+    coming = [w.load(w.at(_moment(count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
+    walk = w.walk(_moment(0), places[0])
     for u in range(count):
         before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
-        frame = w.at(_moment(u), places[u], history, {**waiting[u], **before})
+        frame = w.at(_moment(u), places[u], history, {**waiting[u], **before}, walk, u)
         history = [w.step(frame), *history][: w.local.depth]
     w.let({name: waiting[-1][w.echoes[a]] for a, name in last.items()})
     for old, new in zip(waiting, coming, strict=True):

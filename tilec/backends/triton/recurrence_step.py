@@ -72,6 +72,10 @@ class StepFrame(Frame):
         running = [] if self.running is None or self.time not in variables else [self.running]
         return [*super().tail_tests(variables), *running, *([] if self.only is None else [self.only])]
 
+    def store_tests(self) -> list[str]:
+        """Texts of the tests that there are such a step and such lanes."""
+        return [*self.tails.values(), *self.tail_tests(frozenset((self.time,)))]
+
 
 class StepWriter:
     """Writes steps into a kernel. `blocks`: text of the size of each axis's block."""
@@ -169,8 +173,7 @@ class StepWriter:
         k, s = self.kernel, self.course.statement
         output = output or s.output
         rows = [frame.form(e) for e in s.index or ()]
-        running = frame.tail_tests(frozenset((self.course.time,)))
-        mask = " & ".join(dict.fromkeys([*frame.tails.values(), *running, *tests, *frame.tests(k.space.stored)]))
+        mask = " & ".join(dict.fromkeys([*frame.store_tests(), *tests, *frame.tests(k.space.stored)]))
         dtype = self.course.types[output].dtype
         cast = "" if held == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])

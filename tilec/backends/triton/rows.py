@@ -19,7 +19,7 @@ from tilec.backends.triton.rows_aligned import Alignment, alignment
 from tilec.backends.triton.rows_centred import centred
 from tilec.backends.triton.rows_rescale import Rescaled, rescaled
 from tilec.backends.triton.rows_text import RowWriter
-from tilec.backends.triton.rows_tiling import NOTHING, choose_tiling, levels
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, choose_tiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -38,10 +38,11 @@ def row_launch(
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
+    tiling: Tiling | None = None,
 ) -> Rows:
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
-    tiling = choose_tiling(merged, merged_strides, merged_types)
+    tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
     heads: frozenset[str] = frozenset()
     aligned: Alignment | None = None

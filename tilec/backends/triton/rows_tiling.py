@@ -41,7 +41,7 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
     rows, columns = group.count(group.rows), group.count(group.columns)
     needed = power_of_two(columns)
     statistics = any(group.reductions(s) and s.output not in group.sums for s in group.statements)
-    together = _rows_together(group, strides)
+    together = rows_together(group, strides)
     if not statistics:
         block = min(needed, 2048)
         down = min(power_of_two(rows), max(together, 2048 // block, 1))
@@ -81,7 +81,7 @@ def _full_reads(group: Group) -> set[str]:
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 
 
-def _rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
+def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
     """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
     best, answer = -1, 1
     for s in group.statements:
