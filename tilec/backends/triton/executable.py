@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,13 @@ from tilec.backends.triton.launched import Launched
 from tilec.backends.triton.plan import (
     Allocate,
     Launch,
+    Part,
     Plan,
     Release,
     Repeat,
     Setting,
+    Slabs,
+    Slice,
     Table,
     TorchLines,
     python_name,
@@ -80,12 +83,72 @@ def _operation(step: object, device: torch.device) -> Operation:
             return _release(names)
         case TorchLines():
             return _torch_lines(step)
+        case Part():
+            return _part(step, device)
+        case Slabs():
+            return _slabs(step, device)
     raise AssertionError(f"no step: {step!r}")
 
 
 def _repeated(step: Repeat) -> Operation:
     launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
     return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
+
+
+def _part(step: Part, device: torch.device) -> Operation:
+    operations = [_operation(s, device) for s in step.plan.steps]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        own = {name: tensors[name] for name in step.inputs}
+        for operation in operations:
+            operation(own, stream)
+        tensors.update((name, own[name]) for name in step.plan.outputs)
+
+    return call
+
+
+def _slabs(step: Slabs, device: torch.device) -> Operation:
+    """The loop. Operations that combine are compiled from their text."""
+    parts = [(step.rows, [_operation(s, device) for s in step.whole.plan.steps])] * (step.size // step.rows)
+    if step.rest is not None:
+        parts.append((step.size % step.rows, [_operation(s, device) for s in step.rest.plan.steps]))
+    starts = first_rows(step.size, step.rows, device) if step.start is not None else None
+    given = [g for g in step.given if g.axis is not None]
+    whole = [g for g in step.given if g.axis is None]
+    rows = [r for r in step.results if r.axis is not None]
+    sums = [(r, eval(f"lambda a, b: {r.combined.format('a', 'b')}", {"torch": torch})) for r in step.results if r.combined]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        first = 0
+        for number, (count, operations) in enumerate(parts):
+            own = {g.name: tensors[g.tensor] for g in whole}
+            for g in given:
+                own[g.name] = _rows_of(tensors[g.tensor], g, first, count)
+            if starts is not None:
+                own[step.start] = starts[number]
+            places = [(r, tensors[r.tensor].narrow(r.axis, first, count)) for r in rows]
+            own.update((r.name, place) for r, place in places if r.in_place)
+            for operation in operations:
+                operation(own, stream)
+            for r, place in places:
+                if not r.in_place:
+                    place.copy_(own[r.name])
+            for r, combine in sums:
+                combine(tensors[r.tensor], own[r.name])
+            first += count
+
+    return call
+
+
+def _rows_of(tensor: torch.Tensor, g: Slice, first: int, count: int) -> torch.Tensor:
+    rows = tensor.narrow(g.axis or 0, first, count)
+    return rows.clone(memory_format=torch.contiguous_format) if g.copied else rows
+
+
+def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
+    """The number of each slab's first row, of rank 0, each at an aligned address."""
+    numbers = torch.arange(0, size, rows, device=device)
+    return list(torch.stack((numbers, numbers), 1)[:, 0])
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -184,21 +247,31 @@ class TritonProgram:
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        dtypes = dict(self._dtypes)
-        for step in self.plan.steps:
-            if isinstance(step, Allocate):
-                dtypes[step.tensor] = step.dtype
-            elif isinstance(step, Table):
-                dtypes[step.tensor] = "int32"
-            elif isinstance(step, TorchLines):
-                dtypes |= dict.fromkeys(step.writes, "int64")
-            launch = step.launch if isinstance(step, Repeat) else step
-            if not isinstance(launch, Launch):
-                continue
+        for launch, dtypes in _typed(self.plan, self._dtypes):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
+
+
+def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[str, str]]]:
+    """Every launch with the element types of the tensors that it may read."""
+    dtypes = dict(known)
+    for step in plan.steps:
+        match step:
+            case Allocate(tensor, _, dtype):
+                dtypes[tensor] = dtype
+            case Table(tensor):
+                dtypes[tensor] = "int32"
+            case TorchLines(writes=writes):
+                dtypes |= dict.fromkeys(writes, "int64")
+            case Launch():
+                yield step, dtypes
+            case Repeat(launch=launch):
+                yield launch, dtypes
+            case Part() | Slabs():
+                for part in (step,) if isinstance(step, Part) else step.parts:
+                    yield from _typed(part.plan, {n: t.dtype for n, t in part.types.items()})
 
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
