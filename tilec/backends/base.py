@@ -39,7 +39,7 @@ class Options:
     """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
     statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device;
     `exact`: a recurrence is computed in its own order, which computing several times at once would change;
-    `device_budget`: bytes of intermediates from which kernels go by slabs (None: as much as the program's size asks)."""
+    `device_budget`: bytes of intermediates from which kernels go by slabs (None: as the program's size asks)."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default

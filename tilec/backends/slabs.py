@@ -300,7 +300,9 @@ def _at_rows(
         return given[key]
 
     def position(e: Expr) -> Expr:
-        return replace(rebuild(e, position), tensor=read(e)) if isinstance(e, Access) else rebuild(e, position)
+        if isinstance(e, Access):
+            return replace(e, tensor=read(e), index=tuple(map(position, e.index)))
+        return rebuild(e, position)
 
     def value(e: Expr) -> Expr:
         if isinstance(e, Index) and e.name == v:

@@ -27,7 +27,6 @@ from tilec.backends.triton.plan import (
     Repeat,
     Setting,
     Slabs,
-    Slice,
     Table,
     TorchLines,
     python_name,
@@ -112,37 +111,39 @@ def _slabs(step: Slabs, device: torch.device) -> Operation:
     parts = [(step.rows, [_operation(s, device) for s in step.whole.plan.steps])] * (step.size // step.rows)
     if step.rest is not None:
         parts.append((step.size % step.rows, [_operation(s, device) for s in step.rest.plan.steps]))
-    starts = first_rows(step.size, step.rows, device) if step.start is not None else None
-    given = [g for g in step.given if g.axis is not None]
-    whole = [g for g in step.given if g.axis is None]
-    rows = [r for r in step.results if r.axis is not None]
-    sums = [(r, eval(f"lambda a, b: {r.combined.format('a', 'b')}", {"torch": torch})) for r in step.results if r.combined]
+    starts = None if step.start is None else (step.start, first_rows(step.size, step.rows, device))
+    whole = [(g.name, g.tensor) for g in step.given if g.axis is None]
+    cut = [(g.name, g.tensor, g.axis, g.copied) for g in step.given if g.axis is not None]
+    rows = [(r.name, r.tensor, r.axis, r.in_place) for r in step.results if r.axis is not None]
+    sums = [(r.name, r.tensor, _combining(r.combined)) for r in step.results if r.axis is None]
 
     def call(tensors: Tensors, stream: int) -> None:
         first = 0
         for number, (count, operations) in enumerate(parts):
-            own = {g.name: tensors[g.tensor] for g in whole}
-            for g in given:
-                own[g.name] = _rows_of(tensors[g.tensor], g, first, count)
+            own = {name: tensors[tensor] for name, tensor in whole}
+            for name, tensor, axis, copied in cut:
+                view = tensors[tensor].narrow(axis, first, count)
+                own[name] = view.clone(memory_format=torch.contiguous_format) if copied else view
             if starts is not None:
-                own[step.start] = starts[number]
-            places = [(r, tensors[r.tensor].narrow(r.axis, first, count)) for r in rows]
-            own.update((r.name, place) for r, place in places if r.in_place)
+                own[starts[0]] = starts[1][number]
+            places = [tensors[tensor].narrow(axis, first, count) for _, tensor, axis, _ in rows]
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if in_place:
+                    own[name] = place
             for operation in operations:
                 operation(own, stream)
-            for r, place in places:
-                if not r.in_place:
-                    place.copy_(own[r.name])
-            for r, combine in sums:
-                combine(tensors[r.tensor], own[r.name])
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if not in_place:
+                    place.copy_(own[name])
+            for name, tensor, combine in sums:
+                combine(tensors[tensor], own[name])
             first += count
 
     return call
 
 
-def _rows_of(tensor: torch.Tensor, g: Slice, first: int, count: int) -> torch.Tensor:
-    rows = tensor.narrow(g.axis or 0, first, count)
-    return rows.clone(memory_format=torch.contiguous_format) if g.copied else rows
+def _combining(text: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})
 
 
 def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:

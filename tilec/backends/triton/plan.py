@@ -153,8 +153,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Slabs:
-    """A part carried out for `rows` rows of an axis after the other, `rest` for those that are left at the end. `start`:
-    the input that is the number of the first row, where it is asked for."""
+    """A part carried out for `rows` rows of an axis after the other, `rest` for those that are left at the end.
+    `start`: the input that is the number of the first row, where it is asked for."""
 
     size: int
     rows: int

@@ -116,7 +116,7 @@ def _best(whole: Planned, budget: int) -> Cut | None:
     total = sum(own.values()) + sum(work.values())
     found: list[tuple[int, int, int, Run, int]] = []
     for place, first in enumerate(flat.statements):
-        if 16 * (own.get(first.output, 0) + work.get(first.output, 0)) < total:
+        if 16 * (size_in_bytes(types[first.output]) + work.get(first.output, 0)) < total:
             continue
         for d, v in enumerate(first.index or ()):
             if not isinstance(v, Index) or types[first.output].shape[d] < 2:
@@ -126,8 +126,11 @@ def _best(whole: Planned, budget: int) -> Cut | None:
             wanted = run.wanted(others, flat.outputs)
             spared = sum(work.get(s.output, 0) for s in run.members)
             spared += sum(own.get(s.output, 0) for s in run.rows if s.output not in wanted)
+            read = {n for s in run.members for n in reads(s)}
+            before = {s.output for s in others} & read
+            spared -= sum(size_in_bytes(types[n]) for n in before - own.keys() - set(flat.outputs))
             found.append((spared, _anew(run, types), d, run, place))
-    if not found or not (most := max(f[0] for f in found)):
+    if not found or (most := max(f[0] for f in found)) <= 0:
         return None
     spared, _, _, run, place = min((f for f in found if f[0] >= NEARLY * most), key=lambda f: f[1:3])
     at_once = spared * min(1.0, whole.held / total)
