@@ -76,8 +76,15 @@ PARTIAL_ROWS: Knob[int | None] = Knob(
     _parse_count,
     "rows of partial sums, at most, where kernels add up over rows (default: as measured)",
 )
+DEVICE_BUDGET: Knob[int | None] = Knob(
+    "TILEC_DEVICE_BUDGET",
+    None,
+    _parse_size,
+    "bytes of intermediates beyond which kernels go through a program slab by slab, e.g. 256MiB (default: 256MiB, or "
+    "what its inputs and outputs take if that is more)",
+)
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS)
+KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET)
 
 
 def cache_directory() -> Path:
