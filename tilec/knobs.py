@@ -77,7 +77,14 @@ PARTIAL_ROWS: Knob[int | None] = Knob(
     "rows of partial sums, at most, where kernels add up over rows (default: as measured)",
 )
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS)
+STATE_BUDGET = Knob(
+    "TILEC_STATE_BUDGET",
+    256 * 2**20,
+    _parse_size,
+    "bytes of states that a gradient may compute again at once; beyond them it does so in chunks of time, e.g. 256MiB",
+)
+
+KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, STATE_BUDGET)
 
 
 def cache_directory() -> Path:
