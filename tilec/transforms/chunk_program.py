@@ -82,7 +82,7 @@ class Frame:
         if p.axis is None:
             return max(low, p.low), min(high, p.high)
         n = self.course.extent(p)
-        return (0 if k == 0 else low), (n if k == self.chunks.count - 1 else min(high, n))
+        return (0 if k == 0 else a + lag), (n if k == self.chunks.count - 1 else min(b + lag, n))
 
 
 @dataclass
@@ -163,9 +163,7 @@ class Chunk:
         if course.fixed(p, self.stage):
             times = self.frame.cut(p, self.k)
             if times[0] >= times[1]:
-                if p.axis is None:
-                    return None
-                raise Untimed
+                return None
             if name in course.late or p.axis is None:
                 return times
             span = widened(span, times)
@@ -263,6 +261,8 @@ class Chunk:
         elif n == p.output:
             return access
         elif n in self.axes:
+            if n not in self.span:
+                raise Untimed
             name = self._joined(n) if self._is_joined(n) else n
             steps += self.span[p.output][0] - (self.store if self._is_joined(n) else self.span)[n][0]
         else:

@@ -89,9 +89,8 @@ class Course:
         self.late: set[str] = set()
         self.stage: dict[str, int] = {}
         self.there: dict[str, int] = {}  # the stage from which a whole tensor is at hand
-        pending: set[str] = set()  # in the timeline and made of states that are not yet kept
         for p in line.parts:
-            self._enter(p, pending)
+            self._enter(p)
         opposed = {self.stage[name] for name in self.late}
         if opposed & {self.stage[name] for name in self.first if name not in given}:
             raise Untimed
@@ -100,7 +99,7 @@ class Course:
         for p in self.parts:
             self._set_behind(p)
 
-    def _enter(self, p: Part, pending: set[str]) -> None:
+    def _enter(self, p: Part) -> None:
         axes = self.line.axes
         if p.variable is None:
             self.there[p.output] = max((self.there.get(n, 0) for n in reads(p.statement)), default=0)
@@ -110,14 +109,14 @@ class Course:
         if late and p.output in self.first:
             raise Untimed
         stages = [self.there.get(n, 0) for n, _, _ in p.reads if n not in axes]
-        stages += [self.stage[n] + (late and n in pending) for n in timed]
+        stages += [self.stage[n] for n in timed]
+        if late:  # once all states are kept
+            stages += [self.stage[n] + 1 for n in self.first if n in self.stage and n not in self.given]
         stage = self.stage[p.output] = max(stages, default=0)
         if any(self.stage[n] != stage for n in timed & self.late):
             raise Untimed
         if late:
             self.late.add(p.output)
-        elif timed & pending or p.output in self.first and p.output not in self.given:
-            pending.add(p.output)
         if p.axis is None:
             self.there[p.output] = stage + 1
 
@@ -193,7 +192,7 @@ class Course:
         """The least length of a chunk: beyond every step that a part reaches out of it."""
         reached = [abs(n) for k in range(self.stages) for span in self.reach(k, edge).values() for n in span]
         depths = [p.depth + abs(edge.get(p.output, 0)) for p in self.parts]
-        lengths = [self.extent(p) for p in self.parts if p.axis is not None and (p.back or p.output in self.late)]
+        lengths = [self.extent(p) for p in self.parts if p.output in self.first]
         ragged = max(lengths) - min(lengths)
         lags = [abs(n) for n in self.lag.values()]
         return 1 + max(0, *reached, *depths) + max(lags) + max(self.carry.values(), default=0) + ragged

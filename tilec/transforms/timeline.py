@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ZERO
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -216,8 +216,9 @@ class _Build:
         places = [k for k, i in enumerate(s.index or ()) if t in index_variables(i)]
         if not places and t and s.aggregation in SUMMED:
             return self._part(s, t, None)
-        if len(places) != 1 or (s.index or ())[places[0]] != Index(t):
+        if len(places) != 1:
             raise Untimed
+        s = _bare(s, t, places[0])
         self.axes[s.output] = places[0]
         return self._part(s, t, places[0])
 
@@ -231,18 +232,19 @@ class _Build:
         if not readers or len(axes) != 1 or WHOLE in axes or any(q.variable is None for q in readers):
             return p
         (axis,) = axes
-        assert s.index is not None
-        place = s.index[axis]
+        place = (s.index or ())[axis]
         if isinstance(place, Int):
             t = fresh_variable("t", all_variables(s))
             only = Constraint((Affine.variable(t) - place.value).to_expr(), Int(1))
-            moved = tuple(Index(t) if k == axis else i for k, i in enumerate(s.index))
+            moved = tuple(Index(t) if k == axis else i for k, i in enumerate(s.index or ()))
             s = replace(s, index=moved, constraints=(*s.constraints, only))
-        elif isinstance(place, Index) and sum(place.name in index_variables(i) for i in s.index) == 1:
-            t = place.name
         else:
-            return p
+            variables = index_variables(place)
+            if len(variables) != 1 or sum(variables[0] in index_variables(i) for i in s.index or ()) != 1:
+                return p
+            (t,) = variables
         try:
+            s = _bare(s, t, axis)
             part = self._part(s, t, axis)
         except Untimed:
             return p
@@ -297,6 +299,16 @@ class _Build:
         if not lows:
             raise Untimed
         return max(lows), min(highs)
+
+
+def _bare(s: Statement, t: str, axis: int) -> Statement:
+    """The statement with t alone as an index of its output. Raises Untimed where something else stands there than t and
+    a number of steps."""
+    assert s.index is not None
+    rest = linear(s.index[axis]) - Affine.variable(t)
+    if rest.terms or not rest.is_integral:
+        raise Untimed
+    return s if not rest.constant else substitute_affine(s, {t: Affine.variable(t) - rest.constant})
 
 
 def _constraining(e: Expr) -> Expr:
