@@ -14,16 +14,16 @@ import torch
 
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
-from tilec.backends.base import Backend, Executable, Kernel, Options
+from tilec.backends.base import Backend, Executable, Kernel, Lowering, Options
 from tilec.backends.chunked import ChunkedProgram
 from tilec.cost import Cost, cost, size_in_bytes
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
-from tilec.ir.program import Program, reads_itself
+from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
 from tilec.pipeline import bind_flat, lower
-from tilec.saving import Partition, in_chunks, partition
+from tilec.saving import Partition, beyond_budget, partition
 from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.chunk_calls import chunk_calls
@@ -299,7 +299,7 @@ class Function:
             if self.gradient is None:
                 self._warn(types, values)
             options = Options.from_environment(tune, self.exact)
-            calls = self._calls(special, values)
+            calls = self._calls(special, values, lowering)
             if calls is None:
                 executable = chosen.build(lowering, options)
             else:
@@ -308,16 +308,16 @@ class Function:
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _calls(self, special: Specialised, values: dict[str, int]) -> Calls | None:
+    def _calls(self, special: Specialised, values: dict[str, int], lowering: Lowering) -> Calls | None:
         """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
-        recurs = any(reads_itself(s) for s in special.program.statements)
-        if not recurs or not special.types or self.chunks is None and self.gradient is None:
+        if self.gradient is not None:
+            cotangents = self.inputs[len(self.gradient.forward.inputs) :]
+            if not beyond_budget(lowering.stages["flat"], cotangents, lowering.types):
+                return None
+        elif self.chunks is None:
             return None
         flat = bind_flat(special.program, special.types, values)
-        types = infer(flat, special.types)
-        if self.gradient is None:
-            return chunk_calls(flat, types, self.chunks)
-        return in_chunks(flat, self.inputs[len(self.gradient.forward.inputs) :], types)
+        return chunk_calls(flat, infer(flat, special.types), self.chunks)
 
     def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""

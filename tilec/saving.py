@@ -40,8 +40,6 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType, kind
 from tilec.pipeline import bind_flat
 from tilec.transforms.bind import bind
-from tilec.transforms.chunk_calls import chunk_calls
-from tilec.transforms.chunk_plan import Calls
 from tilec.transforms.chunks import Chunks, choose_chunks
 from tilec.transforms.grad import grad_beside
 from tilec.transforms.naming import Names
@@ -116,7 +114,7 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     """The same parts in chunks of time, where the rule says so and they fall into chunks."""
     backward = parts.backward
     again = _again(backward.program.statements, backward.cotangents)
-    if joint.bytes_of(again) <= knobs.STATE_BUDGET.value:
+    if not beyond_budget(backward.program, backward.cotangents, joint.types):
         return parts
     names = Names.of(joint.program)
     kept = {name: names.fresh(f"{name}_kept") for name in again}
@@ -140,13 +138,11 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     return Partition(forward, backward, parts.extended, extra, constant, all_kept, chunks)
 
 
-def in_chunks(program: Program, cotangents: Sequence[str], types: Types) -> Calls | None:
-    """A flat gradient program in chunks of time, where the rule says so and it falls into chunks. `types`: of all
+def beyond_budget(program: Program, cotangents: Sequence[str], types: Types) -> bool:
+    """Would a flat gradient program compute more states again, all at once, than the rule allows? `types`: of all
     tensors."""
     again = _again(program.statements, cotangents)
-    if sum(size_in_bytes(types[n]) for n in again if n not in program.outputs) <= knobs.STATE_BUDGET.value:
-        return None
-    return chunk_calls(program, types)
+    return sum(size_in_bytes(types[n]) for n in again if n not in program.outputs) > knobs.STATE_BUDGET.value
 
 
 def _again(statements: Sequence[Statement], cotangents: Sequence[str]) -> tuple[str, ...]:

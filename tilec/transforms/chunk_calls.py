@@ -6,6 +6,7 @@ times of the chunk. Chunks away from the ends of time, and from times of which s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.errors import TileError
@@ -15,7 +16,7 @@ from tilec.transforms.chunk_program import Chunk, Frame
 from tilec.transforms.chunks import Chunks, Course
 from tilec.transforms.naming import Names
 from tilec.transforms.simplify import drop_dead
-from tilec.transforms.timeline import Types, Untimed, timeline
+from tilec.transforms.timeline import WHOLE, Part, Types, Untimed, timeline
 
 
 def chunk_calls(program: Program, types: Types, chunks: Chunks | None = None) -> Calls | None:
@@ -28,10 +29,13 @@ def chunk_calls(program: Program, types: Types, chunks: Chunks | None = None) ->
     inner = drop_dead(inner, tuple(o for o in program.outputs if o not in wanted) + tuple(outside))
     try:
         course = Course(timeline(replace(program, statements=inner), types), given)
+        names = Names.of(program)
+
+        def kept(name: str) -> str:
+            return names.fresh(f"{name}_kept")
+
+        chunks = course.chunks(kept) if chunks is None else course.completed(chunks, kept)
         if chunks is None:
-            names = Names.of(program)
-            chunks = course.chunks({name: names.fresh(f"{name}_kept") for name in course.first})
-        if chunks is None or not course.fits(chunks):
             return None
         return _Plan(program, course, chunks).calls()
     except (Untimed, TileError):
@@ -70,12 +74,19 @@ class _Plan:
         sinks = tuple((k, Assign(n)) for k, n in enumerate(outputs))
         return [ChunkCall(program, tuple(self.types[n] for n in names), tuple(map(Whole, names)), sinks)]
 
+    def _ends(self, p: Part) -> Iterator[int]:
+        """The times at which something begins or ends for a part."""
+        yield from (p.low, p.high - 1)
+        for n, axis, steps in p.reads:
+            if axis != WHOLE:
+                yield from (-steps, self.line.extent(n, axis) - 1 - steps)
+
     def _sweep(self, stage: int) -> Sweep | None:
         count = self.chunks.count
         special = {0, 1, count - 2, count - 1}
         for p in self.course.parts:
-            for time in (p.low, p.high - 1):
-                k = min(max(time // self.chunks.length, 0), count - 1)
+            for time in self._ends(p):
+                k = time // self.chunks.length
                 special |= {k - 1, k, k + 1}
         calls = []
         regular: tuple[int, ChunkCall | None] | None = None

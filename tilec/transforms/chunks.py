@@ -11,8 +11,8 @@ With chunks of about the square root of the number of steps, what is held at a t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Index, Int, Program, Statement, reads
@@ -66,7 +66,7 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str]) -> C
         course = Course(timeline(program, types), frozenset(again))
         if set(again) != set(course.first):
             return None
-        return course.chunks(again)
+        return course.chunks(again.__getitem__)
     except Untimed:
         return None
 
@@ -174,9 +174,10 @@ class Course:
                     need[n] = widened(need.get(n), (span[0] + steps, span[1] + steps))
         return need
 
-    def edges(self) -> dict[str, int]:
-        """Where, from a chunk's end, its recurrences start: as far out as any part of any sweep needs them."""
-        edge = dict.fromkeys(self.first, 0)
+    def edges(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Where, from a chunk's end, its recurrences start: as far out as any part of any sweep needs them, and at
+        least at `known`."""
+        edge = {**dict.fromkeys(self.first, 0), **known}
         while True:
             found = dict(edge)
             for stage in range(self.stages):
@@ -206,32 +207,37 @@ class Course:
         assert p.axis is not None
         return self.line.extent(p.output, p.axis)
 
-    def chunks(self, kept: Mapping[str, str]) -> Chunks | None:
-        """Chunks of about the square root of the number of steps; None where there are too few."""
-        edge = self.edges()
+    def chunks(self, kept: Callable[[str], str]) -> Chunks | None:
+        """Chunks of about the square root of the number of steps; None where there are too few. `kept` names what is
+        kept of a recurrence."""
+        edge = self.edges({})
+        depth = max(p.depth for p in self.parts if p.output in self.first)
         least = self.margin(edge)
-        depth = {p.output: p.depth for p in self.parts if p.output in self.first}
-        length = max(math.ceil(math.sqrt(self.steps * max(depth.values()))), least)
+        length = max(math.ceil(math.sqrt(self.steps * depth)), least)
         count, rest = divmod(self.steps, length)
         count += rest >= least
-        if count < 2:
-            return None
-        states = []
-        for name in self.first:
-            start = length + edge[name] - (depth[name] if self.up else 0)
-            states.append(States(name, kept[name], self.line.axes[name], start, depth[name]))
-        return Chunks(length, count, tuple(states))
+        return None if count < 2 else Chunks(length, count, self._states(edge, length, kept))
 
-    def fits(self, chunks: Chunks) -> bool:
-        """Can the parts be computed in these chunks, from the states that are kept?"""
-        edge = {s.recurrence: self.edge(chunks, s) for s in chunks.states if s.recurrence in self.first}
-        if set(edge) != set(self.first):
-            return False
-        least = self.margin(edge)
-        last = self.steps - (chunks.count - 1) * chunks.length
-        ours = self.edges()
-        beyond = any(edge[n] > ours[n] if self.up else edge[n] < ours[n] for n in ours)
-        return least <= chunks.length and least <= last and not beyond
+    def completed(self, chunks: Chunks, kept: Callable[[str], str]) -> Chunks | None:
+        """The same chunks with states of all recurrences here; None where the parts cannot be computed in them, from
+        the states that are kept."""
+        there = {s.recurrence: s for s in chunks.states if s.recurrence in self.first}
+        known = {name: self.edge(chunks, s) for name, s in there.items()}
+        edge = self.edges(known)
+        least, last = self.margin(edge), self.steps - (chunks.count - 1) * chunks.length
+        if any(edge[name] != e for name, e in known.items()) or least > min(chunks.length, last):
+            return None
+        missing = {name: e for name, e in edge.items() if name not in there}
+        return replace(chunks, states=(*there.values(), *self._states(missing, chunks.length, kept)))
+
+    def _states(self, edge: Mapping[str, int], length: int, kept: Callable[[str], str]) -> tuple[States, ...]:
+        found = []
+        for p in self.parts:
+            if p.output in edge:
+                assert p.axis is not None
+                first = length + edge[p.output] - (p.depth if self.up else 0)
+                found.append(States(p.output, kept(p.output), p.axis, first, p.depth))
+        return tuple(found)
 
     def edge(self, chunks: Chunks, s: States) -> int:
         return s.first - chunks.length + (s.depth if self.up else 0)
