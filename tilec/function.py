@@ -23,7 +23,7 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
 from tilec.pipeline import bind_flat, lower
-from tilec.saving import Partition, beyond_budget, partition
+from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.chunk_calls import chunk_calls
@@ -312,12 +312,13 @@ class Function:
         """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
         if self.gradient is not None:
             cotangents = self.inputs[len(self.gradient.forward.inputs) :]
-            if not beyond_budget(lowering.stages["flat"], cotangents, lowering.types):
-                return None
-        elif self.chunks is None:
+            chunks: Chunks | float | None = share_at_once(lowering.stages["flat"], cotangents, lowering.types)
+        else:
+            chunks = self.chunks
+        if chunks is None:
             return None
         flat = bind_flat(special.program, special.types, values)
-        return chunk_calls(flat, infer(flat, special.types), self.chunks)
+        return chunk_calls(flat, infer(flat, special.types), chunks)
 
     def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""

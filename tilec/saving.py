@@ -47,6 +47,7 @@ from tilec.transforms.simplify import drop_dead, truth
 
 SMALL = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
+BESIDE = 8  # tensors as large as its states that a chunk of time may need
 
 Types = Mapping[str, TensorType]
 
@@ -114,11 +115,12 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     """The same parts in chunks of time, where the rule says so and they fall into chunks."""
     backward = parts.backward
     again = _again(backward.program.statements, backward.cotangents)
-    if not beyond_budget(backward.program, backward.cotangents, joint.types):
+    share = share_at_once(backward.program, backward.cotangents, joint.types)
+    if share is None:
         return parts
     names = Names.of(joint.program)
     kept = {name: names.fresh(f"{name}_kept") for name in again}
-    chunks = choose_chunks(backward.program, infer(backward.program, backward.types), kept)
+    chunks = choose_chunks(backward.program, infer(backward.program, backward.types), kept, share)
     if chunks is None:
         return parts
     states = {s.kept: chunks.kept_type(s, joint.types[s.recurrence]) for s in chunks.states}
@@ -138,11 +140,13 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     return Partition(forward, backward, parts.extended, extra, constant, all_kept, chunks)
 
 
-def beyond_budget(program: Program, cotangents: Sequence[str], types: Types) -> bool:
-    """Would a flat gradient program compute more states again, all at once, than the rule allows? `types`: of all
-    tensors."""
+def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
+    """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
+    where it may hold all. `types`: of all tensors."""
     again = _again(program.statements, cotangents)
-    return sum(size_in_bytes(types[n]) for n in again if n not in program.outputs) > knobs.STATE_BUDGET.value
+    total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
+    budget = knobs.STATE_BUDGET.value
+    return None if total <= budget else budget / total / BESIDE
 
 
 def _again(statements: Sequence[Statement], cotangents: Sequence[str]) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ from tilec.transforms.simplify import drop_dead
 from tilec.transforms.timeline import WHOLE, Part, Types, Untimed, timeline
 
 
-def chunk_calls(program: Program, types: Types, chunks: Chunks | None = None) -> Calls | None:
-    """The calls that compute a flat program in chunks, given ones or those that suit it; None where it does not fall
-    into these. The states that `chunks` names are read where they are inputs, and kept where they are outputs."""
-    outside = {} if chunks is None else {s.recurrence: s.kept for s in chunks.states}
+def chunk_calls(program: Program, types: Types, chunks: Chunks | float) -> Calls | None:
+    """The calls that compute a flat program in chunks, given ones or those that suit it (then `chunks` is the share of
+    all steps whose states may be held at once); None where it does not fall into these. The states that given chunks
+    name are read where they are inputs, and kept where they are outputs."""
+    outside = {s.recurrence: s.kept for s in chunks.states} if isinstance(chunks, Chunks) else {}
     given = frozenset(r for r, kept in outside.items() if kept in program.input_names())
     wanted = set(outside.values()) & set(program.outputs)
     inner = tuple(s for s in program.statements if s.output not in wanted)
@@ -34,10 +35,8 @@ def chunk_calls(program: Program, types: Types, chunks: Chunks | None = None) ->
         def kept(name: str) -> str:
             return names.fresh(f"{name}_kept")
 
-        chunks = course.chunks(kept) if chunks is None else course.completed(chunks, kept)
-        if chunks is None:
-            return None
-        return _Plan(program, course, chunks).calls()
+        found = course.completed(chunks, kept) if isinstance(chunks, Chunks) else course.chunks(kept, chunks)
+        return None if found is None else _Plan(program, course, found).calls()
     except (Untimed, TileError):
         return None
 

@@ -5,7 +5,7 @@ chunk; of each only the states are kept from which the next chunk starts, so tha
 runs the other way, as a gradient does, goes through the chunks from the other end in a later sweep: each chunk's states
 are computed again, and what the next chunk needs of this one is carried on. Sums over time are added up chunk by chunk.
 
-With chunks of about the square root of the number of steps, what is held at a time grows with that root.
+With chunks of the square root of the number of steps, what is held at a time grows with that root.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ class Chunks:
         return Statement(s.kept, (Index("k"), *left), sizes, body)
 
 
-def choose_chunks(program: Program, types: Types, again: Mapping[str, str]) -> Chunks | None:
+def choose_chunks(program: Program, types: Types, again: Mapping[str, str], share: float) -> Chunks | None:
     """Chunks for a flat program in which the states of the recurrences in `again` are to be computed again from what is
-    kept under the names given there; None where it does not fall into chunks."""
+    kept under the names given there, and those of this share of all steps may be held at once; None where it does not
+    fall into chunks."""
     try:
         course = Course(timeline(program, types), frozenset(again))
         if set(again) != set(course.first):
             return None
-        return course.chunks(again.__getitem__)
+        return course.chunks(again.__getitem__, share)
     except Untimed:
         return None
 
@@ -207,13 +208,13 @@ class Course:
         assert p.axis is not None
         return self.line.extent(p.output, p.axis)
 
-    def chunks(self, kept: Callable[[str], str]) -> Chunks | None:
-        """Chunks of about the square root of the number of steps; None where there are too few. `kept` names what is
-        kept of a recurrence."""
+    def chunks(self, kept: Callable[[str], str], share: float) -> Chunks | None:
+        """Chunks of the square root of the number of steps (times what recurrences look back), or of this share of all
+        steps where that is more; None where there are too few. `kept` names what is kept of a recurrence."""
         edge = self.edges({})
         depth = max(p.depth for p in self.parts if p.output in self.first)
         least = self.margin(edge)
-        length = max(math.ceil(math.sqrt(self.steps * depth)), least)
+        length = max(math.ceil(math.sqrt(self.steps * depth)), int(self.steps * share), least)
         count, rest = divmod(self.steps, length)
         count += rest >= least
         return None if count < 2 else Chunks(length, count, self._states(edge, length, kept))
