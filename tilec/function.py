@@ -7,23 +7,28 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
-from tilec.backends.base import Executable, Kernel, Options
+from tilec.backends.base import Backend, Executable, Kernel, Lowering, Options
+from tilec.backends.chunked import ChunkedProgram
 from tilec.cost import Cost, cost, size_in_bytes
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
-from tilec.pipeline import lower
-from tilec.saving import Partition, partition
+from tilec.pipeline import bind_flat, lower
+from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
+from tilec.transforms.chunk_calls import chunk_calls
+from tilec.transforms.chunk_plan import Calls
+from tilec.transforms.chunks import Chunks
 from tilec.transforms.grad import grad
 from tilec.transforms.mismatch import mismatches
 from tilec.transforms.simplify import simplify
@@ -155,6 +160,7 @@ class Function:
         gradient: Gradient | None = None,
         tune: bool = False,
         exact: bool = False,
+        chunks: Chunks | None = None,
     ):
         self.program = program
         self.source = source
@@ -163,6 +169,7 @@ class Function:
         self.gradient = gradient
         self.tune = tune
         self.exact = exact
+        self.chunks = chunks
         self.inputs = program.input_names()
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
@@ -187,8 +194,8 @@ class Function:
         return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
-        made_of = (self.program, self.source, self.filename, self.backend, self.gradient, self.tune, self.exact)
-        return Function, made_of
+        how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
+        return Function, (self.program, self.source, self.filename, *how)
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
@@ -245,7 +252,7 @@ class Function:
             forward = self
             if parts.forward is not None:
                 self._warn(types, dict(zip(self._sizes, values, strict=True)))
-                forward = self._made(parts.forward)
+                forward = self._made(parts.forward, parts.chunks)
             outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
             recorded = Recorded(forward, weak, wrt, outputs, special.replaced, parts, self._made)
             if len(self._recorded) >= CACHED_CALLS:
@@ -260,9 +267,9 @@ class Function:
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _made(self, program: Program) -> Function:
-        """A function of another program that runs as this one does."""
-        return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact)
+    def _made(self, program: Program, chunks: Chunks | None) -> Function:
+        """A function of another program that runs as this one does, in chunks of time where these are given."""
+        return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact, chunks)
 
     def saved(self, *args) -> tuple[Saved, ...]:
         """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
@@ -299,10 +306,27 @@ class Function:
             lowering = lower(special.program, special.types, values)
             if self.gradient is None:
                 self._warn(types, values)
-            executable = chosen.build(lowering, Options.from_environment(tune, self.exact))
+            options = Options.from_environment(tune, self.exact)
+            calls = self._calls(special, values, lowering)
+            if calls is None:
+                executable = chosen.build(lowering, options)
+            else:
+                executable = ChunkedProgram(calls, partial(_built, chosen, options))
             return lowering, chosen, Prepared(executable, special.results, special.replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
+
+    def _calls(self, special: Specialised, values: dict[str, int], lowering: Lowering) -> Calls | None:
+        """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
+        if self.gradient is not None:
+            cotangents = self.inputs[len(self.gradient.forward.inputs) :]
+            chunks: Chunks | float | None = share_at_once(lowering.stages["flat"], cotangents, lowering.types)
+        else:
+            chunks = self.chunks
+        if chunks is None:
+            return None
+        flat = bind_flat(special.program, special.types, values)
+        return chunk_calls(flat, infer(flat, special.types), chunks)
 
     def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
@@ -369,7 +393,8 @@ class Function:
 
     def tuned(self) -> Function:
         """The same function, which measures candidates on its first call with new shapes or types."""
-        return Function(self.program, self.source, self.filename, self.backend, self.gradient, True, self.exact)
+        how = (self.backend, self.gradient, True, self.exact, self.chunks)
+        return Function(self.program, self.source, self.filename, *how)
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
         """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.
@@ -383,6 +408,11 @@ class Function:
         device = next(iter(devices - {"cpu"}), "cpu")
         lowering, _, prepared = self._lower(types, values, backend or self.backend, device, target, False)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+
+def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
+    """The executable of a bound program for inputs of these types."""
+    return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -84,7 +84,16 @@ DEVICE_BUDGET: Knob[int | None] = Knob(
     "what its inputs and outputs take if that is more)",
 )
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET)
+STATE_BUDGET = Knob(
+    "TILEC_STATE_BUDGET",
+    256 * 2**20,
+    _parse_size,
+    "bytes of states that a gradient may compute again at once; beyond them it does so in chunks of time, e.g. 256MiB",
+)
+
+KNOBS: tuple[Knob, ...] = (
+    VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+)  # fmt: skip
 
 
 def cache_directory() -> Path:

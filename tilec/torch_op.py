@@ -18,6 +18,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.saving import Backward, Partition
+from tilec.transforms.chunks import Chunks
 from tilec.transforms.simplify import simplify
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Recorded:
     `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers;
     `outputs` names those that are there, by position. `wrt` are the inputs that need gradients; `replaced` says, by
     position, what takes the place of inputs that are not of the types that the partition is for; `made` makes a
-    function of a program.
+    function of a program, in chunks of time or not.
     """
 
     forward: Function
@@ -42,7 +43,7 @@ class Recorded:
     outputs: tuple[str | None, ...]
     replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
     partition: Partition
-    made: Callable[[Program], Function]
+    made: Callable[[Program, Chunks | None], Function]
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Function, Backward]] = field(default_factory=dict)
     _passes: dict[object, Pass] = field(default_factory=dict)
 
@@ -75,7 +76,8 @@ class Recorded:
             assert backward is not None, "extras without a derivative have no cotangent"
             names = dict(zip(self.wrt, backward.program.outputs, strict=True))
             program = simplify(backward.program, [names[name] for name in wanted])
-            self._gradients[key] = self.made(program), backward
+            chunks = None if extended else self.partition.chunks
+            self._gradients[key] = self.made(program, chunks), backward
         return self._gradients[key]
 
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
