@@ -32,6 +32,7 @@ from tilec.backends.triton.plan import (
     python_name,
 )
 from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.straight import Run, straight
 from tilec.errors import InputMistake
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
@@ -50,18 +51,31 @@ class PlannedCall:
         self._device = device
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps]
+        self._straight: Run | None = None
+        self._first = True
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        tensors = dict(zip(self._names, inputs, strict=True))
         if not self._cuda:
-            return self._run({name: own_storage(t) for name, t in tensors.items()}, 0)
+            return self._steps([own_storage(t) for t in inputs], 0)
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
-                return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
-        return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+                return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
+        return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
 
-    def _run(self, tensors: Tensors, stream: int) -> tuple[torch.Tensor, ...]:
+    def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        if self._straight is not None:
+            return self._straight(inputs, stream)
+        outputs = self._steps(inputs, stream)
+        if self._first:
+            self._first = False
+            made = straight(self.plan, self._names, self._operations, self._device)
+            self._straight = made[1] if made is not None else None
+        return outputs
+
+    def _steps(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        """Step by step, which compiles what has not run yet."""
+        tensors = dict(zip(self._names, inputs, strict=True))
         for operation in self._operations:
             operation(tensors, stream)
         return tuple([tensors[name] for name in self.plan.outputs])

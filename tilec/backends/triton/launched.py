@@ -35,6 +35,12 @@ class Launched:
         if run is not None:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
 
+    def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
+        """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
+        Pointer stands for its tensor's address."""
+        assert self._run is not None and not self._maps
+        return self._run, self._grid, self._middle, self._values
+
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
         moments = [{place: moment} for moment in range(count)]
