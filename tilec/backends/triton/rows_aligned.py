@@ -56,7 +56,7 @@ def alignment(
     members = {s.output for s in group.statements}
     for a in (*stored, *(a for s in group.statements for a in accesses(s) if a.tensor not in members)):
         steps = _steps(a, group, strides[a.tensor], types[a.tensor], columns[0])
-        if steps is None or found.setdefault(a.tensor, steps) != steps:
+        if not steps or found.setdefault(a.tensor, steps) != steps:
             other.add(a.tensor)
     counts = Counter(steps for name, steps in found.items() if name not in other)
     if not counts:
@@ -94,6 +94,7 @@ class AlignedFrame(Frame):
     def __init__(self, aligned: Alignment, kernel: Kernel, *rest: Any):
         super().__init__(kernel, *rest)
         self.aligned = aligned
+        self.ends = "(first == 0) | (first + BN >= span)"  # whether a block holds an end of the row
 
     def read(self, access: Access, other: float | int | None) -> str:
         if access.tensor not in self.aligned.tensors:
@@ -121,27 +122,54 @@ class AlignedFrame(Frame):
         address = self.aligned_address(tensor)
         self.kernel.scopes[-1].lines += [
             f"tl.store({address}, {value}, mask=filled[None, :])",
-            "if (first == 0) | (first + BN >= span):",
+            f"if {self.ends}:",
             f"    tl.store({address}, {value}, mask=(col_in & (filled == 0))[None, :])",
         ]
 
 
 def begin(k: Kernel, aligned: Alignment, columns: str) -> None:
-    """Lines that say where this program's row lies in its vectors."""
-    steps = (f"{k.value_of[v]} * {k.number(('step', v), 'step', n)}" for v, n in aligned.steps.items())
-    size, v = k.number("size", "size", aligned.size, False), aligned.vector
-    k.emit(f"offset = tl.max({' + '.join(steps)}, 0)")
-    k.emit(f"origin = offset // {v} * {v}")
+    """Lines that say where this program's row lies in its vectors, and how many places it takes from there."""
+    _origin(k, aligned)
     k.emit("head = offset - origin")
     k.emit(f"span = {columns} + head")
-    k.emit(f"whole = tl.minimum(span, ({size} - origin) // {v} * {v})")  # whole vectors of the tensor
+    _whole(k, aligned)
 
 
-def position(k: Kernel, aligned: Alignment, head: bool) -> None:
-    """Lines that say which columns a block has. `head`: those of the row's first vector do not count."""
+def begin_all(k: Kernel, aligned: Alignment, columns: str) -> None:
+    """Lines that say where the rows of program `down` lie, if they are a multiple of a vector's elements apart."""
     v = aligned.vector
-    k.emit("place = first + tl.arange(0, BN)")
+    k.emit(f"head = down % {v} * {_step(k, aligned)} % {v}")
+    k.emit(f"span = {columns} + head")
+
+
+def each(k: Kernel, aligned: Alignment) -> None:
+    """Lines that say where one of those rows is."""
+    _origin(k, aligned)
+    _whole(k, aligned)
+
+
+def _step(k: Kernel, aligned: Alignment) -> str:
+    (step,) = aligned.steps.values()
+    return k.number(("step", *aligned.steps), "step", step)
+
+
+def _origin(k: Kernel, aligned: Alignment) -> None:
+    steps = (f"{k.value_of[v]} * {k.number(('step', v), 'step', n)}" for v, n in aligned.steps.items())
+    k.emit(f"offset = tl.max({' + '.join(steps)}, 0)")
+    k.emit(f"origin = offset // {aligned.vector} * {aligned.vector}")
+
+
+def _whole(k: Kernel, aligned: Alignment) -> None:
+    """How many places from there on are in whole vectors of the tensor, of the row's at most."""
+    size, v = k.number("size", "size", aligned.size, False), aligned.vector
+    k.emit(f"whole = tl.minimum(span, ({size} - origin) // {v} * {v})")
+
+
+def position(k: Kernel, aligned: Alignment, start: str, first: str = "head") -> None:
+    """Lines that say which columns a block has. `first`: the first place that counts."""
+    v = aligned.vector
+    k.emit(f"place = {start} + tl.arange(0, BN)")
     k.emit("col = place - head")
-    k.emit(f"col_in = (place >= {v if head else 'head'}) & (place < span)")
+    k.emit(f"col_in = (place >= {first}) & (place < span)")
     k.emit(f"vector = place // {v} * {v}")
     k.emit(f"filled = (vector >= head) & (vector + {v} <= span)")

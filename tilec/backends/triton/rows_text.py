@@ -13,7 +13,7 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position
+from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, begin_all, each, position
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
@@ -89,7 +89,8 @@ class RowWriter:
         k.constants = {"BM": t.rows, "BN": t.columns, **k.constants}
         tiles = t.parts or -(-group.count(group.rows) // t.rows)
         if t.form == "tiled":
-            tiles *= -(-group.count(group.columns) // t.columns)
+            before = 0 if self.aligned is None else self.aligned.vector - 1
+            tiles *= -(-(group.count(group.columns) + before) // t.columns)
         outputs = tuple(s.output for s in group.statements)
         text = module_text(k.text(*flat))
         arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
@@ -105,10 +106,16 @@ class RowWriter:
     def _tiled(self) -> None:
         k = self.k
         k.emit(f"tile = {self._program()}")
-        k.emit(f"across = tl.cdiv({k.count(self.group.columns)}, BN)")
+        count, aligned = k.count(self.group.columns), self.aligned
+        k.emit(f"across = tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
         k.emit("down = tile // across")
         k.emit("over = tile % across")
-        self._position("col", self.group.columns, "over * BN")
+        if aligned is None:
+            self._position("col", self.group.columns, "over * BN")
+        else:
+            begin_all(k, aligned, count)
+            position(k, aligned, "over * BN")
+            k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
 
     def _walk_rows(self, body: Callable[[Frame], None]) -> None:
@@ -118,21 +125,31 @@ class RowWriter:
             self._position("row", group.rows, "down * BM")
             body(self._frame())
             return
-        blocks = math.ceil(group.count(group.rows) / self.tiling.rows)
-        share = math.ceil(blocks / self.tiling.parts) * self.tiling.rows
+        step = self.tiling.rows if self.aligned is None else self.aligned.vector
+        blocks = math.ceil(group.count(group.rows) / step)
+        share = math.ceil(blocks / (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
         part = k.number("part", "part_size", share)
-        k.emit(f"start = down * {part}")
-        k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+        if self.aligned is None:
+            k.emit(f"start = down * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+        else:  # rows that begin alike, so many of them
+            k.emit(f"start = down // {step} * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.emit(f"start += down % {step}")
         for s in group.statements:
             if s.output in group.sums:
                 accumulator = self.accumulators[s.output] = self._accumulator(s)
                 k.scopes[0].lines += accumulator.start("(BM, BN)")
         k.scopes.append(Scope())
         self._position("row", group.rows, "first", "end")
-        body(self._frame(frozenset(("row", *group.rows))))
+        frame = self._frame(frozenset(("row", *group.rows)))
+        if isinstance(frame, AlignedFrame):
+            each(k, frame.aligned)
+            frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
+        body(frame)
         lines = k.scopes.pop().lines
-        stages = self.tiling.stages
-        walk = f"tl.range(start, end, BM, num_stages={stages})" if stages > 1 else "range(start, end, BM)"
+        stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
+        walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
         for s in group.statements:
             if s.output in group.sums:
@@ -175,7 +192,7 @@ class RowWriter:
         k, group = self.k, self.group
         k.scopes.append(Scope())
         if self.aligned is not None:
-            position(k, self.aligned, head)
+            position(k, self.aligned, "first", str(self.aligned.vector) if head else "head")
             k.decode(Axis("col", group.columns, "BN"))
         else:
             self._position("col", group.columns, "first")
