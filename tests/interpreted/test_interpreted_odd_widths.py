@@ -15,15 +15,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def long(monkeypatch):
+@pytest.fixture(autouse=True, params=[1, 4], ids=["a row a program", "four rows"])
+def long(monkeypatch, request):
     """Rows of 40 columns are long, and blocks hold 16 of them."""
 
     def choose(group, strides, types):
         t = rows_tiling.choose_tiling(group, strides, types)
         if t.form == "whole" or t.rows * t.columns <= 16:
             return t
-        return replace(t, rows=1, columns=min(t.columns, 16), parts=min(group.count(group.rows), 19) if t.parts else 0)
+        rows_ = request.param if t.form == "looped" else 1
+        return replace(
+            t, rows=rows_, columns=min(t.columns, 16), parts=min(group.count(group.rows), 19) if t.parts else 0
+        )
 
     monkeypatch.setattr(rows, "choose_tiling", choose)
     for module in (grouping, rows_tiling):

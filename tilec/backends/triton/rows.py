@@ -48,7 +48,7 @@ def row_launch(
     aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
-        aligned = alignment(merged, merged_strides, merged_types, tiling.columns) if tiling.rows == 1 else None
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns)
         about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
         if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
@@ -61,7 +61,7 @@ def row_launch(
 
 def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
     """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
-    if aligned is None or len(aligned.steps) != 1 or tiling.rows != 1 or tiling.parts < aligned.vector:
+    if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
         return tiling, None
     return replace(tiling, parts=tiling.parts // aligned.vector * aligned.vector), aligned
 

@@ -13,7 +13,7 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, begin_all, each, position
+from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position, rows_alike, rows_begin
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
@@ -87,10 +87,10 @@ class RowWriter:
         k, t, group = self.k, self.tiling, self.group
         {"whole": self._whole, "looped": self._looped, "tiled": self._tiled}[t.form]()
         k.constants = {"BM": t.rows, "BN": t.columns, **k.constants}
-        tiles = t.parts or -(-group.count(group.rows) // t.rows)
+        alike = 1 if self.aligned is None else self.aligned.vector
+        tiles = t.parts or -(-group.count(group.rows) // (t.rows * alike)) * alike
         if t.form == "tiled":
-            before = 0 if self.aligned is None else self.aligned.vector - 1
-            tiles *= -(-(group.count(group.columns) + before) // t.columns)
+            tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
         outputs = tuple(s.output for s in group.statements)
         text = module_text(k.text(*flat))
         arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
@@ -113,7 +113,7 @@ class RowWriter:
         if aligned is None:
             self._position("col", self.group.columns, "over * BN")
         else:
-            begin_all(k, aligned, count)
+            begin(k, aligned, count)
             position(k, aligned, "over * BN")
             k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
@@ -144,7 +144,7 @@ class RowWriter:
         self._position("row", group.rows, "first", "end")
         frame = self._frame(frozenset(("row", *group.rows)))
         if isinstance(frame, AlignedFrame):
-            each(k, frame.aligned)
+            rows_begin(k, frame.aligned, "first")
             frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
         body(frame)
         lines = k.scopes.pop().lines
@@ -159,10 +159,16 @@ class RowWriter:
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
-        self._position("row", group.rows, "down * BM")
         end = k.count([v for v in group.columns if group.extent[v] > 1])
-        if self.aligned is not None:
+        if self.aligned is None:
+            self._position("row", group.rows, "down * BM")
+        else:
+            rows_alike(k, self.aligned)
+            k.emit(f"row_in = row < {k.count(group.rows)}")
+            k.decode(Axis("row", group.rows, "BM"))
             begin(k, self.aligned, end)
+            last = f"tl.minimum(start + {self.aligned.vector} * (BM - 1), {k.count(group.rows)} - 1)"
+            rows_begin(k, self.aligned, last)
             end = "span"
         found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
