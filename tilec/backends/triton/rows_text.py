@@ -221,13 +221,14 @@ class RowWriter:
         """Lines that take a block of values into a statistic."""
         (acc, *_) = accumulator.state
         if s.output in self.maxima.values():
-            top, fading, part = (self.k.names.fresh(n) for n in ("greatest", "fading", "part"))
+            less, grows, fading, part = (self.k.names.fresh(n) for n in ("less", "grows", "fading", "part"))
             self.relative[s.output] = fading, part
-            return [
-                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
-                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
-                f"{part} = shifted_exp_({code}, {top}[:, None])",
-                f"{acc} = {top}",
+            return [  # each place of the block has a maximum of its own, so that nothing is exchanged
+                f"{less} = apart_({acc}, {code})",
+                f"{grows} = {code} > {acc}",
+                f"{fading} = tl.where({grows}, {less}, 1.0)",
+                f"{part} = tl.where({grows}, 1.0, {less})",
+                f"{acc} = maximum_({acc}, {code})",
             ]
         if s.output in self.maxima:
             fading, part = self.relative[self.maxima[s.output]]
@@ -237,21 +238,29 @@ class RowWriter:
     def _ended(self, statistics: Sequence[Statement]) -> list[str]:
         """Lines that make rows' statistics of the blocks' of their columns."""
         lines: list[str] = []
+        ended: list[str] = []
         sums: dict[str, list[Accumulator]] = {}
+        shares: dict[str, str] = {}
         for s in statistics:
             accumulator = self.accumulators[s.output]
             (acc, *_) = accumulator.state
+            if s.output in self.maxima.values():
+                each, share = (self.k.names.fresh(n) for n in ("each", "share"))
+                shares[s.output] = share
+                lines += [f"{each} = {acc}", *accumulator.reduce(1), f"{share} = shifted_exp_({each}, {acc}[:, None])"]
+                continue
             if s.output in self.maxima:
-                (top,) = self.accumulators[self.maxima[s.output]].state
-                nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
-                lines.append(f"{acc} = tl.sum({acc}, 1) * {nothing}")
-            elif s.output not in self.maxima.values() and _adds(accumulator):
+                maximum = self.maxima[s.output]
+                (top,) = self.accumulators[maximum].state
+                lines.append(f"{acc} = {acc} * {shares[maximum]}")
+                ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)
+            if _adds(accumulator):
                 sums.setdefault(accumulator.dtype, []).append(accumulator)
-            elif s.output not in self.maxima.values():
+            else:
                 lines += accumulator.reduce(1)
         for group in sums.values():
             lines += _at_once([(a, a.state[0]) for a in group])
-        return lines
+        return lines + ended
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -317,8 +326,7 @@ class RowWriter:
                 self._add(s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.accumulators[s.output])
             elif s.output in running:
                 accumulator = self.accumulators[s.output] = self._accumulator(s)
-                rowwise = s.output in self.maxima.values()
-                self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
+                self.k.scopes[0].lines += accumulator.start("(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
                 for line in self._stepped(s, accumulator, code):
                     self.k.emit(line)
