@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
@@ -14,6 +14,7 @@ from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
 from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position, rows_alike, rows_begin
+from tilec.backends.triton.rows_sums import Running, at_once, go_together
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
@@ -28,31 +29,6 @@ class _Reduction:
     statement: Statement
     accumulator: Accumulator
     block: str
-
-
-JOINT = {4: "add_four_", 2: "add_two_"}
-
-
-def _adds(a: Accumulator) -> bool:
-    return a.aggregation == "sum"
-
-
-def _alike(a: Accumulator, b: Accumulator) -> bool:
-    return (a.aggregation, a.dtype) == (b.aggregation, b.dtype)
-
-
-def _at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
-    """Lines that combine blocks of values along the columns; several sums of one type go together, which takes one
-    exchange."""
-    rest = list(blocks)
-    while rest:
-        n = next((n for n in JOINT if n <= len(rest)), 1)
-        part, rest = rest[:n], rest[n:]
-        if n == 1:
-            yield from part[0][0].at_once(part[0][1], 1)
-        else:
-            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
-            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
 
 
 class RowWriter:
@@ -79,8 +55,7 @@ class RowWriter:
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.k.blockwise = True
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
-        self.accumulators: dict[str, Accumulator] = {}
-        self.relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
+        self.running = Running(self.k.names, maxima)
         self.count = 0
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
@@ -138,7 +113,7 @@ class RowWriter:
             k.emit(f"start += down % {step}")
         for s in group.statements:
             if s.output in group.sums:
-                accumulator = self.accumulators[s.output] = self._accumulator(s)
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 k.scopes[0].lines += accumulator.start("(BM, BN)")
         k.scopes.append(Scope())
         self._position("row", group.rows, "first", "end")
@@ -209,58 +184,13 @@ class RowWriter:
             self._store(frame, s)
         lines = k.scopes.pop().lines
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
-        k.scopes[0].lines += self._ended(statistics)
+        k.scopes[0].lines += self.running.ended([s.output for s in statistics])
         for s in statistics:
-            accumulator = self.accumulators[s.output]
+            accumulator = self.running.accumulators[s.output]
             self._give_statistic(frame, s, accumulator, accumulator.result())
         for s in wanted:
             if self._walks(s, written=True):
                 del self.values[Access(s.output, s.index or ())]
-
-    def _stepped(self, s: Statement, accumulator: Accumulator, code: str) -> list[str]:
-        """Lines that take a block of values into a statistic."""
-        (acc, *_) = accumulator.state
-        if s.output in self.maxima.values():
-            less, grows, fading, part = (self.k.names.fresh(n) for n in ("less", "grows", "fading", "part"))
-            self.relative[s.output] = fading, part
-            return [  # each place of the block has a maximum of its own, so that nothing is exchanged
-                f"{less} = apart_({acc}, {code})",
-                f"{grows} = {code} > {acc}",
-                f"{fading} = tl.where({grows}, {less}, 1.0)",
-                f"{part} = tl.where({grows}, 1.0, {less})",
-                f"{acc} = maximum_({acc}, {code})",
-            ]
-        if s.output in self.maxima:
-            fading, part = self.relative[self.maxima[s.output]]
-            return [f"{acc} = {acc} * {fading} + {code} * {part}"]
-        return accumulator.step(code)
-
-    def _ended(self, statistics: Sequence[Statement]) -> list[str]:
-        """Lines that make rows' statistics of the blocks' of their columns."""
-        lines: list[str] = []
-        ended: list[str] = []
-        sums: dict[str, list[Accumulator]] = {}
-        shares: dict[str, str] = {}
-        for s in statistics:
-            accumulator = self.accumulators[s.output]
-            (acc, *_) = accumulator.state
-            if s.output in self.maxima.values():
-                each, share = (self.k.names.fresh(n) for n in ("each", "share"))
-                shares[s.output] = share
-                lines += [f"{each} = {acc}", *accumulator.reduce(1), f"{share} = shifted_exp_({each}, {acc}[:, None])"]
-                continue
-            if s.output in self.maxima:
-                maximum = self.maxima[s.output]
-                (top,) = self.accumulators[maximum].state
-                lines.append(f"{acc} = {acc} * {shares[maximum]}")
-                ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)
-            if _adds(accumulator):
-                sums.setdefault(accumulator.dtype, []).append(accumulator)
-            else:
-                lines += accumulator.reduce(1)
-        for group in sums.values():
-            lines += _at_once([(a, a.state[0]) for a in group])
-        return lines + ended
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -323,12 +253,14 @@ class RowWriter:
                 tests.append(evaluator.condition(evaluator.value(s.guard)))
             value = evaluator.value(s.body)
             if s.output in self.group.sums:
-                self._add(s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.accumulators[s.output])
+                self._add(
+                    s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.running.accumulators[s.output]
+                )
             elif s.output in running:
-                accumulator = self.accumulators[s.output] = self._accumulator(s)
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 self.k.scopes[0].lines += accumulator.start("(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
-                for line in self._stepped(s, accumulator, code):
+                for line in self.running.stepped(s.output, code):
                     self.k.emit(line)
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
@@ -342,9 +274,9 @@ class RowWriter:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
             r = pending[0]
-            group = [o for o in pending if _alike(o.accumulator, r.accumulator)] if _adds(r.accumulator) else [r]
+            group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
             pending[:] = [o for o in pending if o not in group]
-            for line in _at_once([(o.accumulator, o.block) for o in group]):
+            for line in at_once([(o.accumulator, o.block) for o in group]):
                 self.k.emit(line)
             for o in group:
                 s, result = o.statement, o.accumulator.result()
@@ -422,7 +354,7 @@ class RowWriter:
 
     def _store_part(self, s: Statement) -> None:
         k = self.k
-        accumulator = self.accumulators[s.output]
+        accumulator = self.running.accumulators[s.output]
         k.scopes[0].lines += accumulator.reduce(0)
         parts, count = k.pointer(f"{s.output}.parts"), k.count(self.group.columns)
         k.emit(f"tl.store({parts} + down.to(tl.int64) * ({count}) + col, {accumulator.result()}, mask=col_in)")
