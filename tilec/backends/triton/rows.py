@@ -48,13 +48,22 @@ def row_launch(
     aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
-        aligned = alignment(merged, merged_strides, merged_types, tiling.columns) if tiling.rows == 1 else None
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns)
         about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
         if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
+    elif tiling.form == "tiled" and merged.sums:
+        tiling, aligned = _by_vectors(tiling, alignment(merged, merged_strides, merged_types, tiling.columns))
     writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements), partial, second)
+
+
+def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
+    """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
+    if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
+        return tiling, None
+    return replace(tiling, parts=tiling.parts // aligned.vector * aligned.vector), aligned
 
 
 def _second_stage(

@@ -62,7 +62,8 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
         held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
         return Tiling("whole", down, needed, parts, warps, min(3, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
-    block = min(needed, max(1, (1024 if heavy or not again else 8192) // down))
+    elements = 1024 if heavy or not again else 2048 if down == 1 else 8192
+    block = min(needed, max(1, elements // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
 
 
