@@ -166,6 +166,7 @@ class ExponentialWriter(DotWriter):
 
     def __init__(
         self,
+        suffix: str,
         plain: Dot,
         product: Dot,
         space: Space,
@@ -175,7 +176,6 @@ class ExponentialWriter(DotWriter):
         config,
         riding,
         parts: Parts | None,
-        suffix: str,
     ):
         super().__init__(product, space, seen, wide, precision, config, suffix, riding)
         self.plain, self.parts = plain, parts
@@ -251,7 +251,7 @@ class ExponentialWriter(DotWriter):
 
 class LogWriter(ExponentialWriter):
     def __init__(self, log: LogDot, *how):
-        super().__init__(log.dot, *how, suffix="_log_dot")
+        super().__init__("_log_dot", log.dot, *how)
         self.log = log
 
     def _again(self) -> None:

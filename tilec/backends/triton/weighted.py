@@ -27,6 +27,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Statement
 
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
+FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
@@ -91,7 +92,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     # in an order that the sums of one exponent by its several terms have in common, so that their weights are equal
     (_, first_top), (_, second_top) = sorted(((repr(beside), p), (repr(right), q)), key=lambda pair: pair[0])
     lifted = joined([finite(first_top), finite(second_top), *weight], dtype)
-    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
+    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), FEW_POINTS))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
     weights = tuple(Call(dtype, (f,)) for f in others)
@@ -112,7 +113,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
 
 class WeightedWriter(ExponentialWriter):
     def __init__(self, found: Weighted, *how):
-        super().__init__(found.dot, *how, suffix="_weighted_dot")
+        super().__init__("_weighted_dot", found.dot, *how)
         self.found = found
 
     def _again(self) -> None:
