@@ -150,3 +150,32 @@ def test_a_gradient_reads_states_and_cotangents_once_and_keeps_what_others_read(
     lowered = tilec.compile(without, backend="triton", exact=True).grad().lower(b, d)
     assert [k.statements for k in lowered.kernels] == [("H",), ("GH", "DB")]
     assert "tl.store(GH" not in lowered.source() and "GH = torch" not in lowered.source()
+
+
+PLANE, VOLUME = (
+    "function (B[T, D]) -> (H) { H[t, i : T, D] = ",
+    "function (B[T, D, E]) -> (H) { H[t, i, j : T, D, E] = ",
+)
+WALKS = {  # what a step is, the input's shape, and whether addresses go from step to step
+    "turning": (PLANE + "relu(B[t, i] + H[t - 1, (i - 1) % D]); }", (70, 40), True),
+    "turning, backward in time": (PLANE + "B[t, i] + 0.5 * H[t + 1, (i + 1) % D]; }", (70, 40), True),
+    "both ways": (VOLUME + "B[t, i, j] + 0.5 * H[t - 1, (i - 1) % D, (j + 1) % E]; }", (40, 33, 34), True),
+    "round within a few steps": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 1) % D]; }", (70, 7), False),
+    "two lanes": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 1) % D]; }", (70, 2), False),
+    "by three places": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 3) % D]; }", (70, 40), False),
+    "staying": (PLANE + "B[t, i] * H[t - 1, i] + B[T - 1 - t, i]; }", (70, 40), True),
+    "every other step": (
+        "function (B[S, D]) -> (H) { H[t, i : 35, D] = B[68 - 2*t, i] - H[t - 2, i]; }",
+        (70, 40),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WALKS)
+def test_addresses_go_from_step_to_step(case):
+    source, shape, walks = WALKS[case]
+    b = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    f = tilec.compile(source, backend="triton", exact=True)
+    assert torch.equal(f(b), tilec.compile(source, backend="torch", exact=True)(b))
+    assert (" = at_b" in f.lower(b).source()) == walks

@@ -246,9 +246,9 @@ class DotWriter:
         span = "start, end" if config.parts > 1 else "0, steps"
         return [f"for step in range({span}):", *(f"    {line}" for line in lines)]
 
-    def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros) -> str:
+    def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
-        k, dtype = self.kernel, self.dot.dtype
+        k, dtype = self.kernel, dtype or self.dot.dtype
         evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         lone = factors[0] if len(factors) == 1 else None
         if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):

@@ -47,7 +47,7 @@ def hoisted(
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        operand = _operand(side, factors, dot.dtype, space, seen, last)
+        operand = operand_of(side, factors, dot.dtype, space, seen, last)
         if operand is None:
             continue
         s, shape, read = operand
@@ -57,7 +57,7 @@ def hoisted(
         own = build_space(s, seen.types)
         if own is None or own.valid or not own.covers:
             return None
-        made = partial(_made, own, seen, s, wide)
+        made = partial(assignment, own, seen, s, wide)
         before += [Prepared(s, seen.types, seen.strides, wide, made)] if together else made()
         after.append(Release((s.output,)))
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
@@ -68,7 +68,8 @@ def hoisted(
     return before, replace(seen, statement=statement), replace(space, statement=statement), dot, after
 
 
-def _made(own: Space, seen: Viewed, s: Statement, wide: bool) -> list[Step]:
+def assignment(own: Space, seen: Viewed, s: Statement, wide: bool) -> list[Step]:
+    """Steps that carry out an assignment over all of its output."""
     t = seen.types[s.output]
     return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, seen, s, wide) or ())]
 
@@ -81,7 +82,7 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
     return len(factors) > 1 or not isinstance(lone, Access)
 
 
-def _operand(
+def operand_of(
     side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed, last: str | None
 ) -> tuple[Statement, tuple[int, ...], Access] | None:
     """The operand as an assignment over its own variables, its shape, and how it is read."""

@@ -1,5 +1,5 @@
-"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, and
-reductions and scans by functions of our own that do not go element by element."""
+"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, products
+of bfloat16, and reductions and scans by functions of our own that do not go element by element."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def _splat(builder: Any, block: Any, scalar: TensorHandle) -> TensorHandle:
     return TensorHandle(data, tl.int1 if data.dtype == bool else scalar.dtype.scalar)
 
 
+MULTIPLY = InterpreterBuilder.create_dot
+
+
+def _dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
+    """The interpreter holds bfloat16 as its 16 bits, and would multiply those."""
+    a, b = (
+        TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if x.dtype.scalar.is_bf16() else x
+        for x in (a, b)
+    )
+    return MULTIPLY(self, a, b, *rest)
+
+
 def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
     """Neighbours first, all pairs at once: reduced dimensions are powers of two."""
     assert self.axis is not None and not self.keep_dims
@@ -68,6 +80,7 @@ def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:
 
 def prepare_interpreter() -> InterpretedLibrary:
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
+    InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
     ReduceOps.generic_reduce = _reduce  # type: ignore[method-assign]
     ScanOps.generic_scan = _scan  # type: ignore[method-assign]
     return InterpretedLibrary()

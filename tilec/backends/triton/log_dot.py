@@ -25,6 +25,7 @@ from tilec.backends.triton.outer import NEVER, at_once
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
+from tilec.backends.triton.thirds import PART, SMALLER, Parts
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -161,13 +162,42 @@ class ExponentialWriter(DotWriter):
     """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
 
     `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
-    operands that may be computed beforehand."""
+    operands that may be computed beforehand, in `parts` perhaps (`thirds.py`)."""
 
     def __init__(
-        self, plain: Dot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, suffix, riding
+        self,
+        suffix: str,
+        plain: Dot,
+        product: Dot,
+        space: Space,
+        seen: Viewed,
+        wide: bool,
+        precision: str,
+        config,
+        riding,
+        parts: Parts | None,
     ):
         super().__init__(product, space, seen, wide, precision, config, suffix, riding)
-        self.plain = plain
+        self.plain, self.parts = plain, parts
+
+    def _loop(self) -> None:
+        if self.parts is not None:
+            self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
+        super()._loop()
+        if self.parts is not None:
+            self.kernel.emit("acc += rest")
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        if self.parts is None:
+            super()._multiplied(rows, columns)
+            return
+        left, right = (
+            [self._operand(frame, (read,), (), PART) for read in reads]
+            for frame, reads in zip((rows, columns), self.parts, strict=True)
+        )
+        for i, j in SMALLER:
+            self.kernel.emit(f"rest = tl.dot({left[i]}, {right[j]}, rest)")
+        self.kernel.emit(f"acc += tl.dot({left[0]}, {right[0]})")
 
     def _must_look(self) -> bool:
         return True
@@ -220,10 +250,8 @@ class ExponentialWriter(DotWriter):
 
 
 class LogWriter(ExponentialWriter):
-    def __init__(
-        self, log: LogDot, product: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config, riding
-    ):
-        super().__init__(log.dot, product, space, seen, wide, precision, config, "_log_dot", riding)
+    def __init__(self, log: LogDot, *how):
+        super().__init__("_log_dot", log.dot, *how)
         self.log = log
 
     def _again(self) -> None:

@@ -135,24 +135,33 @@ def _equal(a: Statement, b: Statement) -> bool:
 
 
 def _fits(shared: Shared, own: Statement, first: Prepared) -> bool:
-    """Whether a program can hold the rows of the first statement's statistic, from which each element is computed."""
+    """Whether a program can hold the rows of the first statement's statistic, from which each element is computed; or
+    whether both have an element at each point, which lie alike."""
     top = next(iter(shared.statements.values()))
-    if not reduced(top, shared.extent) or reduced(own, shared.extent) or top.output not in reads(own):
-        return False
     many = {v for v, n in shared.extent.items() if n > 1}
-    written = {linear(e).bare for e in own.index or ()}
-    return many <= written and _tiling(_group(shared), first.strides) is not None
+    if reduced(own, shared.extent) or not many <= {linear(e).bare for e in own.index or ()}:
+        return False
+    if not reduced(top, shared.extent):
+        return own.index == top.index
+    return top.output in reads(own) and _tiling(_group(shared), first.strides) is not None
 
 
 def _group(shared: Shared) -> Group:
+    """Columns are what the first statement aggregates over, or else what its output's memory runs along."""
     statements = tuple(shared.statements.values())
     columns = tuple(v for v in shared.extent if v in reduced(statements[0], shared.extent))
+    if not columns:
+        many = [v for e in statements[0].index or () if (v := linear(e).bare) and shared.extent[v] > 1]
+        columns = tuple(many[-1:])
     rows = tuple(v for v in shared.extent if v not in columns)
     stored = frozenset(shared.statements)
     return Group(statements, rows, columns, shared.extent, stored, frozenset())
 
 
 def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling | None:
+    """For a statistic and what needs it again; None where that is too long, or there is no statistic."""
+    if not any(map(group.reductions, group.statements)):
+        return None
     columns = power_of_two(group.count(group.columns))
     rows = power_of_two(group.count(group.rows))
     turned = any(s.index and linear(s.index[-1]).bare in group.rows for s in group.statements[1:])

@@ -30,6 +30,7 @@ from tilec.backends.triton.scan_form import recognise_scan, terms_first
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
+from tilec.backends.triton.thirds import Parts, fitted, in_thirds
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
 from tilec.ir.index import linear
@@ -260,14 +261,21 @@ def _exponential_steps(
     product = with_guards(found.dot)
     inner = inner_variables(product, space, seen, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
-    computed = hoisted(product, space, seen, wide, last, True) if work(product, space) >= LEAST_WORK else None
+    much = work(product, space) >= LEAST_WORK
+    thirds = in_thirds(product, space, seen, wide) if much and setting.precision == "highest" else None
+    computed = hoisted(product, space, seen, wide, last, True) if much and thirds is None else None
+    config = replace(choose_config(product, space, setting.shared), parts=1)
     after: list[Step] = []
-    if computed is not None:
+    parts: Parts | None = None
+    if thirds is not None:
+        before, seen, parts, after = thirds
+        steps += before
+        config = fitted(config, setting.shared)
+    elif computed is not None:
         before, known, _, product, after = computed
         seen = replace(known, statement=seen.statement)
         steps += before
-    config = replace(choose_config(product, space, setting.shared), parts=1)
-    how = (product, space, seen, wide, PRECISION[setting.precision], config, riding)
+    how = (product, space, seen, wide, PRECISION[setting.precision], config, riding, parts)
     own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
     steps += [replace(s, sociable=True) if isinstance(s, Launch) else s for s in own]
     return [*steps, *after, Release(tuple(s.output for s in found.tops))]

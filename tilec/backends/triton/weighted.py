@@ -18,7 +18,6 @@ from tilec.backends.domain import Condition
 from tilec.backends.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, sides_of, variables_of, worthwhile
-from tilec.backends.triton.dot_blocks import Config
 from tilec.backends.triton.kernel import Frame, triton_type
 from tilec.backends.triton.log_dot import LOWEST, NOTHING, ExponentialWriter, finite, joined, top_of, where
 from tilec.backends.triton.scalar import Evaluator
@@ -28,6 +27,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Statement
 
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
+FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
@@ -89,8 +89,10 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
         for name, side in (("beside", beside), ("right", right))
     )
     p, q = (Access(t.output, t.index or ()) for t in tops)
-    lifted = joined([finite(p), finite(q), *weight], dtype)
-    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), 1))
+    # in an order that the sums of one exponent by its several terms have in common, so that their weights are equal
+    (_, first_top), (_, second_top) = sorted(((repr(beside), p), (repr(right), q)), key=lambda pair: pair[0])
+    lifted = joined([finite(first_top), finite(second_top), *weight], dtype)
+    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), FEW_POINTS))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
     weights = tuple(Call(dtype, (f,)) for f in others)
@@ -110,18 +112,8 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
 
 
 class WeightedWriter(ExponentialWriter):
-    def __init__(
-        self,
-        found: Weighted,
-        product: Dot,
-        space: Space,
-        seen: Viewed,
-        wide: bool,
-        precision: str,
-        config: Config,
-        riding: Sequence[Statement],
-    ):
-        super().__init__(found.dot, product, space, seen, wide, precision, config, "_weighted_dot", riding)
+    def __init__(self, found: Weighted, *how):
+        super().__init__("_weighted_dot", found.dot, *how)
         self.found = found
 
     def _again(self) -> None:

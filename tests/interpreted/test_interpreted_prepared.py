@@ -1,0 +1,128 @@
+"""What products of exponentials read: made once, in launches that are shared, let go after the last that reads it."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton import hoist, program, thirds
+from tilec.backends.triton.device_text import module_text
+from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release
+from tilec.backends.triton.prepared import settled
+from tilec.backends.triton.together import alike, together, touched
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+BATCHED = "function (A[Z, M, K], B[Z, K, N]) -> (C) { C[b, i, j : Z, M, N] = logsumexp(A[b, i, k] + B[b, k, j]); }"
+TURNED = "function (A[Z, K, M], B[Z, N, K]) -> (C) { C[b, i, j : Z, M, N] = logsumexp(A[b, k, i] + B[b, j, k]); }"
+RANGES = {"normal": (3.0, 0.0), "wide": (60.0, 0.0), "large": (3.0, 5e4)}
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Small products are taken for large ones."""
+    monkeypatch.setattr(program, "LEAST_WORK", 0)
+    for module in (hoist, thirds):
+        monkeypatch.setattr(module, "LEAST_REUSE", 16)
+
+
+def normal(*shape, scale=3.0, offset=0.0):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) + offset
+
+
+@pytest.mark.parametrize("range_", RANGES)
+@pytest.mark.parametrize("source", [BATCHED, TURNED])
+def test_values_and_gradients(large, source, range_):
+    scale, offset = RANGES[range_]
+    shapes = ((2, 40, 70), (2, 70, 33)) if source is BATCHED else ((2, 70, 40), (2, 33, 70))
+    a, b = (normal(*s, scale=scale, offset=offset) for s in shapes)
+    d = torch.randn(2, 40, 33, generator=torch.Generator().manual_seed(0))
+    exact = tilec.compile(source, backend="torch")
+    f = tilec.compile(source, backend="triton")
+    want = exact(a.double(), b.double())
+    assert ((f(a, b) - want).abs() <= 3e-6 + 2 * 2.0**-23 * want.abs()).all()
+    gradient = tilec.compile(source).grad().tile  # with the values computed again
+    found = tilec.compile(gradient, backend="triton")(a, b, d)
+    for g, w in zip(found, exact.grad()(a.double(), b.double(), d.double()), strict=True):
+        # cancelling sums round to a part of what is added; the exponent is rounded to float32
+        assert (g - w).abs().max() <= (1e-5 + 2.0**-23 * (4 * scale + offset)) * w.abs().max()
+
+
+def test_a_gradient_is_four_launches(large):
+    """Both greatest terms and exponentials, the values, the weights, the products; in the recorded one no values."""
+    a, b, d = normal(2, 40, 64), normal(2, 64, 48), normal(2, 40, 48)
+    f = tilec.compile(BATCHED, backend="triton")
+    assert len(f.lower(a, b).kernels) == 2
+    lowered = tilec.compile(BATCHED, backend="triton").grad().lower(a, b, d)
+    assert [len(k.statements) for k in lowered.kernels] == [8, 1, 3, 2]
+    assert len(lowered.kernels) == 4
+    steps = lowered._executable.plan.steps
+    allocated = [s.tensor for s in steps if isinstance(s, Allocate)]
+    released = [name for s in steps if isinstance(s, Release) for name in s.tensors]
+    assert sorted({*allocated} - {*released}) == ["DA", "DB"] and len(set(released)) == len(released)
+    for place, step in enumerate(steps):
+        if isinstance(step, Release):
+            assert not any(set(step.tensors) & touched(s) for s in steps[place:] if isinstance(s, Launch))
+
+
+def test_other_precisions_take_no_parts(large):
+    a, b = normal(2, 32, 32), normal(2, 32, 32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        text = tilec.compile(BATCHED, backend="triton").lower(a, b).source()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert "bfloat16" not in text and 'input_precision="tf32"' in text
+    assert "bfloat16" in tilec.compile(BATCHED, backend="triton").lower(a, b).source()
+
+
+def test_parts_that_are_the_same_along_a_side_stay_whole(large):
+    """An operand that does not know its own rows or the reduction is no block of parts."""
+    source = "function (A[M, K], V[K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + V[k] + B[k, j]); }"
+    a, v, b = normal(40, 32), normal(32), normal(32, 48)
+    want = tilec.compile(source, backend="torch")(a.double(), v.double(), b.double())
+    got = tilec.compile(source, backend="triton")(a, v, b)
+    assert ((got - want).abs() <= 3e-6 + 2 * 2.0**-23 * want.abs()).all()
+
+
+def launch(name, output, source, grid=(2, 1, 1), warps=4, lines=()):
+    text = "\n".join(
+        [
+            f"@triton.jit\ndef {name}(n, X, Y, BM: tl.constexpr):",
+            "    at = (tl.program_id(0) + tl.program_id(1) * 2) * BM + tl.arange(0, BM)",
+            *(f"    {line}" for line in lines),
+            "    tl.store(Y + at, maximum_(tl.load(X + at, mask=at < n, other=0), 1.0), mask=at < n)\n",
+        ]
+    )
+    arguments = (("n", 100), ("X", Pointer(source)), ("Y", Pointer(output)))
+    return Launch(name, module_text(text), grid, arguments, (("BM", 32),), warps, 2, (output,), sociable=True)
+
+
+def test_launches_of_any_grid_become_one():
+    from tilec.backends.triton.launched import Launched
+
+    first, second = launch("one", "P", "A", (4, 1, 1)), launch("two", "Q", "B", (2, 2, 1))
+    third = launch("three", "R", "A", (4, 1, 1))
+    a, b = normal(100), normal(100)
+    tensors = {"A": a, "B": b, **{n: torch.zeros(100) for n in "PQR"}}
+    joined = together([first, second, third], "all")
+    assert joined.grid == (12, 1, 1) and joined.statements == ("P", "Q", "R")
+    Launched(joined)(tensors, 0)
+    for name, source in (("P", a), ("Q", b), ("R", a)):
+        assert torch.equal(tensors[name], source.clamp(min=1))
+
+
+def test_only_alike_launches_that_need_nothing_of_each_other_share_one():
+    plain = launch("one", "P", "A")
+    assert alike([plain, launch("two", "Q", "B")])
+    assert not alike([plain, launch("two", "Q", "B", warps=8)])
+    assert not alike([plain, launch("two", "Q", "B", lines=("if n == 0:", "    return"))])
+
+
+def test_steps_without_anything_prepared_are_as_they_were():
+    steps = [Allocate("P", (100,), "float32"), launch("one", "P", "A"), Release(("P",))]
+    assert settled(steps) == steps

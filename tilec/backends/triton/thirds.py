@@ -1,0 +1,82 @@
+"""Operands of float32 products as three bfloat16 numbers each, made before the product.
+
+Eight bits of a significand stand in each, and six products of them, the three smallest left out, are as accurate as
+float32's. Tensor cores multiply them in the time of the three tf32 products that they take the place of, but read them
+from shared memory as they lie, whichever way that is: no pass through registers, which splits an operand anew in every
+program, and no copies that lie along the reduction, so that a product and its gradients read the same tensors. Tensor
+cores cut sums off where they should round, so that sums over many points come out too small: each block's is added by
+itself. The smaller products may be cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from tilec.backends.triton.coalesce import Viewed
+from tilec.backends.triton.dot import Dot, variables_of
+from tilec.backends.triton.dot_blocks import Config
+from tilec.backends.triton.hoist import LEAST_REUSE, assignment, operand_of
+from tilec.backends.triton.plan import Prepared, Release, Step
+from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.space import Space, build_space
+from tilec.ir.program import Access, Call, Expr
+from tilec.ir.types import TensorType
+
+PART = "bfloat16"
+SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # the products beside that of the first parts, the smallest first
+BYTES = 6  # of a number
+
+Parts = tuple[tuple[Access, ...], tuple[Access, ...]]
+
+
+def in_thirds(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, Parts, list[Step]] | None:
+    """Steps that make both operands' parts, the tensors known then, how the parts are read, and steps afterwards. None
+    where an operand is no tensor of its own, or too seldom used."""
+    if dot.dtype != "float32" or len(space.classes) != 1:
+        return None
+    steps: list[Step] = []
+    found: list[tuple[Access, ...]] = []
+    names: list[str] = []
+    for side, factors, other, zeros, own in (
+        ("left", dot.left, dot.columns, dot.zero_left, dot.rows),
+        ("right", dot.right, dot.rows, dot.zero_right, dot.columns),
+    ):
+        if zeros or space.count(other) < LEAST_REUSE:
+            return None
+        operand = operand_of(side, factors, dot.dtype, space, seen, None)
+        if operand is None:
+            return None
+        whole, shape, _ = operand
+        if not (variables_of(whole.body) & set(own) and variables_of(whole.body) & set(dot.summed)):
+            return None  # a block that is the same along one of its axes
+        reads = []
+        for place, body in enumerate(_parts(whole.body)):
+            s = replace(whole, output=f"{whole.output}{place}", body=body)
+            types = {**seen.types, s.output: TensorType(shape, PART)}
+            seen = Viewed(seen.statement, types, {**seen.strides, s.output: contiguous(shape)})
+            alone = build_space(s, seen.types)
+            if alone is None or alone.valid or not alone.covers:
+                return None
+            steps.append(Prepared(s, seen.types, seen.strides, wide, partial(assignment, alone, seen, s, wide)))
+            reads.append(Access(s.output, s.index or ()))
+            names.append(s.output)
+        found.append(tuple(reads))
+    return steps, seen, (found[0], found[1]), [Release(tuple(names))]
+
+
+def _parts(e: Expr) -> list[Expr]:
+    """The number to eight bits, what that leaves to eight bits, and once more."""
+    found: list[Expr] = []
+    rest = e
+    for _ in range(3):
+        found.append(Call(PART, (rest,)))
+        rest = Call("sub", (rest, Call("float32", (found[-1],))))
+    return found
+
+
+def fitted(config: Config, shared: int) -> Config:
+    """With as many stages as the on-chip memory holds."""
+    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * BYTES > shared:
+        config = replace(config, stages=config.stages - 1)
+    return config
