@@ -50,8 +50,8 @@ class Lowered:
 
     @property
     def temporary_bytes(self) -> int | None:
-        """The most bytes that intermediates take at a time, beside inputs and outputs. None where that is torch's
-        affair, whose operations take what they need."""
+        """The most bytes that intermediates take at a time, beside inputs and outputs. None where that is not known:
+        torch's operations take what they need, and so do chunks of time."""
         return self._executable.temporary_bytes
 
     def __str__(self) -> str:
