@@ -155,6 +155,21 @@ def test_one_tensor_in_two_roles(monkeypatch):
     check(source, [normal(37, 6) / 2], 2e-5, monkeypatch, 1500)
 
 
+def test_a_bias_by_distance(monkeypatch):
+    """`R[i - j + M - 1]`: read at the place of the slab's rows, and its gradient added up along diagonals."""
+    source = "function (Q[N, D], K[M, D], V[M, D], R[L]) -> (O) { A[i, j : N, M] = +(Q[i, d] * K[j, d]); S[i, j : N, M] = A[i, j] + R[i - j + M - 1]; T[i] = logsumexp(S[i, j]); O[i, d] = +(exp(S[i, j] - T[i]) * V[j, d]); }"  # noqa: E501
+    for length in (57, 44):  # one that every pair finds, one that ends before
+        inputs = normal(37, 6) / 2, normal(21, 6, seed=1) / 2, normal(21, 6, seed=2), normal(length)
+        f = check(source, inputs, 2e-5, monkeypatch, 1500)
+        assert all(s.start for s in slabs_of(f.lower(*inputs)._executable.plan))
+
+
+def test_a_window_over_what_is_given(monkeypatch):
+    """Scores of smoothed queries: the smoothing reads neighbours of a tensor from outside."""
+    source = "function (X[N, D], W[3], K[M, D]) -> (O) { Q[i, d : N, D] = +(X[i + k - 1, d] * W[k]); S[i, j : N, M] = +(Q[i, d] * K[j, d]); T[i] = logsumexp(S[i, j]); O[i, j : N, 2] = sum(exp(S[i, k] - T[i]) * K[k, j]); }"  # noqa: E501
+    check(source, (normal(40, 5) / 2, normal(3, seed=1), normal(24, 5, seed=2) / 2), 2e-5, monkeypatch, 1200)
+
+
 AGGREGATIONS = {
     "sum": "Z[j] = +(A[i, j]);",
     "max": "Z[j] = >(A[i, j]);",
