@@ -38,7 +38,7 @@ from tilec.ir.types import TensorType
 from tilec.transforms.defract import defract
 from tilec.transforms.reduce import reduce
 
-LEAST_BUDGET = 256 * 2**20  # bytes; slabs of so much keep a device busy
+LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
 RULES = Rules(products=True, wider=True, shifted=True, strict=False)
 ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
