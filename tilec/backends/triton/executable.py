@@ -30,6 +30,8 @@ from tilec.backends.triton.plan import (
     Table,
     TorchLines,
     python_name,
+    repeated_bytes,
+    temporary_bytes,
 )
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.straight import Run, straight
@@ -213,14 +215,14 @@ class TritonProgram:
         make_plan: Callable[..., Plan],
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
-        dtypes: dict[str, str],
+        types: Mapping[str, TensorType],
         text: Callable[[Plan], str],
         target: str | None,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
     ):
         self.grouped = grouped
         self._make_plan = make_plan
-        self._names, self._shapes, self._dtypes = tuple(names), tuple(shapes), dtypes
+        self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
         self._text, self._target = text, target
         self._calls: dict[object, PlannedCall] = {}
 
@@ -256,22 +258,30 @@ class TritonProgram:
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
 
+    @property
+    def temporary_bytes(self) -> int | None:
+        return temporary_bytes(self.plan, self._types)
+
+    @property
+    def repeated_bytes(self) -> int:
+        return repeated_bytes(self.plan)
+
     def source(self) -> str:
         return self._text(self.plan)
 
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        for launch, dtypes in _typed(self.plan, self._dtypes):
+        for launch, dtypes in _typed(self.plan, self._types):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
 
 
-def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[str, str]]]:
+def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch, dict[str, str]]]:
     """Every launch with the element types of the tensors that it may read."""
-    dtypes = dict(known)
+    dtypes = {name: t.dtype for name, t in types.items()}
     for step in plan.steps:
         match step:
             case Allocate(tensor, _, dtype):
@@ -286,7 +296,7 @@ def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[
                 yield launch, dtypes
             case Part() | Slabs():
                 for part in (step,) if isinstance(step, Part) else step.parts:
-                    yield from _typed(part.plan, {n: t.dtype for n, t in part.types.items()})
+                    yield from _typed(part.plan, part.types)
 
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
