@@ -1,0 +1,147 @@
+"""Recurrences whose states a gradient computes again, and whether it does so in chunks of time."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SHUFFLING = """
+function (B[T, N, D], H0[N, D]) -> (L) {
+    H[t, n, i : T, N, D] = relu(B[t, n, i] + H[t-1, n, (i-1) % D]) init H0[n, i];
+    L[n] = sum(H[t, n, i] * H[t, n, i]);
+}
+"""
+TANH = """
+function (X[T, N, D], W[D, D], U[D, D], H0[N, D]) -> (Y) {
+    H[t, n, i : T, N, D] = tanh(sum(X[t, n, j] * U[i, j]) + sum(W[i, j] * H[t-1, n, j])) init H0[n, i];
+    Y[n, i] = H[T-1, n, i];
+}
+"""
+FORWARD = """
+function (P[S, S], E[T, S], F0[S]) -> (Z) {
+    F[t, j : T, S] = logsumexp(F[t-1, i] + P[i, j]) + E[t, j] init F0[j];
+    Z = logsumexp(F[T-1, j]);
+}
+"""
+AVERAGE = """
+function (X[T, N], A[N]) -> (L) {
+    H[t, n : T, N] = A[n] * H[t-1, n] + (1 - A[n]) * X[t, n];
+    L = sum(H[t, n] * H[t, n] * X[t, n]);
+}
+"""
+
+# name -> source, shapes of the inputs for T steps
+CHUNKED = {
+    "a shuffling network": (SHUFFLING, lambda T: [(T, 2, 3), (2, 3)]),
+    "a tanh network": (TANH, lambda T: [(T, 2, 3), (3, 3), (3, 3), (2, 3)]),
+    "a Markov model": (FORWARD, lambda T: [(3, 3), (T, 3), (3,)]),
+    "a moving average": (AVERAGE, lambda T: [(T, 2), (2,)]),
+    "time second": (
+        "function (X[N, T, D], W[D, D]) -> (L) { H[n, t, i : N, T, D] = tanh(X[n, t, i] + sum(W[i, j]*H[n, t-1, j])); L = logsumexp(H[n, t, i]); }",  # noqa: E501
+        lambda T: [(2, T, 3), (3, 3)],
+    ),
+    "three steps back, shifted": (
+        "function (X[T, N], A[N], H0[3, N]) -> (L) { H[t, n : T, N] = A[n]*H[t-1, n]*H[t-3, n] + sin(X[t, n]) init H0[t+3, n]; L = sum(H[t, n]*X[t+1, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,), (3, 2)],
+    ),
+    "down in time": (
+        "function (X[T, N], A[N], H0[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t+1, n] + X[t-2, n]) init H0[n]; L = sum(H[t, n]*X[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,), (2,)],
+    ),
+    "two layers": (
+        "function (X[T, N], A[N], H0[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t+1, n]) init H0[n]; G[t, n : T, N] = tanh(H[t, n]*G[t-1, n] + H[t+2, n]*X[t, n]) init H0[n]; L = sum(G[t, n]*H[t-1, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,), (2,)],
+    ),
+    "one layer is an output": (
+        "function (X[T, N], A[N]) -> (H, L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); G[t, n, m : T, N, N] = tanh(G[t-1, n, m]*A[m] + H[t+1, n]); L = sum(G[t, n, m]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "time as a number": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]*sin(t/3.0)); L[n] = sum(H[t, n]*t); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "dropout": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + (rand(7, t*N+n) < 0.7 ? X[t, n] : 0)); L = sum(H[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "lengths": (
+        "function (X[T, N], A[N], W[N]) -> (L) { H[t, n : T, N] = t < 9*n+7 ? tanh(A[n]*H[t-1, n] + X[t, n]) : H[t-1, n]; L = sum(W[n]*H[T-1, n]); }",  # noqa: E501
+        lambda T: [(T, 3), (3,), (3,)],
+    ),
+    "states beside others": (
+        "function (X[T, N]) -> (L) { H[t, n : T, N] = tanh(X[t, n] + H[t-1, n-1]) init sin(X[t+1, n+1]); L = sum(H[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 4)],
+    ),
+    "some times alone": (
+        "function (X[T, N], A[N], W[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]), t - 9 < 17; L = max(W[n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 3), (3,), (3,)],
+    ),
+    "a variance over time": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); M[n] = mean(H[t, n]); L = sum((H[t, n]-M[n])*(H[t, n]-M[n])*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "several readers": (
+        "function (X[T, N, D], W[D, D], V[D]) -> (Y, L) { H[t, n, i : T, N, D] = tanh(X[t, n, i] + sum(W[i, j]*H[t-1, n, j])); Y[t, n] = +(V[i]*H[t, n, i]); L = sum(H[T-1, n, i]*H[0, n, i]*H[5, n, i]*Y[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2, 3), (3, 3), (3,)],
+    ),
+}  # fmt: skip
+
+# programs that do not fall into chunks
+PLAIN = {
+    "a wavefront": (
+        "function (A[T, M]) -> (L) { D[i, j : T, M] = A[i, j] + min(D[i-1, j], min(D[i, j-1], D[i-1, j-1])); L = D[T-1, M-1]; }",  # noqa: E501
+        lambda T: [(T, 4)],
+    ),
+    "both ways": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); G[t, n : T, N] = tanh(A[n]*G[t+1, n] + X[t, n]); L = sum(H[t, n]*G[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "every other time": (
+        "function (X[T2, N], A[N]) -> (L) { H[t, n : T2/2, N] = tanh(A[n]*H[t-1, n] + X[2*t, n]); L = sum(H[t, n]*A[n]); }",  # noqa: E501
+        lambda T: [(2 * T, 2), (2,)],
+    ),
+    "after a mean over time": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); M[n] = mean(H[t, n]); G[t, n : T, N] = tanh(G[t-1, n]*A[n] + H[t, n] - M[n]); L = sum(G[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+}  # fmt: skip
+
+
+def inputs_for(shapes, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    made = [torch.rand(s, dtype=torch.float64, generator=random) - 0.3 for s in shapes]
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def kept_states(function, *args) -> list[str]:
+    """What a call keeps of states between chunks."""
+    return [s.name for s in function.saved(*args) if s.name.endswith("_kept")]
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that torch made and that lived at once; those of `known` tensors do not count."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.now = self.most = 0
+        self.seen = {t.untyped_storage().data_ptr(): 0 for t in known}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(t, torch.Tensor):
+                self._count(t.untyped_storage())
+        return result
+
+    def _count(self, storage) -> None:
+        place, size = storage.data_ptr(), storage.nbytes()
+        if place and place not in self.seen:
+            self.seen[place] = size
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, place)
+
+    def _gone(self, place: int) -> None:
+        self.now -= self.seen.pop(place, 0)
