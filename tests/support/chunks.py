@@ -86,6 +86,18 @@ CHUNKED = {
         "function (X[T, N, D], W[D, D], V[D]) -> (Y, L) { H[t, n, i : T, N, D] = tanh(X[t, n, i] + sum(W[i, j]*H[t-1, n, j])); Y[t, n] = +(V[i]*H[t, n, i]); L = sum(H[T-1, n, i]*H[0, n, i]*H[5, n, i]*Y[t, n]); }",  # noqa: E501
         lambda T: [(T, 2, 3), (3, 3), (3,)],
     ),
+    "a random field": (
+        "function (X[T, K], W[K, S], P[S, S], Y[T], P0[S]) -> (Z) { E[t, j] = +(X[t, k]*W[k, j]); F[t, j : T, S] = logsumexp(F[t-1, i] + P[i, j]) + E[t, j] init P0[j]; A = logsumexp(F[T-1, j]); B = sum(E[t, Y[t]]); C = sum(P[Y[t-1], Y[t]]); Z = A - B - C; }",  # noqa: E501
+        lambda T: [(T, 4), (4, 3), (3, 3), ("int64", T), (3,)],
+    ),
+    "an embedding": (
+        "function (E[V, D], W[D, D], Y[T]) -> (L) { H[t, i : T, D] = tanh(E[Y[t], i] + sum(W[i, j]*H[t-1, j])); L[i] = sum(H[t, i]*E[Y[t+1], i]); }",  # noqa: E501
+        lambda T: [(5, 3), (3, 3), ("int64", T)],
+    ),
+    "two kinds of states": (
+        "function (X[T, D], U[2, D], W[2, D, D]) -> (L) { S[t, c, i : T, 2, D] = c == 0 ? sigmoid(U[0, i]*X[t, i] + sum(W[0, i, j]*S[t-1, 1, j]))*S[t-1, 0, i] + X[t, i] : tanh(S[t-1, 0, i]*U[1, i] + sum(W[1, i, j]*S[t-1, 1, j])); L[i] = sum(S[t, 1, i]*S[t, 0, i]); }",  # noqa: E501
+        lambda T: [(T, 2), (2, 2), (2, 2, 2)],
+    ),
 }  # fmt: skip
 
 # programs that do not fall into chunks
@@ -110,9 +122,27 @@ PLAIN = {
 
 
 def inputs_for(shapes, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Tensors of these shapes, of numbers below 3 where `int64` stands before the shape."""
     random = torch.Generator().manual_seed(0)
-    made = [torch.rand(s, dtype=torch.float64, generator=random) - 0.3 for s in shapes]
-    return [x.to(dtype).requires_grad_() for x in made]
+
+    def made(shape) -> torch.Tensor:
+        if shape[:1] == ("int64",):
+            return torch.randint(0, 3, shape[1:], generator=random)
+        return (torch.rand(shape, dtype=torch.float64, generator=random) - 0.3).to(dtype).requires_grad_()
+
+    return list(map(made, shapes))
+
+
+def gradients(function, inputs) -> list[torch.Tensor]:
+    """Values, gradients of a recorded call, and those of the gradient called by hand."""
+    values = function(*inputs)
+    values = values if isinstance(values, tuple) else (values,)
+    d = [torch.linspace(0.5, 1.5, v.numel(), dtype=torch.float64).reshape(v.shape).to(v.dtype) for v in values]
+    recorded = torch.autograd.grad(values, [x for x in inputs if x.requires_grad], d)
+    with torch.no_grad():
+        called = function.grad()(*inputs, *d)
+    called = called if isinstance(called, tuple) else (called,)
+    return [*values, *recorded, *(g for g in called if g is not None)]
 
 
 def kept_states(function, *args) -> list[str]:
