@@ -94,6 +94,14 @@ CHUNKED = {
         "function (E[V, D], W[D, D], Y[T]) -> (L) { H[t, i : T, D] = tanh(E[Y[t], i] + sum(W[i, j]*H[t-1, j])); L[i] = sum(H[t, i]*E[Y[t+1], i]); }",  # noqa: E501
         lambda T: [(5, 3), (3, 3), ("int64", T)],
     ),
+    "an output of fewer times": (
+        "function (X[T, N], A[N]) -> (Y, L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); Y[t, n : 8, N] = H[t+1, n] * A[n]; L = sum(Y[t, n]*H[t+9, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "an output of more times": (
+        "function (X[T, N], A[N]) -> (Y, L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); Y[t : T+3] = H[t-2, 1] * A[0]; L = sum(Y[t+2]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
     "two kinds of states": (
         "function (X[T, D], U[2, D], W[2, D, D]) -> (L) { S[t, c, i : T, 2, D] = c == 0 ? sigmoid(U[0, i]*X[t, i] + sum(W[0, i, j]*S[t-1, 1, j]))*S[t-1, 0, i] + X[t, i] : tanh(S[t-1, 0, i]*U[1, i] + sum(W[1, i, j]*S[t-1, 1, j])); L[i] = sum(S[t, 1, i]*S[t, 0, i]); }",  # noqa: E501
         lambda T: [(T, 2), (2, 2), (2, 2, 2)],

@@ -162,11 +162,10 @@ class Chunk:
         span = need.get(name)
         if course.fixed(p, self.stage):
             times = self.frame.cut(p, self.k)
-            if times[0] >= times[1]:
-                return None
+            there = times[0] < times[1]
             if name in course.late or p.axis is None:
-                return times
-            span = widened(span, times)
+                return times if there else None
+            span = widened(span, times) if there else span
         if course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             span = widened(span, states)
         if span is None:
@@ -366,7 +365,8 @@ class Chunk:
         found: list[tuple[str, Sink]] = []
         if name in self.frame.outputs and self.course.stage[name] == self.stage:
             a, b = self.frame.cut(p, self.k)
-            found.append((name, Into(name, axis, a - low, b - low, a)))
+            if a < b:
+                found.append((name, Into(name, axis, a - low, b - low, a)))
         if self.course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             k = self._kept_after()
             assert k is not None
