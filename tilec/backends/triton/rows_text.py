@@ -240,7 +240,7 @@ class RowWriter:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
         evaluator = Evaluator(frame, *roots, given=self.values)
-        evaluator.read_first(*roots)
+        evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
         for s in statements:
             target = Access(s.output, s.index or ())

@@ -7,6 +7,7 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,9 +62,9 @@ class Evaluator:
         self._values[e] = v
         return v
 
-    def read_first(self, *roots: Expr) -> None:
+    def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
         """Read what the values of these need before any of them is computed, where some function looks at all of a
-        block: no load passes that by itself."""
+        block: no load passes that by itself. `made`: tensors that are not read but computed here."""
         pending, found = list(roots), list[Access]()
         asks = False
         while pending:
@@ -74,7 +75,7 @@ class Evaluator:
             elif e not in self._values:
                 pending += value_children(e)
         for access in found if asks and self.frame.kernel.blockwise else ():
-            if access not in self._values and access.tensor in self.frame.kernel.strides:
+            if access not in self._values and access.tensor not in made:
                 self.value(access)
 
     def value(self, root: Expr) -> Value:
