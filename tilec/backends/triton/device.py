@@ -213,12 +213,6 @@ def shifted_exp_(x, top):
 
 
 @triton.jit
-def apart_(a, b):
-    """exp of minus the distance of two values, which infinities of one sign do not have."""
-    return libdevice.exp(tl.where(a == b, 0.0, -tl.abs(a - b)).to(a.dtype))
-
-
-@triton.jit
 def share_exp_(x):
     """exp of x <= 0 within two units in the last place, as a share of a sum: what is below 2^-126 is 0."""
     if x.dtype == tl.float32:

@@ -39,8 +39,9 @@ def row_launch(
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
     tiling: Tiling | None = None,
+    misaligned: Collection[str] = (),
 ) -> Rows:
-    """The launch that carries out a group, whose statements head the kernel."""
+    """The launch that carries out a group, whose statements head the kernel. `misaligned`: see `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
@@ -48,12 +49,13 @@ def row_launch(
     aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
-        aligned = alignment(merged, merged_strides, merged_types, tiling.columns)
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
         if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
     elif tiling.form == "tiled" and merged.sums:
-        tiling, aligned = _by_vectors(tiling, alignment(merged, merged_strides, merged_types, tiling.columns))
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
+        tiling, aligned = _by_vectors(tiling, aligned)
     writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements), partial, second)

@@ -2,15 +2,17 @@
 
 Where a row's length is no multiple of a vector, its rows begin anywhere in one, and hardware can only read element by
 element. So a walk over columns begins where the vector does that the row's first element lies in: positions are counted
-from there, whole vectors are read (neighbouring rows' elements among them, which nothing uses, but none outside the
-tensor), and vectors that lie in the row entirely are stored as such. What is left at either end of a row goes element
-by element.
+from there, whole vectors are read (with neighbours' elements, which nothing uses), and vectors that lie in the row
+entirely are stored as such. What is left at either end of a row is stored element by element.
+
+The tensor's last vector may reach over its end, by less than the 16 bytes that it lies in and that no allocation
+splits: this needs tensors that begin at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +20,11 @@ import torch
 
 from tilec.backends.triton.grouping import accesses
 from tilec.backends.triton.groups import Group
-from tilec.backends.triton.kernel import Frame, Kernel
+from tilec.backends.triton.kernel import Frame, Kernel, free_of
 from tilec.backends.triton.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, index_variables, walk
+from tilec.ir.program import Access, Call, walk
 from tilec.ir.types import TensorType
 
 VECTOR = 16  # bytes
@@ -31,22 +33,23 @@ VECTOR = 16  # bytes
 @dataclass(frozen=True)
 class Alignment:
     """`tensors` have one element at each point, all with this `step` in memory from row to row and neighbouring columns
-    side by side; `vector` elements, a power of two, are a whole number of vectors of each. `size`: elements from the
-    first to the last. `shared`: other tensors have an element for each column."""
+    side by side; `vector` elements, a power of two, are a whole number of vectors of each."""
 
     tensors: frozenset[str]
     step: int
     vector: int
-    size: int
-    shared: bool
 
 
 def alignment(
-    group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType], block: int
+    group: Group,
+    strides: Mapping[str, tuple[int, ...]],
+    types: Mapping[str, TensorType],
+    block: int,
+    misaligned: Collection[str] = (),
 ) -> Alignment | None:
     """What can be read in vectors where rows begin anywhere; None where rows begin with vectors as they are, where they
     have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by
-    fours."""
+    fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes."""
     rows, columns = ([v for v in names if group.extent[v] > 1] for names in (group.rows, group.columns))
     roots = [r for s in group.statements for r in (s.body, s.guard) if r is not None]
     draws = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for r in roots for e in walk(r))
@@ -58,7 +61,8 @@ def alignment(
     for a in (*(Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored), *read):
         step = _step_between(a, group, strides[a.tensor], types[a.tensor], rows[0], columns[0])
         found.setdefault(a.tensor, set()).add(step)
-    one = {name: step for name, steps in found.items() if len(steps) == 1 for step in steps if step}
+    whole = {name: steps for name, steps in found.items() if len(steps) == 1 and name not in misaligned}
+    one = {name: step for name, steps in whole.items() for step in steps if step}
     if not one:
         return None
     (step, _), *_ = Counter(one.values()).most_common()
@@ -66,9 +70,7 @@ def alignment(
     vector = max(VECTOR // getattr(torch, types[name].dtype).itemsize for name in tensors)
     if step % vector == 0:
         return None
-    shared = any(columns[0] in index_variables(*a.index) for a in read if a.tensor not in tensors)
-    size = group.extent[columns[0]] + (group.extent[rows[0]] - 1) * step
-    return Alignment(tensors, step, vector, size, shared)
+    return Alignment(tensors, step, vector)
 
 
 def _step_between(
@@ -99,20 +101,9 @@ class AlignedFrame(Frame):
     def read(self, access: Access, other: float | int | None) -> str:
         if access.tensor not in self.aligned.tensors:
             return super().read(access, other)
-        k, key = self.kernel, ("aligned", access.tensor)
-        lines = k.scopes[-1]
-        if key not in lines.made:
-            name = lines.made[key] = k.names.fresh(python_name(access.tensor).lower())
-            load = f"tl.load({self.aligned_address(access.tensor)}, mask={{}}, other={0 if other is None else other})"
-            beyond = "place[None, :] >= whole[:, None]"
-            vectors = load.format("row_in[:, None] & (vector[None, :] < whole[:, None])")
-            rest = load.format(f"row_in[:, None] & col_in[None, :] & ({beyond})")
-            lines.lines += [
-                f"{name} = {vectors}",
-                "if partial:",
-                f"    {name} = tl.where({beyond}, {rest}, {name})",
-            ]
-        return lines.made[key]
+        mask = "row_in[:, None] & (vector < span)[None, :]"
+        text = f"tl.load({self.aligned_address(access.tensor)}, mask={mask}, other={0 if other is None else other})"
+        return self.assign(python_name(access.tensor).lower(), text, free_of(access))
 
     def aligned_address(self, tensor: str) -> str:
         return f"{self.kernel.pointer(tensor)} + origin[:, None] + place[None, :]"
@@ -140,12 +131,9 @@ def begin(k: Kernel, aligned: Alignment, columns: str) -> None:
     k.emit(f"span = {columns} + head")
 
 
-def rows_begin(k: Kernel, aligned: Alignment, last: str) -> None:
-    """Lines that say where rows are, `last` the last of them, and how far they are in whole vectors of the tensor."""
-    v, step, size = aligned.vector, _step(k, aligned), k.number("size", "size", aligned.size, False)
-    k.emit(f"origin = row * {step} // {v} * {v}")
-    k.emit(f"whole = tl.minimum(span, ({size} - origin) // {v} * {v})")
-    k.emit(f"partial = {last} * {step} // {v} * {v} > {size} - (span + {v - 1}) // {v} * {v}")
+def rows_begin(k: Kernel, aligned: Alignment) -> None:
+    """The line that says where rows are."""
+    k.emit(f"origin = row * {_step(k, aligned)} // {aligned.vector} * {aligned.vector}")
 
 
 def _step(k: Kernel, aligned: Alignment) -> str:

@@ -1,8 +1,4 @@
-"""Statistics of rows while they are found: what a block of values does to them, and how a row's come of the block's.
-
-A maximum and the sums that are relative to it (see `rows_rescale`) are kept for each place of the block by itself, so
-that nothing is exchanged between threads inside a walk.
-"""
+"""Statistics of rows while they are found: what a block of values does to them, and how a row's come of the block's."""
 
 from __future__ import annotations
 
@@ -45,14 +41,13 @@ class Running:
         accumulator = self.accumulators[output]
         (acc, *_) = accumulator.state
         if output in self.maxima.values():
-            less, grows, fading, part = (self.names.fresh(n) for n in ("less", "grows", "fading", "part"))
+            top, fading, part = (self.names.fresh(n) for n in ("greatest", "fading", "part"))
             self._relative[output] = fading, part
             return [
-                f"{less} = apart_({acc}, {code})",
-                f"{grows} = {code} > {acc}",
-                f"{fading} = tl.where({grows}, {less}, 1.0)",
-                f"{part} = tl.where({grows}, 1.0, {less})",
-                f"{acc} = maximum_({acc}, {code})",
+                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
+                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
+                f"{part} = shifted_exp_({code}, {top}[:, None])",
+                f"{acc} = {top}",
             ]
         if output in self.maxima:
             fading, part = self._relative[self.maxima[output]]
@@ -64,19 +59,13 @@ class Running:
         lines: list[str] = []
         ended: list[str] = []
         sums: dict[str, list[Accumulator]] = {}
-        shares: dict[str, str] = {}
         for output in outputs:
             accumulator = self.accumulators[output]
             (acc, *_) = accumulator.state
             if output in self.maxima.values():
-                each, share = (self.names.fresh(n) for n in ("each", "share"))
-                shares[output] = share
-                lines += [f"{each} = {acc}", *accumulator.reduce(1), f"{share} = shifted_exp_({each}, {acc}[:, None])"]
                 continue
             if output in self.maxima:
-                maximum = self.maxima[output]
-                (top,) = self.accumulators[maximum].state
-                lines.append(f"{acc} = {acc} * {shares[maximum]}")
+                (top,) = self.accumulators[self.maxima[output]].state
                 ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)
             if go_together(accumulator, accumulator):
                 sums.setdefault(accumulator.dtype, []).append(accumulator)

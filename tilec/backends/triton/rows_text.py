@@ -119,7 +119,7 @@ class RowWriter:
         self._position("row", group.rows, "first", "end")
         frame = self._frame(frozenset(("row", *group.rows)))
         if isinstance(frame, AlignedFrame):
-            rows_begin(k, frame.aligned, "first")
+            rows_begin(k, frame.aligned)
             frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
         body(frame)
         lines = k.scopes.pop().lines
@@ -142,8 +142,7 @@ class RowWriter:
             k.emit(f"row_in = row < {k.count(group.rows)}")
             k.decode(Axis("row", group.rows, "BM"))
             begin(k, self.aligned, end)
-            last = f"tl.minimum(start + {self.aligned.vector} * (BM - 1), {k.count(group.rows)} - 1)"
-            rows_begin(k, self.aligned, last)
+            rows_begin(k, self.aligned)
             end = "span"
         found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
@@ -241,6 +240,7 @@ class RowWriter:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
         evaluator = Evaluator(frame, *roots, given=self.values)
+        evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
         for s in statements:
             target = Access(s.output, s.index or ())
@@ -258,7 +258,8 @@ class RowWriter:
                 )
             elif s.output in running:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
-                self.k.scopes[0].lines += accumulator.start("(BM, BN)")
+                rowwise = s.output in self.maxima.values()
+                self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
                 for line in self.running.stepped(s.output, code):
                     self.k.emit(line)
