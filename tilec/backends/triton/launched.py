@@ -1,7 +1,7 @@
 """One launch, made ready: the first call goes through Triton, which compiles; later ones go to the driver's launcher.
 
-What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen, which
-in a loop over steps of equal shapes, or over slabs, are few, so that a repeated launch costs a look-up and the driver's
+What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen; in a
+loop over steps of equal shapes, or over slabs, these are few, and a repeated launch costs a look-up and the driver's
 call.
 """
 
