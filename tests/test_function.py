@@ -373,3 +373,23 @@ def test_exact_survives_pickling_and_differentiation() -> None:
     assert function.exact and function.grad().exact and not tilec.compile(RUNNING).exact
     cost = function.lower(tilec.spec((4,))).cost()
     assert cost.bytes_moved == cost.least_bytes == 32
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_repeated_calls_do_as_the_first(repeats: int) -> None:
+    """What is remembered of a call holds for recorded calls, for parameters, and with gradients turned off and on."""
+    function = tilec.compile("function (X[N], W[N]) -> (Y, S) { Y = X * W * W; S[] = +(X[i]); }")
+    x, w = torch.randn(5), torch.nn.Parameter(torch.randn(5))
+    for _ in range(repeats):
+        y, s = function(x, w)
+        assert y.requires_grad
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), w)[0], 2 * x * w.detach())
+        with torch.no_grad():
+            y, _ = function(x, w)
+            assert not y.requires_grad
+        y, s = function(x.requires_grad_(), w.detach())
+        torch.testing.assert_close(torch.autograd.grad(y.sum() + 2 * s, x)[0], w.detach() ** 2 + 2)
+        (g,) = torch.autograd.grad(function(x, w)[0].sum(), w, create_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(g.sum(), w)[0], 2 * x.detach())
+        torch.testing.assert_close(torch.func.grad(lambda t: function(x, t)[0].sum())(w.detach()), g.detach())
+        x.requires_grad_(False)

@@ -19,7 +19,7 @@ LAYERS = (
     ("tilec.backends",),
     ("tilec.pipeline",),
     ("tilec.saving",),
-    ("tilec.arguments",),
+    ("tilec.arguments", "tilec.lowered"),
     ("tilec.torch_op",),
     ("tilec.function",),
     ("tilec.api",),

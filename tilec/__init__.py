@@ -34,7 +34,8 @@ from tilec.errors import (
     Unsupported,
     WriteConflict,
 )
-from tilec.function import Function, Lowered, Saved
+from tilec.function import Function, Saved
+from tilec.lowered import Lowered
 from tilec.version import __version__
 
 __all__ = [

@@ -5,25 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
-from tilec.backends.base import Executable, Kernel, Options
-from tilec.cost import Cost, cost, size_in_bytes
+from tilec.backends.base import Backend, Executable, Lowering, Options
+from tilec.backends.chunked import ChunkedProgram
+from tilec.cost import size_in_bytes
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
-from tilec.pipeline import lower
-from tilec.saving import Partition, partition
+from tilec.lowered import Lowered
+from tilec.pipeline import bind_flat, lower
+from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall
 from tilec.transforms.bind import bind, size_inputs
+from tilec.transforms.chunk_calls import chunk_calls
+from tilec.transforms.chunk_plan import Calls
+from tilec.transforms.chunks import Chunks
 from tilec.transforms.grad import grad
 from tilec.transforms.mismatch import mismatches
 from tilec.transforms.simplify import simplify
@@ -48,6 +54,17 @@ class Prepared:
     executable: Executable
     results: tuple[int | None, ...]
     replaced: dict[int, Replaced]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the executable's results are the caller's, and its inputs too."""
+        return not self.replaced and self.results == tuple(range(len(self.results)))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        if self.replaced:
+            tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
+        results = self.executable(tensors)
+        return tuple([None if r is None else results[r] for r in self.results])
 
 
 @dataclass(frozen=True)
@@ -87,46 +104,6 @@ class Specialised:
     replaced: dict[int, Replaced]
 
 
-class Lowered:
-    """A function lowered for given shapes, types and backend: what runs, and how it came about.
-
-    `stages`: pass name -> Program, in order; where statements share kernels, "grouped" is the program that generated
-    kernels carry out, with `[[kernel(k)]]` before each statement of the k-th such kernel. `kernels`: one a launch.
-    """
-
-    def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):
-        self.stages = stages
-        self._types = types
-        self._executable = executable
-        if executable.grouped is not None:
-            program, self._types = executable.grouped[0], dict(executable.grouped[1])
-            self.stages = {**stages, "grouped": program}
-
-    @property
-    def outputs(self) -> tuple[TensorType, ...]:
-        """Shape and element type of each result."""
-        return tuple(self._types[name] for name in self.stages["flat"].outputs)
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(self._executable.kernels)
-
-    def source(self) -> str:
-        """The generated code, with the Tile statements it comes from; it runs when pasted into a file."""
-        return self._executable.source()
-
-    def asm(self, kind: str) -> str:
-        """Assembly of all kernels ("ptx", "cubin", ...); empty for a backend that makes none."""
-        return self._executable.asm(kind)
-
-    def cost(self) -> Cost:
-        """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
-        return cost(self.stages.get("grouped", self.stages["flat"]), self._types)
-
-    def __str__(self) -> str:
-        return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())
-
-
 class Function:
     """A compiled Tile function.
 
@@ -144,6 +121,7 @@ class Function:
         gradient: Gradient | None = None,
         tune: bool = False,
         exact: bool = False,
+        chunks: Chunks | None = None,
     ):
         self.program = program
         self.source = source
@@ -152,6 +130,7 @@ class Function:
         self.gradient = gradient
         self.tune = tune
         self.exact = exact
+        self.chunks = chunks
         self.inputs = program.input_names()
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
@@ -160,7 +139,7 @@ class Function:
         self._size_positions = tuple(self.inputs.index(name) for name in self._sizes)
         self._seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward._seeds
         self._prepared: dict[object, Prepared] = {}
-        self._settled: dict[object, Executable] = {}
+        self._settled: dict[object, Callable[[Sequence[torch.Tensor]], tuple]] = {}
         self._recorded: dict[object, Recorded] = {}
         self._gradients: dict[tuple[str, ...], Function] = {}
 
@@ -176,8 +155,8 @@ class Function:
         return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
-        made_of = (self.program, self.source, self.filename, self.backend, self.gradient, self.tune, self.exact)
-        return Function, made_of
+        how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
+        return Function, (self.program, self.source, self.filename, *how)
 
     def __call__(self, *inputs):
         """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
@@ -195,32 +174,29 @@ class Function:
         return results[0] if len(results) == 1 else results
 
     def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """Let later calls with such tensors, none of which asks for a gradient, go straight to the executable."""
-        prepared = self._prepared.get((tensors[0].device.type, (False,) * len(tensors), (), *signature_types(tensors)))
-        if prepared is None or prepared.replaced or len(self._settled) >= CACHED_CALLS:
+        """Let later calls with such tensors go straight to what they run."""
+        if self._sizes or len(self._settled) >= CACHED_CALLS:
             return
-        if prepared.results == tuple(range(len(prepared.results))):
+        weak = (False,) * len(tensors)
+        if _recording(tensors):
+            recorded, count = self._record(tensors, weak), len(self.outputs)
+            self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
+        elif (prepared := self.prepared(tensors, weak)).plain:
             self._settled[signature] = prepared.executable
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            recorded = self._record(tensors, weak)
-            return TileCall.apply(recorded, weak, *tensors)[: len(self.outputs)]  # type: ignore[no-untyped-call]
-        return self.run(tensors, weak)
+        if _recording(tensors):
+            return TileCall.apply(self._record(tensors, weak), *tensors)[: len(self.outputs)]
+        return self.prepared(tensors, weak)(tensors)
 
-    def run(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
-        """Outputs as a tuple, not recorded for autograd."""
+    def prepared(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> Prepared:
+        """What runs for such tensors, not recorded for autograd."""
         device = tensors[0].device.type if tensors else "cpu"
         values = tuple([size_value(self.inputs[p], tensors[p]) for p in self._size_positions])
         key = (device, weak, values, *signature_types(tensors))
         prepared = self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepare(key, device, values, tensors, weak)
-        if prepared.replaced:
-            tensors = [prepared.replaced[i](t) if i in prepared.replaced else t for i, t in enumerate(tensors)]
-        results = prepared.executable(tensors)
-        return tuple([None if r is None else results[r] for r in prepared.results])
+        return self._prepare(key, device, values, tensors, weak) if prepared is None else prepared
 
     def _record(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> Recorded:
         """How torch is to record a call with such tensors."""
@@ -234,12 +210,12 @@ class Function:
             }
             wrt = tuple(name for name, t in zip(self.inputs, tensors, strict=True) if t.requires_grad)
             special, parts = self._partition(wrt, types, dict(zip(self._sizes, values, strict=True)))
-            run = self.run
+            forward = self
             if parts.forward is not None:
                 self._warn(types, dict(zip(self._sizes, values, strict=True)))
-                run = self._made(parts.forward).run
+                forward = self._made(parts.forward, parts.chunks)
             outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-            recorded = Recorded(run, self.inputs, wrt, outputs, special.replaced, parts, self._made)
+            recorded = Recorded(forward, weak, wrt, outputs, special.replaced, parts, self._made)
             if len(self._recorded) >= CACHED_CALLS:
                 self._recorded.pop(next(iter(self._recorded)), None)
             self._recorded[key] = recorded
@@ -252,9 +228,9 @@ class Function:
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _made(self, program: Program) -> Function:
-        """A function of another program that runs as this one does."""
-        return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact)
+    def _made(self, program: Program, chunks: Chunks | None) -> Function:
+        """A function of another program that runs as this one does, in chunks of time where these are given."""
+        return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact, chunks)
 
     def saved(self, *args) -> tuple[Saved, ...]:
         """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
@@ -291,10 +267,27 @@ class Function:
             lowering = lower(special.program, special.types, values)
             if self.gradient is None:
                 self._warn(types, values)
-            executable = chosen.build(lowering, Options.from_environment(tune, self.exact))
+            options = Options.from_environment(tune, self.exact)
+            calls = self._calls(special, values, lowering)
+            if calls is None:
+                executable = chosen.build(lowering, options)
+            else:
+                executable = ChunkedProgram(calls, partial(_built, chosen, options))
             return lowering, chosen, Prepared(executable, special.results, special.replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
+
+    def _calls(self, special: Specialised, values: dict[str, int], lowering: Lowering) -> Calls | None:
+        """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
+        if self.gradient is not None:
+            cotangents = self.inputs[len(self.gradient.forward.inputs) :]
+            chunks: Chunks | float | None = share_at_once(lowering.stages["flat"], cotangents, lowering.types)
+        else:
+            chunks = self.chunks
+        if chunks is None:
+            return None
+        flat = bind_flat(special.program, special.types, values)
+        return chunk_calls(flat, infer(flat, special.types), chunks)
 
     def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
@@ -361,7 +354,8 @@ class Function:
 
     def tuned(self) -> Function:
         """The same function, which measures candidates on its first call with new shapes or types."""
-        return Function(self.program, self.source, self.filename, self.backend, self.gradient, True, self.exact)
+        how = (self.backend, self.gradient, True, self.exact, self.chunks)
+        return Function(self.program, self.source, self.filename, *how)
 
     def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
         """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.
@@ -377,14 +371,26 @@ class Function:
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
 
 
+def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
+    """The executable of a bound program for inputs of these types."""
+    return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def _signature(inputs: Sequence[object]) -> tuple | None:
-    """What a call depends on where all inputs are plain tensors on which nothing is recorded."""
-    found = []
+    """What a call depends on where all inputs are plain tensors."""
+    found: list[object] = [torch.is_grad_enabled()]
     for t in inputs:
-        if type(t) is not torch.Tensor or t.requires_grad:
+        if type(t) not in PLAIN:
             return None
-        found.append((t.shape, t.dtype, t.device))
+        found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
     return tuple(found)
+
+
+def _recording(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
 
 
 def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:

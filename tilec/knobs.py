@@ -76,8 +76,24 @@ PARTIAL_ROWS: Knob[int | None] = Knob(
     _parse_count,
     "rows of partial sums, at most, where kernels add up over rows (default: as measured)",
 )
+DEVICE_BUDGET: Knob[int | None] = Knob(
+    "TILEC_DEVICE_BUDGET",
+    None,
+    _parse_size,
+    "bytes of intermediates beyond which kernels go through a program slab by slab, e.g. 256MiB (default: 256MiB, or "
+    "what its inputs and outputs take if that is more)",
+)
 
-KNOBS: tuple[Knob, ...] = (VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS)
+STATE_BUDGET = Knob(
+    "TILEC_STATE_BUDGET",
+    256 * 2**20,
+    _parse_size,
+    "bytes of states that a gradient may compute again at once; beyond them it does so in chunks of time, e.g. 256MiB",
+)
+
+KNOBS: tuple[Knob, ...] = (
+    VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+)  # fmt: skip
 
 
 def cache_directory() -> Path:

@@ -8,6 +8,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   what is kept grows with what the call returns and not with the points it visits;
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
+A recurrence that is not kept is computed again in the backward pass: whole, or, where the states of all such take more
+than TILEC_STATE_BUDGET bytes, in chunks of time (`transforms/chunks.py`), from states that are kept between these.
+
 An input that neither part reads after that is not kept, and one of which only the shape is asked leaves nothing but its
 shape. What is kept beside inputs and outputs is an output of the forward pass that the caller does not see: its own
 cotangent, which only derivatives of the gradient have, runs through `extended`.
@@ -16,8 +19,9 @@ cotangent, which only derivatives of the gradient have, runs through `extended`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilec import knobs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.infer import infer
 from tilec.ir.program import (
@@ -36,11 +40,14 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType, kind
 from tilec.pipeline import bind_flat
 from tilec.transforms.bind import bind
+from tilec.transforms.chunks import Chunks, choose_chunks
 from tilec.transforms.grad import grad_beside
+from tilec.transforms.naming import Names
 from tilec.transforms.simplify import drop_dead, truth
 
 SMALL = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
+BESIDE = 8  # tensors as large as its states that a chunk of time may need
 
 Types = Mapping[str, TensorType]
 
@@ -62,7 +69,8 @@ class Partition:
     """`forward` gives the outputs and then `extra`; None where there are no extras and the program itself will do.
     `kept`: everything that is kept and its type, inputs first. `extended`: the gradient where extras have cotangents
     too, which come after the outputs' in their order; None where none of them has a derivative. `constant`: extras that
-    have none."""
+    have none. `chunks`: how both parts fall into chunks of time, where states are computed again so; the states between
+    these are the last extras, and the texts of both parts do without them."""
 
     forward: Program | None
     backward: Backward
@@ -70,12 +78,18 @@ class Partition:
     extra: tuple[str, ...]
     constant: tuple[str, ...]
     kept: dict[str, TensorType]
+    chunks: Chunks | None = None
 
 
 def partition(program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], extras: bool) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
     the caller does not see? Raises what binding raises."""
     joint = _Joint.of(program, wrt, types, values)
+    parts = _partition(joint, program, wrt, types, extras)
+    return _with_states(joint, parts, program.outputs) if extras else parts
+
+
+def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
     kept = joint.choose(program.outputs) if extras else joint.with_outputs(program.outputs, ())
     extra = tuple(t for t in kept if t not in program.outputs)
     backward = joint.backward(kept)
@@ -95,6 +109,55 @@ def partition(program: Program, wrt: Sequence[str], types: Types, values: Mappin
         if joint.bytes_of(needed) > joint.bytes_of(plain.values):
             return Partition(None, plain, None, (), (), joint.typed(plain.values))
     return Partition(forward, backward, extended, extra, constant, needed)
+
+
+def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> Partition:
+    """The same parts in chunks of time, where the rule says so and they fall into chunks."""
+    backward = parts.backward
+    again = _again(backward.program.statements, backward.cotangents)
+    share = share_at_once(backward.program, backward.cotangents, joint.types)
+    if share is None:
+        return parts
+    names = Names.of(joint.program)
+    kept = {name: names.fresh(f"{name}_kept") for name in again}
+    chunks = choose_chunks(backward.program, infer(backward.program, backward.types), kept, share)
+    if chunks is None:
+        return parts
+    states = {s.kept: chunks.kept_type(s, joint.types[s.recurrence]) for s in chunks.states}
+    extra = (*parts.extra, *states)
+    made = [chunks.kept_statement(s, joint.types[s.recurrence]) for s in chunks.states]
+    all_outputs = (*outputs, *extra)
+    statements = drop_dead([*joint.forward_statements(), *made], all_outputs)
+    forward = Program(None, joint.program.inputs[: len(joint.inputs)], all_outputs, statements)
+    inputs = (*backward.program.inputs, *(Input(n, t.shape) for n, t in states.items()))
+    backward = replace(
+        backward,
+        program=replace(backward.program, inputs=inputs),
+        values=(*backward.values, *states),
+        types={**backward.types, **states},
+    )
+    constant, all_kept = (*parts.constant, *states), {**parts.kept, **states}
+    return Partition(forward, backward, parts.extended, extra, constant, all_kept, chunks)
+
+
+def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
+    """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
+    where it may hold all. `types`: of all tensors."""
+    again = _again(program.statements, cotangents)
+    total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
+    budget = knobs.STATE_BUDGET.value
+    return None if total <= budget else budget / total / BESIDE
+
+
+def _again(statements: Sequence[Statement], cotangents: Sequence[str]) -> tuple[str, ...]:
+    """The recurrences that depend on no cotangent."""
+    beyond, found = set(cotangents), []
+    for s in statements:
+        if not beyond.isdisjoint(reads(s)):
+            beyond.add(s.output)
+        elif reads_itself(s):
+            found.append(s.output)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,19 @@ def test_what_one_side_knows_is_computed_once():
     assert len(agree(both, whole(17, 7), whole(7, 64)).kernels) == 1
 
 
+def test_windows_that_do_not_fit():
+    """Outputs without elements, of which the kernel's gradient is a sum of nothing."""
+    source = (
+        "function (I[N, W, C], K[R, C, D]) -> (O) { O[n, x, o : N, W - R + 1, D] = >(I[n, x + j, c] + K[j, c, o]); }"
+    )
+    image, kernel = whole(3, 1, 16).requires_grad_(), whole(2, 16, 17).requires_grad_()
+    function = tilec.compile(source, backend="triton")
+    value = function(image, kernel)
+    assert value.shape == (3, 0, 17)
+    for g in torch.autograd.grad(value.sum(), (image, kernel)):
+        assert not g.any()
+
+
 def normal(*shape, dtype=torch.float32, scale=1.0):
     return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).to(dtype)
 

@@ -38,17 +38,21 @@ class Kernel:
 class Options:
     """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
     statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device;
-    `exact`: a recurrence is computed in its own order, which computing several times at once would change."""
+    `exact`: a recurrence is computed in its own order, which computing several times at once would change;
+    `device_budget`: bytes of intermediates from which kernels go by slabs (None: as the program's size asks)."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default
     block: int = knobs.BLOCK.default
     tune: bool = False
     exact: bool = False
+    device_budget: int | None = knobs.DEVICE_BUDGET.default
 
     @staticmethod
     def from_environment(tune: bool = False, exact: bool = False) -> Options:
-        return Options(knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, tune, exact)
+        return Options(
+            knobs.LIBRARY.value, knobs.MEMORY_BUDGET.value, knobs.BLOCK.value, tune, exact, knobs.DEVICE_BUDGET.value
+        )
 
 
 class Executable(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from tilec.bench import cpu, gpu, layers, recurrences, sweep, sweep_draw
 from tilec.bench.gpu_page import line, section, sentence
-from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, LIBRARY, Row
+from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OURS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
 
@@ -89,8 +89,8 @@ def _gpu(given: argparse.Namespace) -> None:
         device=given.device,
         backend=given.backend,
         tune=given.tune,
-        columns=(ALONE,) if given.alone else (LIBRARY, ALONE),
-        peers=(EAGER,) if given.no_compile else (EAGER, COMPILED),
+        columns=(ALONE, HAND) if given.alone else OURS,
+        peers=(EAGER, LIGER) if given.no_compile else (EAGER, COMPILED, LIGER),
     )
 
     def told(name: str) -> None:

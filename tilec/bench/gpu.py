@@ -25,7 +25,7 @@ from tilec.arguments import spec
 from tilec.bench import workers
 from tilec.bench.gpu_facts import FACTS, Fact
 from tilec.bench.gpu_page import LOST
-from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, LIBRARY, ROWS, Row
+from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIBRARY, LIGER, OURS, ROWS, Row
 from tilec.bench.works import Results, results
 
 Record = dict[str, Any]
@@ -44,8 +44,8 @@ class Settings:
     quick: bool = False
     device: str = "cuda"
     backend: str = "triton"
-    columns: tuple[str, ...] = (LIBRARY, ALONE)
-    peers: tuple[str, ...] = (EAGER, COMPILED)
+    columns: tuple[str, ...] = OURS
+    peers: tuple[str, ...] = (EAGER, COMPILED, LIGER)
     tune: bool = False
 
 
@@ -88,14 +88,18 @@ def _row(row: Row, settings: Settings) -> Record:
                 allowed = [_allowed(row.tolerance, e, f) for e, f in zip(exact, found, strict=True)]
             assert allowed is not None, "no kernel of torch's gave a result whose error would be the measure"
             errors[name] = max(((f / a).amax().item(), f.amax().item()) for f, a in zip(found, allowed, strict=True))
-            if name in (LIBRARY, ALONE) and not errors[name][0] <= 1:
+            if name in OURS and not errors[name][0] <= 1:
                 failed[name] = f"wrong: {errors[name][0]:.3g} times the error allowed, {errors[name][1]:.3g} at most"
         except Exception as error:
-            failed[name] = _told(error)
+            if isinstance(error, ImportError) and name not in OURS:
+                runs.pop(name, None)  # a peer that is not installed is no failure
+            else:
+                failed[name] = _told(error)
     del exact
     sound = {name: run for name, run in runs.items() if name not in failed}
     program = tilec.Function(row.work.program, row.work.source)
-    cost = program.lower(*(spec(t.shape, t.dtype) for t in inputs), backend="torch").cost()
+    specs = row.work.with_numbers([spec(t.shape, t.dtype) for t in inputs])
+    cost = program.lower(*specs, backend="torch").cost()
     return {
         "us": _microseconds(sound, settings),
         "failed": failed,
@@ -118,15 +122,22 @@ def made(row: Row, settings: Settings) -> list[torch.Tensor]:
 
 
 def _candidates(row: Row, inputs: list[torch.Tensor], settings: Settings) -> dict[str, Callable[[], Any]]:
-    """How to build each peer, then each of ours, torch's own kernel first."""
+    """How to build each peer, then each of ours, torch's own kernel first. Where the peer's gradient is a pass of
+    autograd, so is ours; the gradient called by hand, which knows nothing of a forward pass, then stands beside it."""
+    work = row.work
+    arguments = work.with_numbers(inputs)
 
-    def ours(backend: str | None) -> Callable[[], Results]:
-        function = tilec.compile(row.work.source, backend=backend, tune=settings.tune)
-        function = function.grad(row.work.wrt) if row.work.wrt else function
-        return lambda: function(*inputs)
+    def ours(backend: str | None, by_hand: bool = False) -> Callable[[], Any]:
+        f = tilec.compile(work.source, backend=backend, tune=settings.tune, exact=work.ordered)
+        if work.recorded and not by_hand:
+            return work.backward(lambda *tensors: f(*tensors, *work.numbers), inputs)
+        function = f.grad(work.wrt) if work.wrt else f
+        return lambda: function(*arguments)
 
-    peers = {name: functools.partial(row.work.peer, inputs, name == COMPILED) for name in row.peers}
+    peers = {name: functools.partial(work.peer, inputs, name) for name in row.peers}
     columns = {LIBRARY: functools.partial(ours, None), ALONE: functools.partial(ours, settings.backend)}
+    if work.recorded:
+        columns[HAND] = functools.partial(ours, settings.backend, by_hand=True)
     chosen = {n: b for n, b in peers.items() if n in settings.peers}
     return {**chosen, **{n: b for n, b in columns.items() if n in settings.columns}}
 

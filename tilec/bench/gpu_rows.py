@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tilec.bench import works
-from tilec.bench.works import Work
+from tilec.bench import works, works_steps
+from tilec.bench.works import COMPILED, EAGER, LIGER, Work
 
-LIBRARY, ALONE = "with library", "alone"
-EAGER, COMPILED = "eager", "torch.compile"
+LIBRARY, ALONE, HAND = OURS = "with library", "alone", "by hand"
 Shape = tuple[int, ...]
+NORMS = (EAGER, COMPILED, LIGER)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Least ratio to the best peer, or least share of the rate at which memory is copied."""
+    """Least ratio to the best peer, or least share of the rate at which memory is copied, or most microseconds."""
 
-    least: float
+    bound: float
     of: str = "peer"
 
     def __str__(self) -> str:
-        return f"{self.least:g}" + (" of copy" if self.of == "copy" else "")
+        return f"{self.bound:g}" + {"peer": "", "copy": " of copy", "us": " µs"}[self.of]
 
 
 @dataclass(frozen=True)
@@ -157,18 +157,18 @@ def streaming() -> list[Row]:
         forward, backward = map(share, goals) if goals else (both(1, 1), both(1, 1))
         work = works.LAYER_NORM
         rows += [
-            Row(f"{name}, forward", work, given, "bfloat16", tolerance=None, goals=forward),
+            Row(f"{name}, forward", work, given, "bfloat16", tolerance=None, goals=forward, peers=NORMS),
             Row(f"{name}, backward", replace(work, wrt=("X", "G", "B")), (*given, shape), "bfloat16", tolerance=None,
-                goals=backward),
+                goals=backward, peers=NORMS),
         ]  # fmt: skip
     for shape, dtype in (((16384, 1000), "float32"), ((16384, 1023), "bfloat16"), ((4096, 50257), "bfloat16"),
                          ((1, 8192), "float32"), ((1048576, 64), "float32")):  # fmt: skip
         given = shape, shape[1:], shape[1:]
         name, tolerance = f"layer norm {shape[0]}x{shape[1]} {dtype}", None
         rows += [
-            Row(f"{name}, forward", works.LAYER_NORM, given, dtype, tolerance=tolerance, goals=both(1, 1)),
+            Row(f"{name}, forward", works.LAYER_NORM, given, dtype, tolerance=tolerance, goals=both(1, 1), peers=NORMS),
             Row(f"{name}, backward", replace(works.LAYER_NORM, wrt=("X", "G", "B")), (*given, shape), dtype,
-                tolerance=tolerance, goals=both(1, 1)),
+                tolerance=tolerance, goals=both(1, 1), peers=NORMS),
         ]  # fmt: skip
     wide, vocabulary = (8192, 8192), (4096, 50257)
     rows += [
@@ -185,6 +185,43 @@ def streaming() -> list[Row]:
     ]
 
 
+def steps() -> list[Row]:
+    """Recurrences, scans and draws. A recurrence's gradient is to take twice the goal of its values."""
+
+    def most(us: float) -> dict[str, Goal]:
+        return {ALONE: Goal(us, "us")}
+
+    rows = []
+    loop = (EAGER,)
+    for batch, scan, ordered in ((1, 25, 80), (32, 90, 120)):
+        shapes = (batch, 2000, 512), (batch, 512)
+        name = f"shuffling network {batch}x2000x512"
+        in_order = works_steps.SHUFFLING_IN_ORDER
+        rows += [
+            Row(f"{name}, in its own order, forward", in_order, shapes, peers=loop, goals=most(ordered)),
+            Row(f"{name}, in its own order, backward", replace(in_order, wrt=("B", "H0")), (*shapes, shapes[0]),
+                peers=loop, goals=most(2 * ordered)),
+            Row(f"{name}, as a scan, forward", works_steps.SHUFFLING, shapes, peers=loop, goals=most(scan)),
+        ]  # fmt: skip
+    hidden = (256, 256), (512, 64, 256), (64, 256)
+    wide, tall, line = (16384, 4096), (4096, 16384), (65536, 64)
+    return [
+        *rows,
+        Row("hidden Markov model 64x512 steps x256, forward", works_steps.HIDDEN_STATES, hidden, peers=loop),
+        Row("tanh network 32x512 steps x512, forward", works_steps.TANH, ((512, 512), (512, 32, 512)), peers=loop,
+            scales=(512**-0.5, 1.0)),
+        # a loop of 65,536 steps takes torch half a second, and no library has it
+        Row("linear scan, 65536 steps, 64 lanes, forward", works_steps.LINEAR, (line, line), peers=(),
+            scales=(0.5, 1.0)),
+        Row("cumulative sum of rows 16384x4096", works_steps.RUNNING_SUM, (wide,)),
+        Row("cumulative sum of columns 4096x16384", works_steps.SUM_DOWN, (tall,)),
+        Row("cumulative logsumexp 16384x4096", works_steps.RUNNING_LOG, (wide,), peers=(EAGER,), tolerance="log"),
+        # each draws another mask, so that values are held against nothing here
+        Row("dropout 64 Mi, forward", works_steps.DROPOUT, ((2**26,),), tolerance=float("inf"),
+            goals={ALONE: Goal(0.95, "copy")}),
+    ]  # fmt: skip
+
+
 ROWS: tuple[Row, ...] = (
     *seed(),
     *resnet("bfloat16", LAYERS, 1),
@@ -196,6 +233,7 @@ ROWS: tuple[Row, ...] = (
     *exotic("float32"),
     *logs(),
     *streaming(),
+    *steps(),
     *resnet("float16", LAYERS, 1),
     *resnet("float16", STRIDED, 2),
 )

@@ -17,7 +17,8 @@ import torch
 
 from tilec.bench import workers
 from tilec.bench.gpu import Record, load, machine, save, timed
-from tilec.bench.sweep_points import POINTS, Point, Run, TooLarge
+from tilec.bench.sweep_points import POINTS
+from tilec.bench.sweep_setup import Point, Run, TooLarge
 
 FIGURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 SLOW = 0.05  # seconds: what takes longer is timed once

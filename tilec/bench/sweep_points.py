@@ -4,51 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 import tilec
+from tilec.bench import sweep_layers
 from tilec.bench.recurrences import HIDDEN, LOG_PRODUCT, SHUFFLE
+from tilec.bench.sweep_setup import MOST_BYTES, Point, Run, Setup, TooLarge
 from tilec.transforms.grad import grad
 
 Tensor = torch.Tensor
-Run = Callable[[], object]
 OURS, EAGER, COMPILED, SHIFTED, GRAPH, LOOP, GRU = (
     "tilec", "torch", "torch.compile", "exp, matmul, log", "torch, CUDA graph", "eager loop", "cuDNN GRU",
 )  # fmt: skip
-MOST_BYTES = 40 * 2**30  # a candidate that needs more is left out
-
-
-class TooLarge(Exception):
-    """A candidate would need more memory than it is given."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One place of a figure. `line`: which of its panels; `x`: the place. `make` gives, for a generator and a device,
-    what each candidate builds and how to check it. `apart`: what tells it from another point of the same place, whose
-    candidates must not wait for this one's."""
-
-    figure: str
-    line: str
-    x: int
-    make: Callable[[torch.Generator, str], Setup]
-    apart: str = ""
-
-    @property
-    def name(self) -> str:
-        return ", ".join(str(part) for part in (self.figure, self.line, self.x, self.apart) if part)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """`builds`: candidate -> what makes it ready to run. `check` gives the greatest error as a multiple of what is
-    allowed; `facts` are figures of the point itself."""
-
-    builds: dict[str, Callable[[], Run]]
-    check: Callable[[object], float]
-    facts: dict[str, float]
 
 
 # log products
@@ -280,4 +248,4 @@ def _points() -> Iterator[Point]:
         yield Point("log product", plain, n, log_product(n, plain, compiled=True), COMPILED)
 
 
-POINTS = {p.name: p for p in _points()}
+POINTS = {p.name: p for p in (*_points(), *sweep_layers.points())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from tilec.ir.program import Program
 from tilec.language import parse
 from tilec.transforms.grad import grad
 
+EAGER, COMPILED, LIGER = "eager", "torch.compile", "Liger"
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 
 
@@ -19,13 +21,18 @@ Results = torch.Tensor | tuple[torch.Tensor, ...]
 class Work:
     """`formula` takes the tensors that `source` does. `wrt`: not the values but the gradient by these inputs, the
     cotangent of the one output being the last tensor. `library`: the gradient as one library call, where there is.
-    `piecewise`: the formula where it must fit into memory rather than be fast."""
+    `piecewise`: the formula where it must fit into memory rather than be fast. `others`: kernels of other packages,
+    by name, which raise ImportError where there are none. `numbers` follow the tensors in calls of ours; `ordered`:
+    ours keeps to the order of the text (`exact=True`)."""
 
     source: str
     formula: Callable[..., torch.Tensor]
     wrt: tuple[str, ...] = ()
     library: Callable[..., Results] | None = None
     piecewise: Callable[..., torch.Tensor] | None = None
+    others: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = ()
+    numbers: tuple[float, ...] = ()
+    ordered: bool = False
 
     @property
     def program(self) -> Program:
@@ -37,20 +44,40 @@ class Work:
         plain = replace(self, formula=self.piecewise or self.formula, library=None)
         return results(plain.peer([t.double() for t in inputs])())
 
-    def peer(self, inputs: Sequence[torch.Tensor], compiled: bool = False) -> Callable[[], Results]:
+    def with_numbers(self, inputs: Sequence[Any]) -> list[Any]:
+        """The arguments of a call of ours: a cotangent comes last."""
+        place = len(inputs) - bool(self.wrt)
+        return [*inputs[:place], *self.numbers, *inputs[place:]]
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is a backward pass of torch's autograd, which may keep what the forward pass knew."""
+        return bool(self.wrt) and self.library is None
+
+    def peer(self, inputs: Sequence[torch.Tensor], name: str = EAGER) -> Callable[[], Results]:
         """The torch side on these inputs, ready to run; of a gradient the backward pass alone."""
-        formula = torch.compile(self.formula) if compiled else self.formula
-        if not self.wrt:
-            return lambda: formula(*inputs)
-        if self.library is not None and not compiled:
+        if name == EAGER and self.wrt and self.library is not None:
             library = self.library
             return lambda: library(*inputs)
+        formula = {EAGER: self.formula, COMPILED: None, **dict(self.others)}[name] or _compiled(self.formula)
+        return self.backward(formula, inputs) if self.wrt else lambda: formula(*inputs)
+
+    def backward(self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], Results]:
+        """The backward pass of a call that takes the work's inputs, which has been made."""
         *given, cotangent = inputs
         names = parse(self.source).input_names()
-        leaves = [t.detach().requires_grad_(name in self.wrt) for name, t in zip(names, given, strict=True)]
-        value = formula(*leaves)
-        by = [leaves[names.index(name)] for name in self.wrt]
+        leaves = [t.detach().requires_grad_(n in self.wrt) for n, t in zip(names, given, strict=False)]
+        value = call(*leaves)
+        by = [leaves[names.index(n)] for n in self.wrt]
         return lambda: torch.autograd.grad(value, by, cotangent, retain_graph=True)
+
+
+def _compiled(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """By torch.compile, its backward pass one that can run again and again."""
+    import torch._functorch.config as settings
+
+    settings.donated_buffer = False
+    return torch.compile(formula)
 
 
 def results(value: Results) -> tuple[torch.Tensor, ...]:
@@ -171,6 +198,14 @@ SNAKE = Work(
     }""",
     lambda x, a: x + torch.sin(a[:, None] * x) ** 2 / a[:, None],
 )
+
+
+def liger_layer_norm(x: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    return LigerLayerNormFunction.apply(x, g, b, 1e-5)
+
+
 LAYER_NORM = Work(
     """function (X[N, D], G[D], B[D]) -> (Y) {
         M[i : N] = mean(X[i, j]);
@@ -178,6 +213,7 @@ LAYER_NORM = Work(
         Y[i, j : N, D] = (X[i, j] - M[i]) * rsqrt(V[i] + 0.00001) * G[j] + B[j];
     }""",
     lambda x, g, b: F.layer_norm(x, (x.shape[-1],), g, b),
+    others=((LIGER, liger_layer_norm),),
 )
 SOFTMAX = Work(
     """function (X[N, D]) -> (Y) {

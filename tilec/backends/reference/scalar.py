@@ -7,12 +7,11 @@ where they are compared, cast or returned.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from tilec.backends.code import literal, tuple_text
 from tilec.backends.reference.access import Frame
-from tilec.backends.scalars import NARROW, fit, fold, identity, value_children
+from tilec.backends.scalars import NARROW, count_uses, fit, fold, identity, value_children
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
@@ -49,21 +48,8 @@ class Evaluator:
     def __init__(self, frame: Frame, *roots: Expr):
         self.frame = frame
         self._values: dict[Expr, Value] = {}
-        self._uses: Counter[Expr] = Counter()
-        seen: set[Expr] = set()
-        stack = list(roots)
-        calls = 0
-        self._uses.update(roots)
-        while stack:
-            e = stack.pop()
-            if e in seen:
-                continue
-            seen.add(e)
-            calls += isinstance(e, Call)
-            below = value_children(e)
-            self._uses.update(below)
-            stack.extend(below)
-        self.wide = calls > 1
+        self._uses = count_uses(roots)
+        self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
 
     def held_as(self, dtype: str) -> str:
         """The dtype in which a value of this type is computed."""

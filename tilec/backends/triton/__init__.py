@@ -13,9 +13,9 @@ from tilec.backends.triton.executable import TritonProgram
 from tilec.backends.triton.groups import grouped
 from tilec.backends.triton.host import program_text
 from tilec.backends.triton.plan import Plan, Setting
-from tilec.backends.triton.program import make_plan
 from tilec.backends.triton.recurrence import check_recurrences
 from tilec.backends.triton.recurrence_feeds import with_feeds
+from tilec.backends.triton.slabs import budget_of, planned, within
 from tilec.backends.triton.tuned import known_choice, tune
 from tilec.language.show import show_statement
 
@@ -35,6 +35,7 @@ class TritonBackend:
         check_recurrences(flat)
         chosen = options or Options.from_environment()
         library, tunes = self.library and chosen.library, chosen.tune
+        budget = budget_of(lowering, chosen.device_budget)
         names = flat.input_names()
         together = grouped(with_feeds(flat, lowering.types), lowering.types)
 
@@ -44,7 +45,7 @@ class TritonBackend:
             setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
             if tunes and inputs is not None:
                 tune(lowering, strides, setting, inputs)
-            return make_plan(lowering, together, strides, setting)
+            return within(planned(lowering, strides, setting, together), budget).plan
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

@@ -25,20 +25,22 @@ def divide_(a, b):
 
 @triton.jit
 def scale_(b):
-    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal."""
+    """The power of two, mostly 1, that brings a divisor to where neither it nor its inverse is subnormal, with the
+    divisor's sign."""
     small = tl.abs(b) < 1.0842021724855044e-19
     large = tl.abs(b) > 9.223372036854776e18
-    return tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+    scale = tl.where(small, 1.8446744073709552e19, tl.where(large, 5.421010862427522e-20, 1.0))
+    return tl.where(b < 0, -scale, scale)
 
 
 @triton.jit
 def times_inverse_(a, scaled, inverse, scale):
-    """a / b for a divisor that many values share: `scaled` is b * scale and `inverse` 1 / scaled. A step of Newton's
-    method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit there)."""
+    """a / b for a divisor that many values share: `scaled` is b * scale, not negative, and `inverse` 1 / scaled. A step
+    of Newton's method rounds as a division does, subnormal quotients and numerators below 2^-100 aside (the last digit
+    there); zeros keep their signs."""
     q = a * inverse
-    rest = tl.fma(-q, scaled, a)
-    inexact = (rest != 0) & (tl.abs(rest) < float("inf"))
-    return tl.where(inexact, tl.fma(rest, inverse, q), q) * scale
+    rest = tl.fma(q, scaled, -a)
+    return tl.where(tl.abs(rest) < float("inf"), tl.fma(rest, -inverse, q), q) * scale
 
 
 @triton.jit
@@ -118,6 +120,12 @@ def add_two_(a, b, c, d):
 
 
 @triton.jit
+def add_four_(a, b, c, d, e, f, g, h):
+    """Four sums at once."""
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
 def either_(a, b):
     return a | b
 
@@ -130,6 +138,40 @@ def both_(a, b):
 @triton.jit
 def sign_(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def near_sine_(x, turn, m):
+    """The sine of x - turn * pi for a difference of at most pi / 2, negated where m, a float, is odd: within 1.8 units
+    in the last place. Products of pi's parts (24, 24 and 24 bits, all positive, so that -0 stays) are exact."""
+    r = tl.fma(turn, -1.5099578831723193e-07, tl.fma(turn, -3.141592502593994, x))
+    r = tl.fma(turn, -1.0780605906948477e-14, r)
+    t = r * r
+    p = tl.fma(tl.fma(t, 2.6056311526190257e-06, -0.0001980953966267407), t, 0.008333065547049046)
+    s = tl.fma(tl.fma(p, t, -0.16666659712791443), tl.fma(t, r, 0.0), r)
+    return (s.to(tl.int32, bitcast=True) ^ (m.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sine_(x):
+    """Of a block of float32: the device library's own reduction is taken where some element is beyond 105615."""
+    m = tl.fma(x, 0.31830987334251404, 12582912.0)
+    s = near_sine_(x, m - 12582912.0, m)
+    far = tl.max(tl.abs(x))
+    if (far > 105615.0) | (far != far):
+        s = tl.where(tl.abs(x) > 105615.0, libdevice.sin(x), s)
+    return s
+
+
+@triton.jit
+def cosine_(x):
+    """As `sine_`, of x + pi / 2."""
+    m = tl.fma(x, 0.31830987334251404, -0.5) + 12582913.0
+    s = near_sine_(x, (m - 12582913.0) + 0.5, m)
+    far = tl.max(tl.abs(x))
+    if (far > 105615.0) | (far != far):
+        s = tl.where(tl.abs(x) > 105615.0, libdevice.cos(x), s)
+    return s
 
 
 @triton.jit

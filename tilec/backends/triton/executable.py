@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,12 @@ from tilec.backends.triton.launched import Launched
 from tilec.backends.triton.plan import (
     Allocate,
     Launch,
+    Part,
     Plan,
     Release,
     Repeat,
     Setting,
+    Slabs,
     Table,
     TorchLines,
     python_name,
@@ -80,12 +82,74 @@ def _operation(step: object, device: torch.device) -> Operation:
             return _release(names)
         case TorchLines():
             return _torch_lines(step)
+        case Part():
+            return _part(step, device)
+        case Slabs():
+            return _slabs(step, device)
     raise AssertionError(f"no step: {step!r}")
 
 
 def _repeated(step: Repeat) -> Operation:
     launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
     return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
+
+
+def _part(step: Part, device: torch.device) -> Operation:
+    operations = [_operation(s, device) for s in step.plan.steps]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        own = {name: tensors[name] for name in step.inputs}
+        for operation in operations:
+            operation(own, stream)
+        tensors.update((name, own[name]) for name in step.plan.outputs)
+
+    return call
+
+
+def _slabs(step: Slabs, device: torch.device) -> Operation:
+    """The loop. Operations that combine are compiled from their text."""
+    parts = [(step.rows, [_operation(s, device) for s in step.whole.plan.steps])] * (step.size // step.rows)
+    if step.rest is not None:
+        parts.append((step.size % step.rows, [_operation(s, device) for s in step.rest.plan.steps]))
+    starts = None if step.start is None else (step.start, first_rows(step.size, step.rows, device))
+    whole = [(g.name, g.tensor) for g in step.given if g.axis is None]
+    cut = [(g.name, g.tensor, g.axis, g.copied) for g in step.given if g.axis is not None]
+    rows = [(r.name, r.tensor, r.axis, r.in_place) for r in step.results if r.axis is not None]
+    sums = [(r.name, r.tensor, _combining(r.combined)) for r in step.results if r.axis is None]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        first = 0
+        for number, (count, operations) in enumerate(parts):
+            own = {name: tensors[tensor] for name, tensor in whole}
+            for name, tensor, axis, copied in cut:
+                view = tensors[tensor].narrow(axis, first, count)
+                own[name] = view.clone(memory_format=torch.contiguous_format) if copied else view
+            if starts is not None:
+                own[starts[0]] = starts[1][number]
+            places = [tensors[tensor].narrow(axis, first, count) for _, tensor, axis, _ in rows]
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if in_place:
+                    own[name] = place
+            for operation in operations:
+                operation(own, stream)
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if not in_place:
+                    place.copy_(own[name])
+            for name, tensor, combine in sums:
+                combine(tensors[tensor], own[name])
+            first += count
+
+    return call
+
+
+def _combining(text: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})
+
+
+def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
+    """The number of each slab's first row, of rank 0, each at an aligned address."""
+    numbers = torch.arange(0, size, rows, device=device)
+    return list(torch.stack((numbers, numbers), 1)[:, 0])
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -184,21 +248,31 @@ class TritonProgram:
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        dtypes = dict(self._dtypes)
-        for step in self.plan.steps:
-            if isinstance(step, Allocate):
-                dtypes[step.tensor] = step.dtype
-            elif isinstance(step, Table):
-                dtypes[step.tensor] = "int32"
-            elif isinstance(step, TorchLines):
-                dtypes |= dict.fromkeys(step.writes, "int64")
-            launch = step.launch if isinstance(step, Repeat) else step
-            if not isinstance(launch, Launch):
-                continue
+        for launch, dtypes in _typed(self.plan, self._dtypes):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
+
+
+def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[str, str]]]:
+    """Every launch with the element types of the tensors that it may read."""
+    dtypes = dict(known)
+    for step in plan.steps:
+        match step:
+            case Allocate(tensor, _, dtype):
+                dtypes[tensor] = dtype
+            case Table(tensor):
+                dtypes[tensor] = "int32"
+            case TorchLines(writes=writes):
+                dtypes |= dict.fromkeys(writes, "int64")
+            case Launch():
+                yield step, dtypes
+            case Repeat(launch=launch):
+                yield launch, dtypes
+            case Part() | Slabs():
+                for part in (step,) if isinstance(step, Part) else step.parts:
+                    yield from _typed(part.plan, {n: t.dtype for n, t in part.types.items()})
 
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have

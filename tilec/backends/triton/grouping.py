@@ -185,7 +185,7 @@ class Shared:
             (there,) = self._read[a.tensor]
             for e, w in zip(a.index, there, strict=True):
                 v = linear(e).bare
-                if v is None or w is None or v not in form.extent or form.extent[v] == 1:
+                if v is None or w is None or v not in form.extent:
                     continue
                 if form.extent[v] != self.extent.get(w) or match.get(v, w) != w:
                     continue

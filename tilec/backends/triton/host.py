@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tilec.backends.code import tuple_text
+from tilec.backends.code import indented, tuple_text
 from tilec.backends.triton.plan import (
     Allocate,
     Descriptor,
     Launch,
+    Part,
     Plan,
     Pointer,
     Release,
     Repeat,
+    Slabs,
     Step,
     Table,
     TorchLines,
     python_name,
 )
+from tilec.language.show import show_statement
 
 
 def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Mapping[str, str]) -> str:
@@ -43,28 +46,90 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Map
                 pieces[own] = body
             else:
                 imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
-    if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in plan.steps):
+    parts = list(plan.parts())
+    steps = [s for p in (*(part.plan for part in parts), plan) for s in p.steps]
+    if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in steps):
         imports["import tilec.backends.reference.runtime as rt"] = None
     if any(isinstance(v, Descriptor) for launch in launches for _, v in launch.arguments):
         imports["from triton.experimental.gluon import language as gl"] = None
         imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
-    device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
-    body = [f"device = {device}"]
-    told: set[str] = set()
-    for step in plan.steps:
-        if isinstance(step, Launch | Repeat | TorchLines):
-            carried = step.launch.statements if isinstance(step, Repeat) else step.statements
-            fresh = [s for s in carried if s in statements and s not in told]
-            told.update(fresh)
-            body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
-        body += _lines(step, renamed)
-    results = ", ".join(python_name(o) for o in plan.outputs)
-    body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
-    host = [f"def {name}({', '.join(map(python_name, inputs))}):", *(f"    {line}" for line in body)]
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*pieces.values(), "\n".join(host)]) + "\n"
+    titles: dict[int, str] = {}
+    for part in parts:
+        titles[id(part)] = f"{name}_part_{len(titles) + 1}"
+    writer = _Writer(renamed, titles)
+    functions = [
+        writer.function(titles[id(p)], p.inputs, p.plan, {s.output: show_statement(s) for s in p.program.statements})
+        for p in parts
+    ]
+    functions.append(writer.function(name, inputs, plan, {} if parts else statements))
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*pieces.values(), *functions]) + "\n"
 
 
-def _lines(step: Step, renamed: dict[str, str]) -> list[str]:
+class _Writer:
+    """Writes functions that allocate and launch. `renamed`: a kernel's name by its text; `titles`: those of parts."""
+
+    def __init__(self, renamed: Mapping[str, str], titles: Mapping[int, str]):
+        self.renamed, self.titles = renamed, titles
+
+    def function(self, name: str, inputs: Sequence[str], plan: Plan, statements: Mapping[str, str]) -> str:
+        device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
+        body = [f"device = {device}"]
+        told: set[str] = set()
+        for step in plan.steps:
+            if isinstance(step, Launch | Repeat | TorchLines):
+                carried = step.launch.statements if isinstance(step, Repeat) else step.statements
+                fresh = [s for s in carried if s in statements and s not in told]
+                told.update(fresh)
+                body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
+            body += self.lines(step)
+        results = ", ".join(python_name(o) for o in plan.outputs)
+        if plan.outputs:
+            body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
+        host = [f"def {name}({', '.join(map(python_name, inputs))}):", *(f"    {line}" for line in body)]
+        return "\n".join(host)
+
+    def lines(self, step: Step) -> list[str]:
+        match step:
+            case Part(plan, inputs):
+                call = f"{self.titles[id(step)]}({', '.join(map(python_name, inputs))})"
+                return [f"{', '.join(map(python_name, plan.outputs))}, = {call}"]
+            case Slabs():
+                return self.loop(step)
+            case Launch():
+                return [_launched(step, self.renamed[step.text], {})]
+            case Repeat(launch, counter, count):
+                call = _launched(launch, self.renamed[launch.text], {counter: "step"})
+                return [f"for step in range({count}):", f"    {call}"]
+        return _lines(step)
+
+    def loop(self, step: Slabs) -> list[str]:
+        def rows(tensor: str, axis: int | None) -> str:
+            return python_name(tensor) + ("" if axis is None else f"[{':, ' * axis}first:last]")
+
+        arguments = [
+            rows(g.tensor, g.axis) + (".clone(memory_format=torch.contiguous_format)" if g.copied else "")
+            for g in step.given
+        ]
+        arguments += [] if step.start is None else ["torch.tensor(first, device=device)"]
+        arguments += [rows(r.tensor, r.axis) for r in step.results if r.in_place]
+        title = self.titles[id(step.whole)]
+        if step.rest is not None:
+            title = f"({title} if last - first == {step.rows} else {self.titles[id(step.rest)]})"
+        returned = [r for r in step.results if not r.in_place]
+        call = f"{title}({', '.join(arguments)})"
+        body = [f"last = min(first + {step.rows}, {step.size})"]
+        body.append(f"parts = {call}" if returned else call)
+        for number, r in enumerate(returned):
+            part = f"parts[{number}]"
+            body.append(
+                r.combined.format(python_name(r.tensor), part) if r.combined else f"{rows(r.tensor, r.axis)} = {part}"
+            )
+        if returned:
+            body.append("del parts")
+        return [f"for first in range(0, {step.size}, {step.rows}):", *indented(body)]
+
+
+def _lines(step: Step) -> list[str]:
     match step:
         case Allocate(tensor, shape, dtype, fill):
             kind = f"dtype=torch.{dtype}, device=device"
@@ -81,11 +146,6 @@ def _lines(step: Step, renamed: dict[str, str]) -> list[str]:
             return [f"del {', '.join(map(python_name, tensors))}"]
         case TorchLines():
             return list(step.lines)
-        case Launch():
-            return [_launched(step, renamed[step.text], {})]
-        case Repeat(launch, counter, count):
-            call = _launched(launch, renamed[launch.text], {counter: "step"})
-            return [f"for step in range({count}):", f"    {call}"]
     raise AssertionError(f"no step: {step!r}")
 
 

@@ -28,7 +28,8 @@ RESERVED = (
     "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
     "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest",
     "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
-    "weight", "zeros", "rest", *device_functions(),
+    "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "nothing",
+    *device_functions(),
 )  # fmt: skip
 
 
@@ -73,6 +74,7 @@ class Kernel:
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
         self.columns: list[tuple[int, ...]] = []  # of the table of classes
+        self.blockwise = False  # functions may look at all elements of a block before they choose how to compute them
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}

@@ -7,7 +7,7 @@ a loop over steps of equal shapes they hardly do, so that a repeated launch cost
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,40 +24,45 @@ class Launched:
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         pointed = [v.tensor for v in self._values if isinstance(v, (Pointer, Descriptor))]
         self._names = tuple(dict.fromkeys(pointed))
-        self._addresses: list[int] = []
-        self._arguments: list[Any] = []
+        self._ready: tuple[list[int], list[Any]] = [], []  # replaced as one, since threads share it
         self._maps: dict[int, tuple[Any, str, int, int]] = {}
         self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
-        with self._lock:  # autograd runs backward passes in threads of its own
-            if self._run is None:
-                guarded(self._launch, lambda: self._first(tensors, {}))
-            if self._run is None:
-                return  # interpreted
-            self._address(tensors)
-            self._run(*self._grid, stream, *self._middle, *self._arguments)
+        run = self._run or self._compiled(tensors, ({},))
+        if run is not None:
+            run(*self._grid, stream, *self._middle, *self._arguments(tensors))
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
-        with self._lock:
-            if self._run is None:
-                for moment in range(1 if not interpreting() else count):
-                    guarded(self._launch, partial(self._first, tensors, {place: moment}))
-            if self._run is None:
-                return
-            self._address(tensors)
+        moments = [{place: moment} for moment in range(count)]
+        run = self._run or self._compiled(tensors, moments if interpreting() else moments[:1])
+        if run is not None:
+            arguments = list(self._arguments(tensors))
             for moment in range(count):
-                self._arguments[place] = moment
-                self._run(*self._grid, stream, *self._middle, *self._arguments)
+                arguments[place] = moment
+                run(*self._grid, stream, *self._middle, *arguments)
 
-    def _address(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _compiled(
+        self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]
+    ) -> Callable[..., Any] | None:
+        """Compile, or else interpret a launch for each of `given`: numbers that take an argument's place."""
+        with self._lock:  # autograd runs backward passes in threads of its own
+            if self._run is None:
+                for numbers in given:
+                    guarded(self._launch, partial(self._first, tensors, numbers))
+            return self._run
+
+    def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
         addresses = [tensors[name].data_ptr() for name in self._names]
-        if addresses != self._addresses:
-            self._arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
-            self._addresses = addresses
+        known, arguments = self._ready
+        if addresses != known:
+            with self._lock:
+                arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
+            self._ready = addresses, arguments
+        return arguments
 
     def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
         launch = self._launch
@@ -80,7 +85,8 @@ class Launched:
                 made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
-        self._run, self._middle, self._encode = _entry(kernel, rounded)
+        run, self._middle, self._encode = _entry(kernel, rounded)
+        self._run = run  # last: it tells other threads that the rest is there
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
         """Arguments as the launcher takes them."""

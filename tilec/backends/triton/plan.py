@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.ir.program import Statement
+from tilec.cost import size_in_bytes
+from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 
 
@@ -130,7 +131,63 @@ class Prepared:
     alone: Callable[[], Sequence[Step]]
 
 
-Step = Allocate | Prepared | Launch | Repeat | Table | TorchLines | Release
+@dataclass(frozen=True)
+class Part:
+    """A program of its own within a plan, whose tensors it alone knows: it is given `inputs` and makes its plan's
+    outputs, both under the names that they have outside. `types` of what it names; `program`: the statements."""
+
+    plan: Plan
+    inputs: tuple[str, ...]
+    types: Mapping[str, TensorType]
+    program: Program
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a slab is given as `name`: a tensor, whole (`axis` None) or its rows of that dimension. `copied`: in memory
+    of its own, since the rows of some slabs would begin at an address that others' do not have the alignment of."""
+
+    name: str
+    tensor: str
+    axis: int | None
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a slab makes: rows of a tensor (`axis`), written there (`in_place`) or copied afterwards, or a part of it
+    that the text `combined` adds."""
+
+    name: str
+    tensor: str
+    axis: int | None
+    combined: str = ""
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """A part carried out for `rows` rows of an axis after the other, `rest` for those that are left at the end.
+    `start`: the input that is the number of the first row, where it is asked for."""
+
+    size: int
+    rows: int
+    whole: Part
+    rest: Part | None
+    given: tuple[Slice, ...]
+    results: tuple[Result, ...]
+    start: str | None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.whole,) if self.rest is None else (self.whole, self.rest)
+
+    @property
+    def count(self) -> int:
+        return -(-self.size // self.rows)
+
+
+Step = Allocate | Prepared | Launch | Repeat | Table | TorchLines | Release | Part | Slabs
 
 
 @dataclass(frozen=True)
@@ -140,6 +197,64 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
 
-    def launches(self) -> Sequence[Launch]:
+    def parts(self) -> Iterator[Part]:
+        """The programs within the plan and within those, innermost first."""
+        for s in self.steps:
+            for part in (s,) if isinstance(s, Part) else s.parts if isinstance(s, Slabs) else ():
+                yield from part.plan.parts()
+                yield part
+
+    def launches(self) -> list[Launch]:
         """Every kernel, in order; one that is launched again and again stands once."""
-        return [s.launch if isinstance(s, Repeat) else s for s in self.steps if isinstance(s, Launch | Repeat)]
+        found: list[Launch] = []
+        for s in self.steps:
+            match s:
+                case Launch():
+                    found.append(s)
+                case Repeat(launch=launch):
+                    found.append(launch)
+                case Part(plan=plan):
+                    found += plan.launches()
+                case Slabs():
+                    found += [launch for part in s.parts for launch in part.plan.launches()]
+        return found
+
+
+def temporary_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
+    """The most bytes that intermediates and workspaces take at a time. `types` of what no step allocates."""
+    alive: dict[str, int] = {}
+    most = 0
+    for step in plan.steps:
+        inner = 0
+        made: dict[str, int] = {}
+        match step:
+            case Allocate(tensor, shape, dtype):
+                made = {tensor: size_in_bytes(TensorType(shape, dtype))}
+            case TorchLines(writes=writes):
+                made = {n: size_in_bytes(types[n]) for n in writes if n in types}
+            case Part(plan=own, types=known):
+                inner = temporary_bytes(own, known)
+                made = {n: size_in_bytes(known[n]) for n in own.outputs}
+            case Slabs():
+                copies = sum(size_in_bytes(step.whole.types[g.name]) for g in step.given if g.copied)
+                inner = copies + temporary_bytes(Plan(step.whole.plan.steps, ()), step.whole.types)
+            case Release(tensors):
+                for name in tensors:
+                    alive.pop(name, None)
+        alive |= {name: size for name, size in made.items() if name not in plan.outputs}
+        most = max(most, sum(alive.values()) + inner)
+    return most
+
+
+def repeated_bytes(plan: Plan) -> int:
+    """Bytes that slabs move and the whole would not: what each of them reads anew, and sums that it adds to."""
+    total = 0
+    for step in plan.steps:
+        if isinstance(step, Part):
+            total += repeated_bytes(step.plan)
+        elif isinstance(step, Slabs):
+            types = step.whole.types
+            again = sum(size_in_bytes(types[g.name]) for g in step.given if g.axis is None)
+            added = sum(size_in_bytes(types[r.name]) for r in step.results if r.axis is None)
+            total += (step.count - 1) * again + 3 * step.count * added + step.count * repeated_bytes(step.whole.plan)
+    return total

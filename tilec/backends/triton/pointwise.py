@@ -222,6 +222,7 @@ def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
 def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
     """A statement without reduction: its value where the point is valid."""
     s = k.space.statement
+    k.blockwise = True
     evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)

@@ -15,9 +15,11 @@ from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.coalesce import Viewed, candidates, merge
 from tilec.backends.triton.groups import Group
 from tilec.backends.triton.plan import Launch
-from tilec.backends.triton.rows_rescale import rescaled
+from tilec.backends.triton.rows_aligned import Alignment, alignment
+from tilec.backends.triton.rows_centred import centred
+from tilec.backends.triton.rows_rescale import Rescaled, rescaled
 from tilec.backends.triton.rows_text import RowWriter
-from tilec.backends.triton.rows_tiling import NOTHING, Tiling, choose_tiling
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, choose_tiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -41,11 +43,16 @@ def row_launch(
     """The launch that carries out a group, whose statements head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
-    maxima: Mapping[str, str] = NOTHING
+    made = Rescaled(merged, merged_types, NOTHING)
+    heads: frozenset[str] = frozenset()
+    aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
-        merged, merged_types, maxima = made.group, made.types, made.maxima
-    writer = RowWriter(merged, merged_types, merged_strides, wide, tiling, maxima)
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns) if tiling.rows == 1 else None
+        about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
+        if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
+            made, heads = replace(made, group=about.group, types=about.types), about.heads
+    writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements), partial, second)
 

@@ -35,7 +35,7 @@ class Rescaled:
 def rescaled(group: Group, types: Types) -> Rescaled:
     """The group with such sums marked."""
     columns = {v for v in group.columns if group.extent[v] > 1}
-    inlined: dict[str, Expr] = {}
+    bodies: dict[str, Expr] = {}  # what members compute at each point
     largest: dict[str, Expr] = {}  # what the maxima are taken of
     maxima: dict[str, str] = {}
     known = dict(types)
@@ -43,17 +43,17 @@ def rescaled(group: Group, types: Types) -> Rescaled:
     statements: list[Statement] = []
     for s in group.statements:
         plain = s.guard is None and not s.constraints and not conditions(s, group, types)
-        body = _inlined(s.body, inlined)
+        body = inlined(s.body, bodies)
         small = sum(1 for _ in walk(body)) <= MOST_NODES
         moving = bool(columns & set(variables_of(s)))
         if not group.reductions(s):
             if plain and moving and small and kind(types[s.output].dtype) == 2 and s.index is not None:
-                inlined[s.output] = body
+                bodies[s.output] = body
         elif plain and small and s.output not in group.sums:
             if s.aggregation == "max" and types[s.output].dtype in ("float32", "float64"):
                 largest[s.output] = body
             found = _relative(body, columns, largest) if s.aggregation == "sum" else None
-            if found is not None and kind(types[s.output].dtype) == 2 and not members & _read(found[1]):
+            if found is not None and kind(types[s.output].dtype) == 2 and not members & tensors_read(found[1]):
                 maximum, weight, shared = found
                 total = f"{s.output}.scaled"
                 known[total] = types[s.output]
@@ -64,14 +64,16 @@ def rescaled(group: Group, types: Types) -> Rescaled:
     return Rescaled(replace(group, statements=tuple(statements)), known, maxima)
 
 
-def _read(e: Expr) -> set[str]:
+def tensors_read(e: Expr) -> set[str]:
+    """Tensors that an expression reads."""
     return {x.tensor for x in walk(e) if isinstance(x, Access)}
 
 
-def _inlined(e: Expr, bodies: Mapping[str, Expr]) -> Expr:
+def inlined(e: Expr, bodies: Mapping[str, Expr]) -> Expr:
+    """The expression with bodies in place of what reads their tensors."""
     if isinstance(e, Access) and e.tensor in bodies:
         return bodies[e.tensor]
-    return e if isinstance(e, (Access, Pad)) else rebuild(e, lambda x: _inlined(x, bodies))
+    return e if isinstance(e, (Access, Pad)) else rebuild(e, lambda x: inlined(x, bodies))
 
 
 def _relative(body: Expr, columns: set[str], largest: Mapping[str, Expr]) -> tuple[str, Expr, Expr] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
@@ -13,7 +13,8 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_tiling import NOTHING, Levels, Tiling, levels
+from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position
+from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
 from tilec.ir.program import Access, Expr, Statement, index_variables
@@ -29,6 +30,31 @@ class _Reduction:
     block: str
 
 
+JOINT = {4: "add_four_", 2: "add_two_"}
+
+
+def _adds(a: Accumulator) -> bool:
+    return a.aggregation == "sum"
+
+
+def _alike(a: Accumulator, b: Accumulator) -> bool:
+    return (a.aggregation, a.dtype) == (b.aggregation, b.dtype)
+
+
+def _at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
+    """Lines that combine blocks of values along the columns; several sums of one type go together, which takes one
+    exchange."""
+    rest = list(blocks)
+    while rest:
+        n = next((n for n in JOINT if n <= len(rest)), 1)
+        part, rest = rest[:n], rest[n:]
+        if n == 1:
+            yield from part[0][0].at_once(part[0][1], 1)
+        else:
+            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
+            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
+
+
 class RowWriter:
     """The kernel of a group."""
 
@@ -40,14 +66,18 @@ class RowWriter:
         wide: bool,
         tiling: Tiling,
         maxima: Mapping[str, str] = NOTHING,
+        heads: Collection[str] = (),
+        aligned: Alignment | None = None,
     ):
-        """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
-        self.group, self.types, self.tiling, self.maxima = group, types, tiling, maxima
+        """`maxima` and `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and are walked."""
+        self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
+        self.aligned = aligned
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
+        self.k.blockwise = True
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
         self.accumulators: dict[str, Accumulator] = {}
         self.relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
@@ -113,9 +143,20 @@ class RowWriter:
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
         self._position("row", group.rows, "down * BM")
-        found = levels(group, self.maxima)
+        end = k.count([v for v in group.columns if group.extent[v] > 1])
+        if self.aligned is not None:
+            begin(k, self.aligned, end)
+            end = "span"
+        found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
-            self._pass(level, found)
+            here = [s for s in group.statements if found.of[s.output] == level]
+            statistics = [s for s in here if group.reductions(s)]
+            heads = [s for s in statistics if s.output in self.heads]
+            if heads:
+                self._pass(heads, [], "range(0, 1, BN)", True)
+            stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
+            walked = [s for s in statistics if s not in heads]
+            self._pass(walked, stored, f"range(0, {end}, BN)")
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:
@@ -127,29 +168,27 @@ class RowWriter:
         names = index_variables(*(s.index or ())) if written else variables_of(s)
         return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
 
-    def _pass(self, level: int, found: Levels) -> None:
+    def _pass(
+        self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str, head: bool = False
+    ) -> None:
+        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values."""
         k, group = self.k, self.group
         k.scopes.append(Scope())
-        self._position("col", group.columns, "first")
+        if self.aligned is not None:
+            position(k, self.aligned, head)
+            k.decode(Axis("col", group.columns, "BN"))
+        else:
+            self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
-        here = [s for s in group.statements if found.of[s.output] <= level]
-        statistics = [s for s in here if group.reductions(s) and found.of[s.output] == level]
-        stored = [
-            s for s in here
-            if s.output in group.stored and self._walks(s, written=True) and found.of[s.output] == level
-        ]  # fmt: skip
         wanted = self._with_operands([*statistics, *stored])
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:
             self._store(frame, s)
         lines = k.scopes.pop().lines
-        k.scopes[0].lines += [
-            f"for first in range(0, {k.count(group.columns)}, BN):",
-            *(f"    {line}" for line in lines),
-        ]
+        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        k.scopes[0].lines += self._ended(statistics)
         for s in statistics:
             accumulator = self.accumulators[s.output]
-            k.scopes[0].lines += self._ended(s, accumulator)
             self._give_statistic(frame, s, accumulator, accumulator.result())
         for s in wanted:
             if self._walks(s, written=True):
@@ -172,16 +211,24 @@ class RowWriter:
             return [f"{acc} = {acc} * {fading} + {code} * {part}"]
         return accumulator.step(code)
 
-    def _ended(self, s: Statement, accumulator: Accumulator) -> list[str]:
-        """Lines that make a row's statistic of the blocks' of its columns."""
-        (acc, *_) = accumulator.state
-        if s.output in self.maxima.values():
-            return []
-        if s.output in self.maxima:
-            (top,) = self.accumulators[self.maxima[s.output]].state
-            nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
-            return [f"{acc} = tl.sum({acc}, 1) * {nothing}"]
-        return accumulator.reduce(1)
+    def _ended(self, statistics: Sequence[Statement]) -> list[str]:
+        """Lines that make rows' statistics of the blocks' of their columns."""
+        lines: list[str] = []
+        sums: dict[str, list[Accumulator]] = {}
+        for s in statistics:
+            accumulator = self.accumulators[s.output]
+            (acc, *_) = accumulator.state
+            if s.output in self.maxima:
+                (top,) = self.accumulators[self.maxima[s.output]].state
+                nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
+                lines.append(f"{acc} = tl.sum({acc}, 1) * {nothing}")
+            elif s.output not in self.maxima.values() and _adds(accumulator):
+                sums.setdefault(accumulator.dtype, []).append(accumulator)
+            elif s.output not in self.maxima.values():
+                lines += accumulator.reduce(1)
+        for group in sums.values():
+            lines += _at_once([(a, a.state[0]) for a in group])
+        return lines
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -199,7 +246,8 @@ class RowWriter:
 
     def _all_at_once(self, frame: Frame) -> None:
         group = self.group
-        self._evaluate(frame, group.statements)
+        known = levels(group).of  # what waits for the same exchanges stands together, so that these are few
+        self._evaluate(frame, sorted(group.statements, key=lambda s: known[s.output]))
         for s in group.statements:
             if s.output in group.stored and s.output not in group.sums:
                 self._store(frame, s)
@@ -218,7 +266,12 @@ class RowWriter:
         k.decode(Axis(name, variables, block))
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
-        return Frame(self.k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *inner)
+        places = ["row", "col"], {"row": "row_in", "col": "col_in"}
+        return (
+            Frame(self.k, *places, *inner)
+            if self.aligned is None
+            else AlignedFrame(self.aligned, self.k, *places, *inner)
+        )
 
     # values
 
@@ -257,21 +310,12 @@ class RowWriter:
     def _reduce(self, frame: Frame, evaluator: Evaluator, pending: list[_Reduction]) -> None:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
-            r = pending.pop(0)
-            alike = [
-                o for o in pending if (o.accumulator.aggregation, o.accumulator.dtype) == ("sum", r.accumulator.dtype)
-            ]
-            if r.accumulator.aggregation == "sum" and alike:
-                pair = [r, alike[0]]
-                pending.remove(alike[0])
-                names = [o.accumulator.state[0] for o in pair]
-                blocks = ", ".join(o.block for o in pair)
-                self.k.emit(f"{', '.join(names)} = tl.reduce(({blocks}), 1, add_two_)")
-            else:
-                pair = [r]
-                for line in r.accumulator.at_once(r.block, 1):
-                    self.k.emit(line)
-            for o in pair:
+            r = pending[0]
+            group = [o for o in pending if _alike(o.accumulator, r.accumulator)] if _adds(r.accumulator) else [r]
+            pending[:] = [o for o in pending if o not in group]
+            for line in _at_once([(o.accumulator, o.block) for o in group]):
+                self.k.emit(line)
+            for o in group:
                 s, result = o.statement, o.accumulator.result()
                 target = Access(s.output, s.index or ())
                 evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))
@@ -335,6 +379,9 @@ class RowWriter:
         value = self.values[Access(s.output, s.index or ())]
         dtype = self.types[s.output].dtype
         cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
+        if isinstance(frame, AlignedFrame) and s.output in frame.aligned.tensors:
+            frame.store(s.output, f"tl.broadcast_to({value.code}, {shape}){cast}")
+            return
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
         address += "" if axes else f" + tl.full({shape}, 0, tl.int32)"
         mask = " & ".join(tests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
@@ -107,8 +107,9 @@ class Levels:
     depth: int
 
 
-def levels(group: Group, maxima: Mapping[str, str] = NOTHING) -> Levels:
-    """`maxima`: by sums that are kept relative to a maximum while both are found, which."""
+def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[str] = ()) -> Levels:
+    """`maxima`: by sums that are kept relative to a maximum while both are found, which. `heads`: statistics of each
+    row's first block alone, known before the walk."""
     found: dict[str, int] = {}  # when a value is known
     starts: dict[str, int] = {}
     for s in group.statements:
@@ -116,7 +117,7 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING) -> Levels:
         if s.output in maxima:
             start = max(start, starts[maxima[s.output]])
         starts[s.output] = start
-        statistic = bool(group.reductions(s)) and s.output not in group.sums
+        statistic = bool(group.reductions(s)) and s.output not in group.sums and s.output not in heads
         found[s.output] = start + statistic
     full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
     return Levels(starts, 1 + max((starts[name] for name in full), default=0))

@@ -6,6 +6,7 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
 DEEPEST = 6  # operators nested in one line
+BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,8 @@ class Evaluator:
             if shared is not None:
                 return shared, held
         template = row.triton
+        if function in BLOCKWISE and held == "float32" and self.frame.kernel.blockwise:
+            template = BLOCKWISE[function] if self.frame.dimensions(args[0].variables) else template
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
         operands = [self.cast(a, held) if plain else self.tensor(a, held) for a in args]
@@ -240,8 +244,9 @@ class Evaluator:
             divisor = float(np.float32(b.number))
             if not 2.0**-63 < abs(divisor) < 2.0**63:
                 return None
-            nearest = float(np.float32(1) / np.float32(divisor))
-            return f"times_inverse_({self.tensor(a, 'float32')}, {divisor!r}, {nearest!r}, 1.0)"
+            size, sign = abs(divisor), math.copysign(1.0, divisor)
+            nearest = float(np.float32(1) / np.float32(size))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {size!r}, {nearest!r}, {sign})"
         if along != [True, False]:
             return None
         scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)

@@ -56,7 +56,7 @@ class Space:
         return _box(self.statement, self.classes[k], self.low[k], self.extent[k])
 
     def largest(self, v: str) -> int:
-        return max(e.get(v, 1) for e in self.extent)
+        return max((e.get(v, 1) for e in self.extent), default=0)
 
     def single(self, v: str) -> bool:
         """Whether the variable has one value in every class, as residues do."""

@@ -1,0 +1,241 @@
+"""Programs whose intermediates pass a budget go slab by slab, and give what the whole gives: values, gradients, second
+order; masks that ask for the row's number, draws, every aggregation over the rows, sizes that leave a smaller slab."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.interpreted import prepare_interpreter
+from tilec.backends.triton.plan import Slabs
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+SOFTMAX = "T[b, i] = >(S[b, i, j]); U[b, i, j] = exp(S[b, i, j] - T[b, i]); Z[b, i] = +(U[b, i, j]); P[b, i, j] = U[b, i, j] / Z[b, i]; O[b, i, f] = +(P[b, i, j] * V[b, j, f]);"  # noqa: E501
+CAUSAL = "L[b, i] = logsumexp(i - j >= 0 ? S[b, i, j]); O[b, i, f] = sum(i - j >= 0 ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]);"  # noqa: E501
+SCORES = "S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]);"
+THREE = "function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O)"
+# name -> source, shapes for B, N, M, and what asks for the number of a row
+ATTENTIONS = {
+    "plain": (f"{THREE} {{ {SCORES} {SOFTMAX} }}", False),
+    "causal": (f"{THREE} {{ {SCORES} {CAUSAL} }}", True),
+    "causal by constraint": (
+        f"{THREE} {{ {SCORES} L[b, i] = logsumexp(S[b, i, j]), i - j < N; O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]), i - j < N; }}",  # noqa: E501
+        True,
+    ),
+    "a mask that is computed": (
+        f"{THREE} {{ C[i, j : N, M] = i >= j ? 0.0 : 0-9.0; R[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]); S[b, i, j] = R[b, i, j] + C[i, j]; {SOFTMAX} }}",  # noqa: E501
+        True,
+    ),
+    "dropout": (
+        f"{THREE} {{ {SCORES} T[b, i] = >(S[b, i, j]); U[b, i, j] = exp(S[b, i, j] - T[b, i]); Z[b, i] = +(U[b, i, j]); P[b, i, j] = (rand(3, (b*N + i)*M + j) < 0.7 ? U[b, i, j] / Z[b, i] : 0); O[b, i, f] = +(P[b, i, j] * V[b, j, f]); }}",  # noqa: E501
+        True,
+    ),
+    "scores that are kept": (
+        f"{THREE[:-3]}(O, Top) {{ {SCORES} {SOFTMAX} Top[b, j] = >(P[b, i, j]); }}",
+        False,
+    ),
+}
+
+
+def normal(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def slabs_of(plan) -> list[Slabs]:
+    found = []
+    for step in plan.steps:
+        if isinstance(step, Slabs):
+            found.append(step)
+        for part in step.parts if isinstance(step, Slabs) else (step,) if hasattr(step, "plan") else ():
+            found += slabs_of(part.plan)
+    return found
+
+
+def wide(x):
+    return x.double() if isinstance(x, torch.Tensor) and x.dtype.is_floating_point else x
+
+
+def close(got, wanted, tolerance):
+    for a, b in zip(
+        got if isinstance(got, tuple) else (got,), wanted if isinstance(wanted, tuple) else (wanted,), strict=True
+    ):
+        if b is None:
+            assert a is None
+            continue
+        assert a.shape == b.shape
+        scale = max(1.0, b.abs().max().item()) if b.numel() and b.dtype != torch.bool else 1.0
+        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance * scale)
+
+
+def cotangents(f, inputs):
+    outputs = f(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [normal(*o.shape, dtype=o.dtype, seed=k + 5) for k, o in enumerate(outputs)]
+
+
+def check(source, inputs, tolerance, monkeypatch, budget, gradient=True):
+    """Values and gradients against the torch backend's in float64, and that something was cut."""
+    exact = tilec.compile(source, backend="torch")
+    doubled = [wide(x) for x in inputs]
+    wanted = exact(*doubled)
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", str(budget))
+    f = tilec.compile(source, backend="triton")
+    close(f(*inputs), wanted, tolerance)
+    assert slabs_of(f.lower(*inputs)._executable.plan)
+    if gradient:
+        given = cotangents(f, inputs)
+        close(f.grad()(*inputs, *given), exact.grad()(*doubled, *map(wide, given)), 4 * tolerance)
+        assert slabs_of(f.grad().lower(*inputs, *given)._executable.plan)
+    return f
+
+
+@pytest.mark.parametrize("shape, budget", [((1, 33, 20), 2000), ((3, 17, 24), 700)], ids=str)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(name, shape, budget, monkeypatch):
+    b, n, m = shape
+    source, asks = ATTENTIONS[name]
+    inputs = normal(b, n, 8), normal(b, m, 8, seed=1), normal(b, m, 5, seed=2)
+    f = check(source, inputs, 2e-5, monkeypatch, budget)
+    cut = slabs_of(f.lower(*inputs)._executable.plan)
+    assert asks == any(s.start is not None for s in cut) or all(s.size == b for s in cut)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_types(name, dtype, tolerance, monkeypatch):
+    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(2, 40, 16), (2, 48, 16), (2, 48, 16)])]
+    check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, 3000)
+
+
+def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
+    """2048 + 0.3 + 0.3 + ...: a slab's part would be lost if it were rounded, or added, in float16."""
+    source = "function (X[N, K], W[K, M], C[M, L]) -> (Y, Z) { A[i, j] = +(X[i, k] * W[k, j]); Y[i, l] = +(A[i, j] * C[j, l]); Z[j] = +(A[i, j]); }"  # noqa: E501
+    x, w, c = torch.zeros(96, 16).half(), torch.ones(16, 20).half(), torch.zeros(20, 16).half()
+    x[:, 0] = 0.3
+    x[0, 0] = 2048
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "200")
+    f = tilec.compile(source, backend="triton")
+    (slab,) = slabs_of(f.lower(x, w, c)._executable.plan)
+    assert slab.rows < 8
+    assert torch.equal(f(x, w, c)[1].double(), x[:, 0].double().sum().half().double().expand(20))
+
+
+@pytest.mark.parametrize("size", [(0, 20), (1, 20), (20, 0), (20, 1), (129, 3)], ids=str)
+def test_sizes_that_are_awkward(size, monkeypatch):
+    n, m = size
+    source, _ = ATTENTIONS["causal"]
+    inputs = normal(2, n, 4), normal(2, m, 4, seed=1), normal(2, m, 4, seed=2)
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "100")
+    f, exact = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
+    close(f(*inputs), exact(*map(wide, inputs)), 1e-5)
+    given = cotangents(f, inputs)
+    close(f.grad()(*inputs, *given), exact.grad()(*map(wide, inputs), *map(wide, given)), 1e-4)
+
+
+def test_any_layout(monkeypatch):
+    """Transposed, expanded and misaligned inputs; an expanded cotangent; rows whose slabs begin at odd addresses."""
+    source, _ = ATTENTIONS["causal"]
+    q = normal(2, 6, 33).transpose(1, 2)
+    k = normal(1, 21, 6).expand(2, 21, 6)
+    v = normal(2 * 21 * 5 + 1)[1:].view(2, 21, 5)
+    check(source, (q, k, v), 2e-5, monkeypatch, 900)
+    odd = [normal(5, 7, 3, seed=s).half() for s in range(3)]
+    f = check(source, odd, 5e-3, monkeypatch, 60)
+    assert any(g.copied for s in slabs_of(f.lower(*odd)._executable.plan) for g in s.given)
+
+
+def test_one_tensor_in_two_roles(monkeypatch):
+    """Rows and columns of the scores read the same tensor: one is given by rows, the other whole."""
+    source = "function (X[N, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = >(S[i, j]); E[i, j] = exp(S[i, j] - T[i]); Z[i] = +(E[i, j]); O[i, d] = +(E[i, j] * X[j, d] / Z[i]); }"  # noqa: E501
+    check(source, [normal(37, 6) / 2], 2e-5, monkeypatch, 1500)
+
+
+AGGREGATIONS = {
+    "sum": "Z[j] = +(A[i, j]);",
+    "max": "Z[j] = >(A[i, j]);",
+    "min": "Z[j] = <(A[i, j]);",
+    "prod": "Z[j] = *(A[i, j]);",
+    "logsumexp": "Z[j] = logsumexp(A[i, j]);",
+    "any": "Z[j] = any(A[i, j] > 1.5);",
+    "all": "Z[j] = all(A[i, j] > 0 - 1.5);",
+    "mean": "Z[j] = mean(A[i, j]);",
+    "argmax": "Z[j] = argmax(A[i, j]);",
+    "sum of all": "Z[] = +(A[i, j] * A[i, j]);",
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_over_the_rows(name, monkeypatch):
+    """Scores of which every row is read, and something of every column."""
+    source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501
+    inputs = normal(50, 5) / 3, normal(30, 5, seed=1) / 3
+    plain = name not in ("any", "all", "argmax")
+    check(source, inputs, 2e-5, monkeypatch, 1000, gradient=plain)
+
+
+def test_infinities_and_nans(monkeypatch):
+    """A row without a valid point, and NaN in one row alone, as in the whole."""
+    source = ATTENTIONS["plain"][0]
+    q, k, v = normal(1, 40, 8), normal(1, 24, 8, seed=1), normal(1, 24, 8, seed=2)
+    q[0, 3] = float("nan")
+    v[0, 5, 1] = float("inf")
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1000")
+    got = tilec.compile(source, backend="triton")(q, k, v)
+    wanted = tilec.compile(source, backend="torch")(q, k, v)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_log_semiring(monkeypatch):
+    """Two products in the log semiring: the one between them is never whole."""
+    source = "function (A[N, K], B[K, M], C[M, L]) -> (O) { T[i, j] = logsumexp(A[i, k] + B[k, j]); O[i, l] = logsumexp(T[i, j] + C[j, l]); }"  # noqa: E501
+    check(source, (3 * normal(70, 9), 3 * normal(9, 50), 3 * normal(50, 6)), 2e-5, monkeypatch, 3000)
+
+
+def test_second_order(monkeypatch):
+    """torch's autograd to second order through a function in slabs, against torch's own formula."""
+    source = ATTENTIONS["causal"][0]
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1500")
+    f = tilec.compile(source, backend="triton")
+    made = [normal(1, n, 4, dtype=torch.float64, seed=n).requires_grad_() for n in (18, 17, 16)]
+    q, k, v = made[0], made[1][:, :16].detach().requires_grad_(), made[2]
+
+    def formula(q, k, v):
+        s = q @ k.transpose(1, 2)
+        hidden = torch.ones(18, 16, dtype=torch.bool).triu(1)
+        return torch.softmax(s.masked_fill(hidden, float("-inf")), -1) @ v
+
+    def orders(function):
+        first = torch.autograd.grad(function(q, k, v).sin().sum(), (q, k, v), create_graph=True)
+        return (*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (q, k, v)))
+
+    close(orders(f), orders(formula), 1e-9)
+
+
+def test_runs_one_after_the_other(monkeypatch):
+    """Two attentions with a projection between them: two loops, and parts around them."""
+    source = "function (X[N, D], W[D, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = logsumexp(S[i, j]); A[i, d] = +(exp(S[i, j] - T[i]) * X[j, d]); H[i, e] = +(A[i, d] * W[d, e]); S2[i, j : N, N] = +(H[i, d] * H[j, d]); T2[i] = logsumexp(S2[i, j]); O[i, d] = +(exp(S2[i, j] - T2[i]) * H[j, d]); }"  # noqa: E501
+    inputs = normal(60, 6) / 2, normal(6, 6) / 3
+    f = check(source, inputs, 5e-5, monkeypatch, 4000)
+    assert len(slabs_of(f.lower(*inputs)._executable.plan)) == 2
+
+
+@pytest.mark.parametrize("name", ["causal", "plain"])
+def test_the_text_runs_alone(name, tmp_path, monkeypatch):
+    source = ATTENTIONS[name][0]
+    inputs = [normal(*s, seed=k).half() for k, s in enumerate([(3, 33, 8), (3, 20, 8), (3, 20, 4)])]
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "900")
+    f = tilec.compile(source, backend="triton")
+    for number, (g, given) in enumerate([(f, inputs), (f.grad(), [*inputs, normal(3, 33, 4).half()])]):
+        path = tmp_path / f"pasted_{number}.py"
+        path.write_text(g.lower(*given).source())
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.libdevice = prepare_interpreter()
+        wanted = g(*given)
+        close(module.program(*given), wanted if isinstance(wanted, tuple) else (wanted,), 1e-12)
