@@ -35,8 +35,8 @@ BEYOND = 2.0**11  # and what the first half leaves of them times that again
 
 @dataclass(frozen=True)
 class Scheme:
-    """`parts` makes the parts of a number, `count` of them of type `dtype`; `multiply` makes a block's lines of the names
-    of its parts, and `end` comes after all blocks."""
+    """`parts` makes the parts of a number, `count` of them of type `dtype`; `multiply` makes a block's lines of their
+    names, and `end` comes after all blocks."""
 
     dtype: str
     count: int
