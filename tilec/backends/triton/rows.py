@@ -39,8 +39,9 @@ def row_launch(
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
     tiling: Tiling | None = None,
+    told: tuple[Statement, ...] | None = None,
 ) -> Rows:
-    """The launch that carries out a group, whose statements head the kernel."""
+    """The launch that carries out a group. Its statements, or those `told`, head the kernel."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
@@ -54,7 +55,7 @@ def row_launch(
             made, heads = replace(made, group=about.group, types=about.types), about.heads
     writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
-    return Rows(writer.launch(group.statements), partial, second)
+    return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
 
 def _second_stage(
