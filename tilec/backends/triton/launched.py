@@ -1,8 +1,8 @@
 """One launch, made ready: the first call goes through Triton, which compiles; later ones go to the driver's launcher.
 
-What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen; in a
-loop over steps of equal shapes, or over slabs, these are few, and a repeated launch costs a look-up and the driver's
-call.
+What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen,
+which in a loop over steps of equal shapes, or over slabs, are few, so that a repeated launch costs a look-up and the
+driver's call.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class Launched:
         run = self._run or self._compiled(tensors, ({},))
         if run is not None:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
+
+    def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
+        """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
+        Pointer stands for its tensor's address."""
+        assert self._run is not None and not self._maps
+        return self._run, self._grid, self._middle, self._values
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""

@@ -40,7 +40,7 @@ NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
 BESIDE = "tl.arange(0, BR)[None, :, None]"  # places of points that stand side by side
 MOST_LANES, FEWEST_LANES = 16, 4
 WORDS = 64  # registers of a thread for the combined values
-ROUND = 32  # points of the reduction whose reads are in flight together
+ROUND = 32  # points of the reduction whose reads are in flight together, at most
 HALVES = "float16"  # 16-bit values that are added and compared two at a time
 
 
@@ -142,7 +142,7 @@ def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: in
         count //= 2
     if count < FEWEST_LANES:
         return None
-    return Lanes(inner, count, min(4, even // count), warps, narrow)
+    return Lanes(inner, count, min(2 if warps == 8 else 4, even // count), warps, narrow)
 
 
 def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None:

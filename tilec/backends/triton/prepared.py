@@ -20,10 +20,13 @@ from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.backends.triton.together import alike, together, touched
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, map_expressions, reads, rebuild
+from tilec.language.show import show_statement
 
 AT_ONCE = 2**15  # elements that a program holds at once
 NEIGHBOURS = 16  # rows of a block where memory runs along the rows; and the fewest, 32 bytes of them
 FEWEST = 8
+TOLD = 400  # characters of a statement that heads a kernel
+MOST = 4  # launches that become one
 LONG = 512  # columns beyond which a program has 16 warps
 
 Renamed = dict[str, str]
@@ -185,7 +188,8 @@ def _made(maker: _Maker) -> list[Step]:
         types[name], strides[name] = t, contiguous(t.shape)
         steps.append(Allocate(name, t.shape, t.dtype))
     group = _group(maker.shared)
-    launch = row_launch(group, types, strides, maker.first.wide, _tiling(group, strides)).launch
+    told = tuple(s for s in group.statements if len(show_statement(s)) <= TOLD)
+    launch = row_launch(group, types, strides, maker.first.wide, _tiling(group, strides), told=told).launch
     return [*steps, replace(launch, sociable=True)]
 
 
@@ -224,7 +228,7 @@ def _neighbours(steps: Sequence[Step]) -> list[Step]:
 
     def close() -> None:
         if len(party) > 1:
-            result.append(together(party, "_and_".join(one.kernel for one in party)))
+            result.append(together(party, f"{party[0].kernel}_and_{len(party) - 1}"))
         else:
             result.extend(party)
         result.extend(let_go)
@@ -233,7 +237,7 @@ def _neighbours(steps: Sequence[Step]) -> list[Step]:
 
     for step in steps:
         if isinstance(step, Launch) and step.sociable:
-            if party and not (_independent(step, party) and alike([*party, step])):
+            if party and not (len(party) < MOST and _independent(step, party) and alike([*party, step])):
                 close()
             party.append(step)
         elif party and isinstance(step, Allocate) and step.fill is None:

@@ -20,6 +20,7 @@ from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops, with_guards
 from tilec.backends.triton.pack import LEAST_WORK, packed, work
+from tilec.backends.triton.parts import HALVES, THIRDS, Parts, fitted, in_parts
 from tilec.backends.triton.plan import Allocate, Launch, Plan, Prepared, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.prepared import settled
@@ -30,7 +31,6 @@ from tilec.backends.triton.scan_form import recognise_scan, terms_first
 from tilec.backends.triton.scatter import scattered
 from tilec.backends.triton.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.space import Space, build_space
-from tilec.backends.triton.thirds import Parts, fitted, in_thirds
 from tilec.backends.triton.ways import Task, steps_of
 from tilec.backends.triton.weighted import Weighted, WeightedWriter, recognise_weighted
 from tilec.ir.index import linear
@@ -264,15 +264,16 @@ def _exponential_steps(
     inner = inner_variables(product, space, seen, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
     much = work(product, space) >= LEAST_WORK
-    thirds = in_thirds(product, space, seen, wide) if much and setting.precision == "highest" else None
-    computed = hoisted(product, space, seen, wide, last, True) if much and thirds is None else None
+    scheme = HALVES if isinstance(found, LogDot) else THIRDS
+    divided = in_parts(scheme, product, space, seen, wide) if much and setting.precision == "highest" else None
+    computed = hoisted(product, space, seen, wide, last, True) if much and divided is None else None
     config = replace(choose_config(product, space, setting.shared), parts=1)
     after: list[Step] = []
     parts: Parts | None = None
-    if thirds is not None:
-        before, seen, parts, after = thirds
+    if divided is not None:
+        before, seen, parts, after = divided
         steps += before
-        config = fitted(config, setting.shared)
+        config = fitted(config, scheme, setting.shared)
     elif computed is not None:
         before, known, _, product, after = computed
         seen = replace(known, statement=seen.statement)

@@ -29,7 +29,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, sel
 DEEPEST = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
 REGISTERS = 64  # values per lane that may wait for their step
-MOST_TOUCHED = 72  # loads and stores of a round: Triton's compile time grows with the cube of their number
+MOST_TOUCHED = 100  # loads and stores of a round: Triton's compile time grows with the cube of their number
 MOST_WRITTEN = 800  # operators of a round
 FIRST_LOADS = 8  # steps whose loads are written out before the first round
 MULTIPROCESSORS = 132

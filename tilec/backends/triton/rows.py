@@ -40,8 +40,10 @@ def row_launch(
     wide: bool,
     tiling: Tiling | None = None,
     misaligned: Collection[str] = (),
+    told: tuple[Statement, ...] | None = None,
 ) -> Rows:
-    """The launch that carries out a group, whose statements head the kernel. `misaligned`: see `Setting`."""
+    """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`: see
+    `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
@@ -58,7 +60,7 @@ def row_launch(
         tiling, aligned = _by_vectors(tiling, aligned)
     writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
-    return Rows(writer.launch(group.statements), partial, second)
+    return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
 
 def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
