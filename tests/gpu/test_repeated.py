@@ -58,8 +58,15 @@ def test_values_and_gradients_again_and_again(name: str, dtype: torch.dtype) -> 
         d = torch.randn(wanted.shape, generator=g).to(dtype)
         found = torch.autograd.grad(value, here, d.cuda())
         expected = torch.autograd.grad(wanted, there, d.double())
-        with torch.no_grad():
-            again = function(*here)
-        assert torch.equal(again, value)
+        assert torch.equal(function(*here), value)
+        with torch.no_grad():  # another program, which keeps nothing
+            torch.testing.assert_close(function(*here), value, rtol=tolerance, atol=tolerance)
         for a, b in zip((value, *found), (wanted, *expected), strict=True):
             assert (a.double().cpu() - b).abs().max() <= tolerance * b.abs().max() + tolerance / 10
+
+
+def test_numbers_on_the_host_beside_tensors_on_the_device() -> None:
+    function = tilec.compile("function (X[N], A[]) -> (Y) { Y = A[] * X; }", backend="triton")
+    x = torch.randn(100, device="cuda")
+    for n in range(4):
+        assert torch.equal(function(x, torch.tensor(float(n))), n * x)

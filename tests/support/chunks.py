@@ -145,7 +145,7 @@ def gradients(function, inputs) -> list[torch.Tensor]:
     """Values, gradients of a recorded call, and those of the gradient called by hand."""
     values = function(*inputs)
     values = values if isinstance(values, tuple) else (values,)
-    d = [torch.linspace(0.5, 1.5, v.numel(), dtype=torch.float64).reshape(v.shape).to(v.dtype) for v in values]
+    d = [torch.linspace(0.5, 1.5, v.numel(), dtype=torch.float64).reshape(v.shape).to(v) for v in values]
     recorded = torch.autograd.grad(values, [x for x in inputs if x.requires_grad], d)
     with torch.no_grad():
         called = function.grad()(*inputs, *d)
