@@ -122,6 +122,10 @@ PLAIN = {
         "function (A[T, M]) -> (L) { D[i, j : T, M] = A[i, j] + min(D[i-1, j], min(D[i, j-1], D[i-1, j-1])); L = D[T-1, M-1]; }",  # noqa: E501
         lambda T: [(T, 4)],
     ),
+    "gradients of a mean that are larger than all results": (
+        "function (X[T], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t]); M[n] = mean(H[t, n]); G[t, n : T, N] = tanh(G[t-1, n]*A[n] + H[t, n]*H[t, n] - M[n]); L = sum(G[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T,), (2,)],
+    ),
     "every other time": (
         "function (X[T2, N], A[N]) -> (L) { H[t, n : T2/2, N] = tanh(A[n]*H[t-1, n] + X[2*t, n]); L = sum(H[t, n]*A[n]); }",  # noqa: E501
         lambda T: [(2 * T, 2), (2,)],
