@@ -7,7 +7,7 @@ import torch
 from support.layers import DROPOUT, LAYERS, exact, inputs
 
 import tilec
-from tilec.backends.triton import grouping, rows, rows_tiling
+from tilec.backends.triton import grouping, pointwise_tiling, rows, rows_tiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -184,3 +184,16 @@ def test_an_element_of_each_row_that_a_tensor_names():
             assert (mine is None) == (want is None)
             if mine is not None:
                 torch.testing.assert_close(mine, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["+", ">", "*", "logsumexp"])
+def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatch):
+    for name in ("MANY_POINTS", "PASSING"):
+        monkeypatch.setattr(pointwise_tiling, name, 1)
+    x = torch.rand(3001, 70) + 0.5
+    f = tilec.compile(f"Y[j] = {aggregation}(X[i, j])", backend="triton")
+    source = f.lower(x).source()
+    assert "evict_first" in source and "BM=128, BR=32, num_warps=4" in source
+    wanted = {"+": x.double().sum(0), ">": x.amax(0), "*": x.double().prod(0), "logsumexp": x.double().logsumexp(0)}
+    torch.testing.assert_close(f(x).double(), wanted[aggregation].double(), rtol=2e-4, atol=1e-6)
+    assert torch.equal(f(x), f(x))
