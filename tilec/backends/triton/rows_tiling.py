@@ -66,7 +66,7 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
         return Tiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
-    elements = 8192 if down > 1 and not heavy else 2048 if exponentials else 1024
+    elements = 8192 if down > 1 and not heavy else 4096 if exponentials else 1024
     block = min(needed, max(1, elements // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
