@@ -44,9 +44,7 @@ Types = Mapping[str, TensorType]
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
 OF_HALVES = 2.0**-28  # where operands are in halves: nothing is off by more than 2^-51 of the greatest
-CANCELLED = (
-    20  # of a logarithm this large, 3 roundings are 3.6e-6; beside a larger result they are of its own last place
-)
+CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
 LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 TOGETHER = 2  # points whose reads come first where single terms are added
 NOTHING = "float('-inf')"
