@@ -289,7 +289,7 @@ class LogWriter(ExponentialWriter):
 
         return [
             "total = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(multiply),
+            *self._blocks(multiply, rare=True),
             f"acc = tl.where((acc != acc) & {self._certain('total', 'base', False)}, total, acc)",
         ]
 
@@ -305,7 +305,7 @@ class LogWriter(ExponentialWriter):
         bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
         return [
             "pairs = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(count),
+            *self._blocks(count, rare=True),
             f"acc = tl.where((pairs == 0) & {bounded}, 0.0, acc)",
         ]
 
