@@ -22,7 +22,7 @@ from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
 from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
 from tilec.backends.triton.outer import NEVER, at_once
-from tilec.backends.triton.parts import STARTS, Parts
+from tilec.backends.triton.parts import Parts
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -183,8 +183,8 @@ class ExponentialWriter(DotWriter):
         if self.parts is None:
             super()._loop()
             return
-        for line in STARTS:
-            self.kernel.emit(line)
+        self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
+        self.kernel.emit(f"one = tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
         super()._loop()
         self.kernel.emit(self.parts.scheme.end)
 
