@@ -167,7 +167,7 @@ class Function:
             return outputs[0] if len(outputs) == 1 else outputs
         arguments = to_tensors(self.inputs, inputs, self._seeds)
         results: tuple = self.call(arguments.tensors, arguments.weak)
-        if signature:
+        if signature and all(a is b for a, b in zip(arguments.tensors, inputs, strict=True)):  # none was moved
             self._settle(signature, arguments.tensors)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))

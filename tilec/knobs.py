@@ -80,7 +80,7 @@ DEVICE_BUDGET: Knob[int | None] = Knob(
     "TILEC_DEVICE_BUDGET",
     None,
     _parse_size,
-    "bytes of intermediates beyond which kernels go through a program slab by slab, e.g. 256MiB (default: 256MiB, or "
+    "bytes of intermediates beyond which kernels go through a program slab by slab, e.g. 256MiB (default: 512MiB, or "
     "what its inputs and outputs take if that is more)",
 )
 

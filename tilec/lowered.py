@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.backends.base import Executable, Kernel
 from tilec.cost import Cost, cost
 from tilec.ir.program import Program
@@ -43,7 +45,14 @@ class Lowered:
 
     def cost(self) -> Cost:
         """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
-        return cost(self.stages.get("grouped", self.stages["flat"]), self._types)
+        found = cost(self.stages.get("grouped", self.stages["flat"]), self._types)
+        return replace(found, bytes_moved=found.bytes_moved + self._executable.repeated_bytes)
+
+    @property
+    def temporary_bytes(self) -> int | None:
+        """The most bytes that intermediates take at a time, beside inputs and outputs. None where that is not known:
+        torch's operations take what they need, and so do chunks of time."""
+        return self._executable.temporary_bytes
 
     def __str__(self) -> str:
         return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())

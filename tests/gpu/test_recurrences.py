@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.chunks import CHUNKED, gradients, inputs_for, kept_states
 
 import tilec
 from tilec.backends.triton import recurrence_sweep
@@ -109,3 +110,18 @@ def test_half_precision_rounds_every_state(dtype) -> None:
     for t in range(50):
         h = torch.relu(b[:, t] + torch.roll(h, 1, -1))
         assert torch.equal(got[:, t], h)
+
+
+@pytest.mark.parametrize("name", ["a shuffling network", "a tanh network", "a Markov model", "time as a number"])
+def test_gradients_in_chunks_of_time(name: str, monkeypatch) -> None:
+    source, shapes = CHUNKED[name]
+    exact = gradients(tilec.compile(source), inputs_for(shapes(300)))
+    ours = [x.detach().float().cuda().requires_grad_() for x in inputs_for(shapes(300))]
+    monkeypatch.setenv("TILEC_STATE_BUDGET", "1")
+    f = tilec.compile(source, backend="triton")
+    assert kept_states(f, *ours)
+    runs = [gradients(f, ours) for _ in range(3)]
+    for x, y in zip(runs[0], exact, strict=True):
+        assert ((x.detach().cpu().double() - y).norm() / y.norm()).item() < 1e-4, name
+    for run in runs[1:]:
+        assert all(map(same_bits, run, runs[0]))

@@ -13,7 +13,7 @@ def steps(n: int) -> str:
 @st.composite
 def timed_programs(draw):
     """(source, arrays): one or two recurrences, what they are made of, and outputs made of them."""
-    length, lanes = draw(st.integers(5, 24)), draw(st.integers(1, 3))
+    length, lanes = draw(st.integers(12, 32)), draw(st.integers(1, 3))
     random = np.random.default_rng(draw(st.integers(0, 999)))
     first = draw(st.booleans())  # does time stand before the lanes?
     way = draw(st.sampled_from([1, 1, 1, -1]))

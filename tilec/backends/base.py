@@ -65,6 +65,16 @@ class Executable(Protocol):
     @property
     def kernels(self) -> Sequence[Kernel]: ...
 
+    @property
+    def temporary_bytes(self) -> int | None:
+        """The most bytes of intermediates at a time, where that is known."""
+        ...
+
+    @property
+    def repeated_bytes(self) -> int:
+        """Bytes that are moved again by carrying statements out in slabs."""
+        ...
+
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Outputs in the program's order. Strides of the inputs may differ from call to call, shapes and types not."""
         ...

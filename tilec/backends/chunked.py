@@ -46,6 +46,8 @@ class ChunkedProgram:
     """The executable of a program in chunks. `build` makes that of a program for inputs of given types."""
 
     grouped = None
+    temporary_bytes = None  # chunks take what they need one after the other
+    repeated_bytes = 0
 
     def __init__(self, calls: Calls, build: Build):
         self._calls = calls

@@ -16,12 +16,11 @@ from tilec.backends.scalars import accumulation_dtype
 from tilec.cost import size_in_bytes
 from tilec.errors import AffineMistake
 from tilec.ir.functions import ZERO
-from tilec.ir.index import linear
+from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
     Call,
-    Constraint,
     Expr,
     Index,
     Input,
@@ -37,7 +36,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType
-from tilec.transforms.naming import Names
+from tilec.transforms.naming import Names, all_variables, fresh_variable
 
 COMBINED = {  # the parts of two slabs as one, in place of the first
     "sum": "{0}.add_({1})",
@@ -81,11 +80,13 @@ class Run:
 @dataclass(frozen=True)
 class Rules:
     """What may join a run. `products`: statements with much more to compute than to read and write. `wider`: sums whose
-    type loses something in partial sums, since these are held in a wider one. `strict`: a statement that can be put
-    neither in the run nor before it ends the run; otherwise it comes after."""
+    type loses something in partial sums, since these are held in a wider one. `shifted`: statements that read elements
+    at places that depend on the row (`R[i - j + N]`), which a slab finds by the number of its first row. `strict`: a
+    statement that can be put neither in the run nor before it ends the run; otherwise it comes after."""
 
     products: bool
     wider: bool
+    shifted: bool
     strict: bool
 
 
@@ -133,6 +134,8 @@ def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: 
             late.add(s.output)
             continue
         v = _variable(s, run) if run.members or s is not statements[0] else variable
+        if v is not None and rules.shifted:
+            s = _solved(s, v)
         if v is not None and _joins(s, v, run, types, rules):
             run.members.append(s)
             run.variables[s.output] = v
@@ -170,32 +173,29 @@ def _joins(s: Statement, v: str, run: Run, types: Types, rules: Rules) -> bool:
         return False
     found: dict[str, int] = {}
     for e in accesses_of(s):
-        place = place_of(e.index, v)
-        if place is None or place >= 0 and types[e.tensor].shape[place] != run.size:
+        place = read_at(e, v, run, types)
+        if place is None or place.shifted and not (rules.shifted and _bounded(s, [e.index[d] for d in place.shifted])):
             return False
-        if e.tensor in run.axis:
-            if run.axis[e.tensor] != place:
+        if e.tensor not in run.axis and place.axis is not None:
+            if rules.strict and found.get(e.tensor, place.axis) != place.axis:
                 return False
-        elif place >= 0:
-            if rules.strict and found.get(e.tensor, place) != place:
-                return False
-            found[e.tensor] = place
+            found[e.tensor] = place.axis
     asking = [c for c in s.constraints if v in index_variables(c.expr)]
-    if asking and (not rules.products or not _free_of(asking, s)):
+    if asking and (not rules.products or not _bounded(s, [c.expr for c in asking])):
         return False
     if own < 0 and not (found or any(e.tensor in run.axis for e in accesses_of(s))):
         return False
     if own < 0 and not _adds_up(s, types[s.output].dtype, rules):
         return False
     if rules.strict and any(e.tensor in found and place_of(e.index, v) == -1 for e in accesses_of(s)):
-        return False
+        return False  # one tensor in two roles
     if not rules.products and _is_dense(s, types):
         return False
     if own >= 0:
         run.axis[s.output] = own
         found[s.output] = own
-    for name, place in found.items():
-        run.hints.setdefault(name, set()).add(place)
+    for name, dimension in found.items():
+        run.hints.setdefault(name, set()).add(dimension)
     return True
 
 
@@ -205,17 +205,39 @@ def _adds_up(s: Statement, dtype: str, rules: Rules) -> bool:
     return rules.wider or accumulation_dtype(s.aggregation, dtype) == dtype
 
 
-def _free_of(constraints: Sequence[Constraint], s: Statement) -> bool:
-    """Can the constraints be conditions instead: of integers, over variables that something else bounds?"""
-    indexed = {_bare(i) for index in (s.index or (), *(e.index for e in accesses_of(s))) for i in index}
-    for c in constraints:
+def _bounded(s: Statement, roots: Sequence[Expr]) -> bool:
+    """Are these forms integers wherever variables are, and is each variable of theirs bounded where it stands alone, so
+    that nothing is lost if they hold a tensor's element?"""
+    places = [i for index in (s.index or (), *(e.index for e in accesses_of(s))) for i in index]
+    alone = {_bare(i) for i in (*places, *(c.expr for c in s.constraints))}
+    for e in roots:
         try:
-            form = linear(c.expr)
+            form = linear(e)
         except AffineMistake:
             return False
-        if not (form.is_affine and form.is_integral and set(form.variables()) <= indexed):
+        if not (form.is_affine and form.is_integral and set(form.variables()) <= alone):
             return False
     return True
+
+
+def _solved(s: Statement, v: str) -> Statement:
+    """The statement with a variable of its own for an index of the output that depends on v and others:
+    `R[i - j + 3] = +(A[i, j])` adds up `A[i, i - r + 3]`."""
+    for d, e in enumerate(s.index or ()):
+        if isinstance(e, Index) or not _stands(e, v):
+            continue
+        form = linear(e)
+        others = index_variables(*(i for k, i in enumerate(s.index or ()) if k != d))
+        if not (form.is_affine and form.is_integral) or set(form.variables()) & set(others):
+            return s
+        found = next((w for w in form.variables() if w != v and abs(form.coefficient(w)) == 1), None)
+        if found is None:
+            return s
+        sign = form.coefficient(found)
+        r = fresh_variable("r", all_variables(s))
+        rest = form - Affine.variable(found, sign)
+        s = substitute_affine(s, {found: (Affine.variable(r) - rest) * sign})
+    return s
 
 
 DENSE = 4  # points by the elements of the largest tensor from which a statement is a product rather than a pass
@@ -240,12 +262,32 @@ def _bare(e: Expr) -> str | None:
 
 
 def place_of(index: Sequence[Expr], v: str) -> int | None:
-    """The dimension that the variable indexes alone, -1 where it stands in none, None where it stands otherwise. What
-    stands in an element's own index (a gather's) is that element's affair."""
+    """The dimension that the variable indexes alone, -1 where it stands in none, None where it stands otherwise."""
     places = [d for d, e in enumerate(index) if _stands(e, v)]
     if not places:
         return -1
     return places[0] if len(places) == 1 and isinstance(index[places[0]], Index) else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a slab reads a tensor: its rows of a dimension, or all of it; `shifted`: the dimensions at which the place
+    depends on the row's number."""
+
+    axis: int | None
+    shifted: tuple[int, ...]
+
+
+def read_at(e: Access, v: str, run: Run, types: Types) -> Place | None:
+    """None where the run writes the tensor and the statement reads other rows than its own. What stands in an element's
+    own index (a gather's) is that element's affair."""
+    stands = [d for d, i in enumerate(e.index) if _stands(i, v)]
+    axis = run.axis.get(e.tensor)
+    if axis is None and len(stands) == 1 and types[e.tensor].shape[stands[0]] == run.size:
+        axis = stands[0] if isinstance(e.index[stands[0]], Index) else None
+    elif axis is not None and _bare(e.index[axis]) != v:
+        return None
+    return Place(axis, tuple(d for d in stands if d != axis))
 
 
 def _stands(e: Expr, v: str) -> bool:
@@ -262,7 +304,7 @@ def slab_of(run: Run, rows: int, types: Types, wanted: Sequence[str]) -> Slab:
     names = Names({*types, *run.variables})
     start = names.fresh("Start")
     given: dict[tuple[str, int | None], str] = {}
-    members = [_at_rows(s, run, rows, start, given, names) for s in run.members]
+    members = [_at_rows(s, run, rows, start, given, names, types) for s in run.members]
     inner = {name: _cut(types[t], axis, rows) for (t, axis), name in given.items()}
     inputs = [Input(name, inner[name].shape) for name in given.values()]
     asked = any(start in reads(s) for s in members)
@@ -283,26 +325,33 @@ def _cut(t: TensorType, axis: int | None, rows: int) -> TensorType:
 
 
 def _at_rows(
-    s: Statement, run: Run, rows: int, start: str, given: dict[tuple[str, int | None], str], names: Names
+    s: Statement,
+    run: Run,
+    rows: int,
+    start: str,
+    given: dict[tuple[str, int | None], str],
+    names: Names,
+    types: Types,
 ) -> Statement:
     """The statement over the rows of a slab; where the row's number is a value, that of the slab's first is added.
     Constraints on it become conditions. `given` learns what is read from outside, and under which name."""
     v = run.variables[s.output]
     inside = {m.output for m in run.members}
-
-    def read(e: Access) -> str:
-        if e.tensor in inside:
-            return e.tensor
-        place = place_of(e.index, v)
-        key = e.tensor, None if place is None or place < 0 else place
-        if key not in given:
-            given[key] = e.tensor if e.tensor not in given.values() else names.fresh(f"{e.tensor}_slab")
-        return given[key]
+    moved = {v: Affine.of([(Index(v), 1), (Access(start, ()), 1)])}
 
     def position(e: Expr) -> Expr:
-        if isinstance(e, Access):
-            return replace(e, tensor=read(e), index=tuple(map(position, e.index)))
-        return rebuild(e, position)
+        if not isinstance(e, Access) or e.tensor == start:
+            return rebuild(e, position)
+        place = read_at(e, v, run, types)
+        assert place is not None, "what reads other rows does not join"
+        index = [linear(i).substitute(moved).to_expr() if d in place.shifted else i for d, i in enumerate(e.index)]
+        name = e.tensor
+        if name not in inside:
+            key = name, place.axis
+            if key not in given:
+                given[key] = name if name not in given.values() else names.fresh(f"{name}_slab")
+            name = given[key]
+        return replace(e, tensor=name, index=tuple(map(position, index)))
 
     def value(e: Expr) -> Expr:
         if isinstance(e, Index) and e.name == v:

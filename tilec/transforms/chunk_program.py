@@ -162,11 +162,10 @@ class Chunk:
         span = need.get(name)
         if course.fixed(p, self.stage):
             times = self.frame.cut(p, self.k)
-            if times[0] >= times[1]:
-                return None
+            there = times[0] < times[1]
             if name in course.late or p.axis is None:
-                return times
-            span = widened(span, times)
+                return times if there else None
+            span = widened(span, times) if there else span
         if course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             span = widened(span, states)
         if span is None:
@@ -220,11 +219,14 @@ class Chunk:
         n = high - low
         offset = low - self.start
 
+        def place(access: Access, axis: int, steps: int) -> Access:
+            return self._placed(p, access, axis, steps)
+
         def move(root: Expr) -> Expr:
             time = (Affine.variable(t) + offset).to_value()
             counts = any(x == t for x in index_variables(_values(root)))
             value = time + Access(self._start(), ()) if counts else None
-            return at_times(root, t, lambda a, axis, steps: self._placed(p, a, axis, steps), value)
+            return at_times(root, t, place, value)
 
         constraints = [c for c in s.constraints if t not in index_variables(c.expr)]
         if p.axis is None:
@@ -238,10 +240,18 @@ class Chunk:
         if self.frame.summed_up(p):
             body = _widened(body)
         sizes = s.sizes if p.axis is None else tuple(Int(n) if k == p.axis else e for k, e in enumerate(s.sizes))
-        init = self._init(p, move) if p.back else None
+        index = tuple(i if k == p.axis else at_times(i, t, place, None) for k, i in enumerate(s.index))
         self.statements.append(
             Statement(
-                p.output, s.index, sizes, body, s.aggregation, guard, tuple(constraints), None, init, s.no_defract
+                p.output,
+                index,
+                sizes,
+                body,
+                s.aggregation,
+                guard,
+                tuple(constraints),
+                init=self._init(p, move) if p.back else None,
+                no_defract=s.no_defract,
             )
         )
         if p.axis is not None and self._is_joined(p):
@@ -355,7 +365,8 @@ class Chunk:
         found: list[tuple[str, Sink]] = []
         if name in self.frame.outputs and self.course.stage[name] == self.stage:
             a, b = self.frame.cut(p, self.k)
-            found.append((name, Into(name, axis, a - low, b - low, a)))
+            if a < b:
+                found.append((name, Into(name, axis, a - low, b - low, a)))
         if self.course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             k = self._kept_after()
             assert k is not None

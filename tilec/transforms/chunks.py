@@ -20,6 +20,7 @@ from tilec.ir.types import TensorType
 from tilec.transforms.timeline import WHOLE, Part, Timeline, Types, Untimed, timeline
 
 Range = tuple[int, int]
+LONG, EVEN = 64, 16  # from this length on chunks have a multiple of steps, so that all begin alike in memory
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,8 @@ class Course:
         depth = max(p.depth for p in self.parts if p.output in self.first)
         least = self.margin(edge)
         length = max(math.ceil(math.sqrt(self.steps * depth)), int(self.steps * share), least)
+        if length >= LONG:
+            length += -length % EVEN
         count, rest = divmod(self.steps, length)
         count += rest >= least
         return None if count < 2 else Chunks(length, count, self._states(edge, length, kept))

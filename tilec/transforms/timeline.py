@@ -213,7 +213,7 @@ class _Build:
         if len(found) != 1 or s.default is not None:
             raise Untimed
         (t,) = found
-        places = [k for k, i in enumerate(s.index or ()) if t in index_variables(i)]
+        places = _places(s, t)
         if not places and t and s.aggregation in SUMMED:
             return self._part(s, t, None)
         if len(places) != 1:
@@ -222,33 +222,45 @@ class _Build:
         self.axes[s.output] = places[0]
         return self._part(s, t, places[0])
 
+    def _summed(self, p: Part) -> Part:
+        """A whole statement as one that sums over time. Raises Untimed where it does not."""
+        part = Part(p.statement) if reads_itself(p.statement) else self._statement(p.statement)
+        if part.axis is not None:
+            del self.axes[part.output]
+        if part.variable is None or part.axis is not None:
+            raise Untimed
+        return part
+
     def _joined(self, p: Part) -> Part:
-        """A whole statement as one of the timeline, if all that read it do so along one axis."""
+        """A whole statement as one of the timeline, if all that read it do so along one axis; those that do not belong
+        to the timeline must sum over time."""
         s = p.statement
-        readers = [q for q in self.parts if s.output in reads(q.statement)]
+        readers = [k for k, q in enumerate(self.parts) if s.output in reads(q.statement)]
         if s.output in self.program.outputs or s.default is not None or s.index is None:
             return p
-        axes = {axis for q in readers for tensor, axis, _ in q.reads if tensor == s.output}
-        if not readers or len(axes) != 1 or WHOLE in axes or any(q.variable is None for q in readers):
+        axes = {axis for k in readers for tensor, axis, _ in self.parts[k].reads if tensor == s.output}
+        if len(axes) != 1 or WHOLE in axes:
             return p
         (axis,) = axes
-        place = (s.index or ())[axis]
+        place = s.index[axis]
         if isinstance(place, Int):
             t = fresh_variable("t", all_variables(s))
             only = Constraint((Affine.variable(t) - place.value).to_expr(), Int(1))
-            moved = tuple(Index(t) if k == axis else i for k, i in enumerate(s.index or ()))
+            moved = tuple(Index(t) if k == axis else i for k, i in enumerate(s.index))
             s = replace(s, index=moved, constraints=(*s.constraints, only))
+        elif len(linear(place).variables()) == 1:
+            (t,) = linear(place).variables()
         else:
-            variables = index_variables(place)
-            if len(variables) != 1 or sum(variables[0] in index_variables(i) for i in s.index or ()) != 1:
-                return p
-            (t,) = variables
-        try:
-            s = _bare(s, t, axis)
-            part = self._part(s, t, axis)
-        except Untimed:
             return p
-        self.axes[s.output] = axis
+        try:
+            part = self._part(_bare(s, t, axis), t, axis)
+            self.axes[s.output] = axis
+            summed = {k: self._summed(self.parts[k]) for k in readers if self.parts[k].variable is None}
+        except Untimed:
+            self.axes.pop(s.output, None)
+            return p
+        for k, q in summed.items():
+            self.parts[k] = q
         return part
 
     def _part(self, s: Statement, t: str, axis: int | None) -> Part:
@@ -266,9 +278,11 @@ class _Build:
                 found.update(dict.fromkeys((tensor, at, n + k if at != WHOLE else 0) for k in steps))
             return access
 
-        roots = (s.body, *(() if s.guard is None else (s.guard,)))
-        for root in roots:
+        for root in (s.body, *(() if s.guard is None else (s.guard,))):
             at_times(root, t, note, Index(t))
+        for k, i in enumerate(s.index or ()):
+            if k != axis:
+                at_times(i, t, note, None)
         low, high = self._times(s, t, axis)
         if s.init is not None:
             steps = list(back)
@@ -299,6 +313,11 @@ class _Build:
         if not lows:
             raise Untimed
         return max(lows), min(highs)
+
+
+def _places(s: Statement, t: str) -> list[int]:
+    """Where time stands among a statement's output indices, other than in the elements that they hold."""
+    return [k for k, i in enumerate(s.index or ()) if linear(i).coefficient(t)]
 
 
 def _bare(s: Statement, t: str, axis: int) -> Statement:

@@ -26,6 +26,8 @@ class TorchProgram:
     """The executable: `kernels` has one entry, the whole function."""
 
     grouped = None
+    temporary_bytes = None
+    repeated_bytes = 0
 
     def __init__(self, name: str, text: str, statements: tuple[str, ...]):
         self._text = text

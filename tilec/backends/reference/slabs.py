@@ -20,8 +20,8 @@ from tilec.ir.program import Index, Statement, reads
 from tilec.transforms.defract import defract
 from tilec.transforms.reduce import reduce
 
-PASSES = Rules(products=False, wider=False, strict=True)
-PRODUCTS = Rules(products=True, wider=False, strict=True)
+PASSES = Rules(products=False, wider=False, shifted=False, strict=True)
+PRODUCTS = Rules(products=True, wider=False, shifted=False, strict=True)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class TritonBackend:
             plan,
             names,
             [lowering.types[n].shape for n in names],
-            {name: t.dtype for name, t in together.types.items()},
+            together.types,
             lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
             self.target,
             (together.marked(), together.types) if together.groups else None,

@@ -30,8 +30,11 @@ from tilec.backends.triton.plan import (
     Table,
     TorchLines,
     python_name,
+    repeated_bytes,
+    temporary_bytes,
 )
 from tilec.backends.triton.sizes import contiguous
+from tilec.backends.triton.straight import Run, straight
 from tilec.errors import InputMistake
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
@@ -50,18 +53,31 @@ class PlannedCall:
         self._device = device
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps]
+        self._straight: Run | None = None
+        self._first = True
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        tensors = dict(zip(self._names, inputs, strict=True))
         if not self._cuda:
-            return self._run({name: own_storage(t) for name, t in tensors.items()}, 0)
+            return self._steps([own_storage(t) for t in inputs], 0)
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
-                return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
-        return self._run(tensors, torch._C._cuda_getCurrentRawStream(index))
+                return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
+        return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
 
-    def _run(self, tensors: Tensors, stream: int) -> tuple[torch.Tensor, ...]:
+    def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        if self._straight is not None:
+            return self._straight(inputs, stream)
+        outputs = self._steps(inputs, stream)
+        if self._first:
+            self._first = False
+            made = straight(self.plan, self._names, self._operations, self._device)
+            self._straight = made[1] if made is not None else None
+        return outputs
+
+    def _steps(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        """Step by step, which compiles what has not run yet."""
+        tensors = dict(zip(self._names, inputs, strict=True))
         for operation in self._operations:
             operation(tensors, stream)
         return tuple([tensors[name] for name in self.plan.outputs])
@@ -199,14 +215,14 @@ class TritonProgram:
         make_plan: Callable[..., Plan],
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
-        dtypes: dict[str, str],
+        types: Mapping[str, TensorType],
         text: Callable[[Plan], str],
         target: str | None,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
     ):
         self.grouped = grouped
         self._make_plan = make_plan
-        self._names, self._shapes, self._dtypes = tuple(names), tuple(shapes), dtypes
+        self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
         self._text, self._target = text, target
         self._calls: dict[object, PlannedCall] = {}
 
@@ -242,22 +258,30 @@ class TritonProgram:
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
 
+    @property
+    def temporary_bytes(self) -> int | None:
+        return temporary_bytes(self.plan, self._types)
+
+    @property
+    def repeated_bytes(self) -> int:
+        return repeated_bytes(self.plan)
+
     def source(self) -> str:
         return self._text(self.plan)
 
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        for launch, dtypes in _typed(self.plan, self._dtypes):
+        for launch, dtypes in _typed(self.plan, self._types):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
 
 
-def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[str, str]]]:
+def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch, dict[str, str]]]:
     """Every launch with the element types of the tensors that it may read."""
-    dtypes = dict(known)
+    dtypes = {name: t.dtype for name, t in types.items()}
     for step in plan.steps:
         match step:
             case Allocate(tensor, _, dtype):
@@ -272,7 +296,7 @@ def _typed(plan: Plan, known: Mapping[str, str]) -> Iterator[tuple[Launch, dict[
                 yield launch, dtypes
             case Part() | Slabs():
                 for part in (step,) if isinstance(step, Part) else step.parts:
-                    yield from _typed(part.plan, {n: t.dtype for n, t in part.types.items()})
+                    yield from _typed(part.plan, part.types)
 
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have

@@ -18,7 +18,8 @@ from tilec.backends.terms import product_of
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import NARROW, Dot, accesses_in, variables_of
 from tilec.backends.triton.plan import Allocate, Prepared, Release, Step
-from tilec.backends.triton.pointwise import choose_tiling, pointwise
+from tilec.backends.triton.pointwise import pointwise
+from tilec.backends.triton.pointwise_tiling import choose_tiling
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.functions import FUNCTIONS

@@ -378,6 +378,8 @@ class Frame:
             for a, c in form.terms:
                 moves[a] = moves.get(a, 0) + int(c) * stride
             start += int(form.constant) * stride
+        if self.kernel.powers:
+            moves = self._together(moves)
         for a, move in moves.items():
             if move:
                 stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
@@ -391,6 +393,22 @@ class Frame:
             if name in spread_over:
                 text += f" + {self.spread(name, name)} * 0"
         return text
+
+    def _together(self, moves: dict[Expr, int]) -> dict[Expr, int]:
+        """The moves, those of all variables of an axis as one of its last where memory runs through them as the axis
+        does: a position's parts then need not be known to read there."""
+        k, left = self.kernel, dict(moves)
+        for axis in {a.name: a for a in k.axis_of.values() if a.block is not None}.values():
+            variables = [v for v in axis.variables if k.space.largest(v) > 1]
+            steps = [moves.get(Index(v), 0) for v in variables]
+            sizes = [{n[v] for n in k.space.extent} for v in variables]
+            runs = all(len(n) == 1 and a == b * min(n) for a, b, n in zip(steps, steps[1:], sizes[1:], strict=False))
+            if len(variables) > 1 and steps[-1] and runs and all(k.low(v) == "0" for v in variables):
+                for v in variables:
+                    del left[Index(v)]
+                k.value_of[f"{axis.name}."], k.axis_of[f"{axis.name}."] = axis.name, axis
+                left[Index(f"{axis.name}.")] = steps[-1]
+        return left
 
     def access_tests(self, access: Access) -> list[str]:
         """Texts of the tests that the access itself lies in its tensor."""

@@ -1,7 +1,8 @@
 """One launch, made ready: the first call goes through Triton, which compiles; later ones go to the driver's launcher.
 
-What a launch hands over are addresses and numbers. They are worked out again only when an address has changed, which in
-a loop over steps of equal shapes they hardly do, so that a repeated launch costs the comparison and the driver's call.
+What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen,
+which in a loop over steps of equal shapes, or over slabs, are few, so that a repeated launch costs a look-up and the
+driver's call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from tilec.backends.triton.compiled import Address, function_of, guarded, interpreting, options_of, tensor_map
 from tilec.backends.triton.plan import Descriptor, Launch, Pointer
 
+MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
+
 
 class Launched:
     def __init__(self, launch: Launch):
@@ -24,8 +27,9 @@ class Launched:
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         pointed = [v.tensor for v in self._values if isinstance(v, (Pointer, Descriptor))]
         self._names = tuple(dict.fromkeys(pointed))
-        self._ready: tuple[list[int], list[Any]] = [], []  # replaced as one, since threads share it
+        self._ready: dict[tuple[int, ...], list[Any]] = {}  # by addresses
         self._maps: dict[int, tuple[Any, str, int, int]] = {}
+        self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it
         self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
         self._lock = threading.Lock()
@@ -34,6 +38,12 @@ class Launched:
         run = self._run or self._compiled(tensors, ({},))
         if run is not None:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
+
+    def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
+        """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
+        Pointer stands for its tensor's address."""
+        assert self._run is not None and not self._maps
+        return self._run, self._grid, self._middle, self._values
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
@@ -56,12 +66,14 @@ class Launched:
             return self._run
 
     def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
-        addresses = [tensors[name].data_ptr() for name in self._names]
-        known, arguments = self._ready
-        if addresses != known:
+        addresses = tuple([tensors[name].data_ptr() for name in self._names])
+        arguments = self._ready.get(addresses)
+        if arguments is None:
             with self._lock:
                 arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
-            self._ready = addresses, arguments
+                if self._maps and not self._lasting or len(self._ready) >= MOST_KNOWN:
+                    self._ready = {}
+                self._ready[addresses] = arguments
         return arguments
 
     def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
@@ -85,7 +97,7 @@ class Launched:
                 made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
-        run, self._middle, self._encode = _entry(kernel, rounded)
+        run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
         self._run = run  # last: it tells other threads that the rest is there
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
@@ -96,8 +108,13 @@ class Launched:
                 found.append(addresses[v.tensor])
             elif place in self._maps:
                 made, name, offset, number = self._maps[place]
-                made.base.value = addresses[name] + offset
-                found += self._encode(made, number)
+                address = addresses[name] + offset
+                known, encoded = self._encoded.get(place, (0, []))
+                if known != address:
+                    made.base.value = address
+                    encoded = self._encode(made, number)
+                    self._encoded[place] = address, encoded
+                found += encoded
             else:
                 found.append(v)
         return found
@@ -111,9 +128,11 @@ def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
 TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it is copied
 
 
-def _entry(kernel: Any, rounded: list[bool]) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list]]:
-    """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), and how a tensor map becomes
-    arguments.
+def _entry(
+    kernel: Any, rounded: list[bool]
+) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
+    """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), how a tensor map becomes
+    arguments, and whether these hold the address that the map had then (or the one that it has at the launch).
 
     Triton 3.6's launcher is a Python object around one function of the driver module; going to that function saves as
     much as the launch costs, encodes tensor maps only when they change, and lets them round. Other versions are called
@@ -124,16 +143,16 @@ def _entry(kernel: Any, rounded: list[bool]) -> tuple[Callable[..., Any], tuple[
     plain = (kernel.function, kernel.packed_metadata, None, None, None)
     scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
     if own is None or scratch or hasattr(run, "arg_annotations"):
-        return run, plain, lambda made, number: [made]
+        return run, plain, lambda made, number: [made], False
     middle = (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *plain[1:])
     if getattr(own, "__closure__", None) is None:
-        return own, middle, lambda made, number: [made]
+        return own, middle, lambda made, number: [made], False
     free = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))
     if {"launcher", "tensordesc_meta"} - free.keys():
-        return run, plain, lambda made, number: [made]
+        return run, plain, lambda made, number: [made], False
     from triton.backends.nvidia import driver
 
     known = free["tensordesc_meta"].cell_contents
     types = [{**m, "elem_type": TFLOAT32} if r and m else m for m, r in zip(known, rounded, strict=True)]
     launcher = free["launcher"].cell_contents
-    return launcher, middle, lambda made, number: driver.make_tensordesc_arg(made, types[number])
+    return launcher, middle, lambda made, number: driver.make_tensordesc_arg(made, types[number]), True

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.code import tuple_text
 from tilec.backends.scalars import identity
 from tilec.backends.triton.accumulate import Accumulator
-from tilec.backends.triton.along import runs_along, turns
 from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.epilogue import finish
@@ -24,39 +23,17 @@ from tilec.backends.triton.outer import (
     BESIDE,
     HALVES,
     NEVER,
-    Lanes,
     at_once,
-    block_sizes,
     calls_library,
-    laid_out,
-    lanes_of,
-    sides,
     tests_of_reads,
     whole_blocks,
 )
 from tilec.backends.triton.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.pointwise_tiling import Tiling, choose_tiling, combining, passes_once
 from tilec.backends.triton.scalar import Evaluator
-from tilec.backends.triton.sizes import power_of_two
 from tilec.backends.triton.space import Space, build_space
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.types import TensorType
-
-PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
-SHORTEST_PART = 1024  # points of a part of a split reduction, at least
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
-    walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
-    is laid out for that; `lanes`: points of its reduction side by side."""
-
-    axes: tuple[tuple[tuple[str, ...], int], ...]
-    reduction: int | None
-    parts: int = 1
-    warps: int = 4
-    outer: bool = False
-    lanes: Lanes | None = None
 
 
 def pointwise(
@@ -78,48 +55,6 @@ def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
         return []
     content = s.default if s.default is not None else identity(s.aggregation, t.dtype)
     return [Allocate(s.output, t.shape, t.dtype, content)]
-
-
-# choice of tiles
-
-
-def choose_tiling(space: Space, seen: Viewed) -> Tiling:
-    """A first guess that is good untuned; see the module's docstring for the three forms."""
-    outputs = [v for v in space.outputs if space.largest(v) > 1]
-    reductions = [v for v in space.reductions if not space.single(v)]
-    if not reductions:
-        return _map_tiling(space, outputs, turns(space, seen, outputs))
-    points = space.count(tuple(reductions))
-    rows, columns = sides(space, outputs)
-    if rows and columns:
-        bm, bn, warps = block_sizes(space, rows, columns)
-        tiling = Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
-        lanes = lanes_of(space, seen, columns, bm, bn, warps) if tiling.outer else None
-        return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
-    along = runs_along(space, seen, reductions)
-    if not along and points <= 64:
-        return replace(_map_tiling(space, outputs), reduction=None)
-    count = space.count(tuple(outputs))
-    if along:
-        br = min(power_of_two(points), 4096 if count < PROGRAMS else 2048)
-        bo = max(1, min(power_of_two(count), 1024 // br))
-    else:
-        bo = min(power_of_two(count), 128)
-        br = max(1, min(power_of_two(points), 4096 // bo))
-    programs = -(-count // bo) * len(space.classes)
-    parts = 1
-    if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
-        parts = max(1, min(4 * PROGRAMS // max(programs, 1), -(-points // (4 * br))))
-    return Tiling(((tuple(outputs), bo),), br, parts, 8 if bo * br >= 4096 else 4)
-
-
-def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> Tiling:
-    if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
-        n = space.count(tuple(outputs))
-        return Tiling(((tuple(outputs), min(power_of_two(n), 1024)),), None)
-    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else 1024)
-    m = space.count(tuple(outputs[:-1]))
-    return Tiling(((tuple(outputs[:-1]), max(1, min(power_of_two(m), 1024 // bn))), ((outputs[-1],), bn)), None)
 
 
 # text
@@ -223,7 +158,9 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     """A statement without reduction: its value where the point is valid."""
     s = k.space.statement
     k.blockwise = True
-    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    evaluator = Evaluator(frame, *roots)
+    evaluator.read_first(*roots)
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
     if accumulator.dtype == "bool" or s.aggregation in ("any", "all"):
@@ -332,6 +269,8 @@ def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[
     start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
     k.emit(f"red_in = red < {end}")
     k.decode(Axis("red", tuple(reductions), "BR"))
+    if passes_once(k.space, k.types):
+        frame.how = ', eviction_policy="evict_first"'
     before: list[str] = []
     if tiling.parts > 1:
         part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
@@ -440,5 +379,4 @@ def combine_parts(
     second = build_space(total, types)
     assert second is not None
     viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
-    tile = Tiling(((("e",), min(power_of_two(count), 256)),), None)
-    return _steps(second, viewed, total, tile, wide)
+    return _steps(second, viewed, total, combining(count, parts), wide)

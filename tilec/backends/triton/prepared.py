@@ -189,7 +189,7 @@ def _made(maker: _Maker) -> list[Step]:
         steps.append(Allocate(name, t.shape, t.dtype))
     group = _group(maker.shared)
     told = tuple(s for s in group.statements if len(show_statement(s)) <= TOLD)
-    launch = row_launch(group, types, strides, maker.first.wide, _tiling(group, strides), told).launch
+    launch = row_launch(group, types, strides, maker.first.wide, _tiling(group, strides), told=told).launch
     return [*steps, replace(launch, sociable=True)]
 
 

@@ -52,7 +52,7 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
         if s.output in done:
             continue
         if s.output in together.groups:
-            units.append(_row_unit(together.groups[s.output], types, known))
+            units.append(_row_unit(together.groups[s.output], types, known, setting))
             done |= {m.output for m in units[-1].statements}
             continue
         if reads_itself(s):
@@ -128,14 +128,16 @@ def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
     return steps
 
 
-def _row_unit(group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]]) -> Unit:
+def _row_unit(
+    group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
+) -> Unit:
     """A group's kernel and, where outputs add up over rows, the one that combines the partial sums. `strides` learns
     the members'."""
     members = (*group.statements, *group.after)
     strides.update((s.output, contiguous(types[s.output].shape)) for s in members)
     outputs = tuple(s.output for s in members if s.output in group.stored)
     wide = _is_wide(members, types, strides, None)
-    made = row_launch(group, types, strides, wide)
+    made = row_launch(group, types, strides, wide, misaligned=setting.misaligned)
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
     steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
     steps.append(made.launch)

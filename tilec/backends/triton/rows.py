@@ -39,9 +39,11 @@ def row_launch(
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
     tiling: Tiling | None = None,
+    misaligned: Collection[str] = (),
     told: tuple[Statement, ...] | None = None,
 ) -> Rows:
-    """The launch that carries out a group. Its statements, or those `told`, head the kernel."""
+    """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`: see
+    `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
@@ -49,13 +51,23 @@ def row_launch(
     aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
-        aligned = alignment(merged, merged_strides, merged_types, tiling.columns) if tiling.rows == 1 else None
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
         if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
+    elif tiling.form == "tiled" and merged.sums:
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
+        tiling, aligned = _by_vectors(tiling, aligned)
     writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
+
+
+def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
+    """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
+    if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
+        return tiling, None
+    return replace(tiling, parts=tiling.parts // aligned.vector * aligned.vector), aligned
 
 
 def _second_stage(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
@@ -13,7 +13,8 @@ from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
 from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
 from tilec.backends.triton.plan import Launch, python_name
-from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position
+from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position, rows_alike, rows_begin
+from tilec.backends.triton.rows_sums import Running, at_once, go_together
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
@@ -28,31 +29,6 @@ class _Reduction:
     statement: Statement
     accumulator: Accumulator
     block: str
-
-
-JOINT = {4: "add_four_", 2: "add_two_"}
-
-
-def _adds(a: Accumulator) -> bool:
-    return a.aggregation == "sum"
-
-
-def _alike(a: Accumulator, b: Accumulator) -> bool:
-    return (a.aggregation, a.dtype) == (b.aggregation, b.dtype)
-
-
-def _at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
-    """Lines that combine blocks of values along the columns; several sums of one type go together, which takes one
-    exchange."""
-    rest = list(blocks)
-    while rest:
-        n = next((n for n in JOINT if n <= len(rest)), 1)
-        part, rest = rest[:n], rest[n:]
-        if n == 1:
-            yield from part[0][0].at_once(part[0][1], 1)
-        else:
-            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
-            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
 
 
 class RowWriter:
@@ -79,17 +55,17 @@ class RowWriter:
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.k.blockwise = True
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
-        self.accumulators: dict[str, Accumulator] = {}
-        self.relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
+        self.running = Running(self.k.names, maxima)
         self.count = 0
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
         k, t, group = self.k, self.tiling, self.group
         {"whole": self._whole, "looped": self._looped, "tiled": self._tiled}[t.form]()
         k.constants = {"BM": t.rows, "BN": t.columns, **k.constants}
-        tiles = t.parts or -(-group.count(group.rows) // t.rows)
+        alike = 1 if self.aligned is None else self.aligned.vector
+        tiles = t.parts or -(-group.count(group.rows) // (t.rows * alike)) * alike
         if t.form == "tiled":
-            tiles *= -(-group.count(group.columns) // t.columns)
+            tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
         outputs = tuple(s.output for s in group.statements)
         text = module_text(k.text(*flat))
         arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
@@ -105,10 +81,16 @@ class RowWriter:
     def _tiled(self) -> None:
         k = self.k
         k.emit(f"tile = {self._program()}")
-        k.emit(f"across = tl.cdiv({k.count(self.group.columns)}, BN)")
+        count, aligned = k.count(self.group.columns), self.aligned
+        k.emit(f"across = tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
         k.emit("down = tile // across")
         k.emit("over = tile % across")
-        self._position("col", self.group.columns, "over * BN")
+        if aligned is None:
+            self._position("col", self.group.columns, "over * BN")
+        else:
+            begin(k, aligned, count)
+            position(k, aligned, "over * BN")
+            k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
 
     def _walk_rows(self, body: Callable[[Frame], None]) -> None:
@@ -118,21 +100,31 @@ class RowWriter:
             self._position("row", group.rows, "down * BM")
             body(self._frame())
             return
-        blocks = math.ceil(group.count(group.rows) / self.tiling.rows)
-        share = math.ceil(blocks / self.tiling.parts) * self.tiling.rows
+        step = self.tiling.rows if self.aligned is None else self.aligned.vector
+        blocks = math.ceil(group.count(group.rows) / step)
+        share = math.ceil(blocks / (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
         part = k.number("part", "part_size", share)
-        k.emit(f"start = down * {part}")
-        k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+        if self.aligned is None:
+            k.emit(f"start = down * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+        else:  # rows that begin alike, so many of them
+            k.emit(f"start = down // {step} * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.emit(f"start += down % {step}")
         for s in group.statements:
             if s.output in group.sums:
-                accumulator = self.accumulators[s.output] = self._accumulator(s)
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 k.scopes[0].lines += accumulator.start("(BM, BN)")
         k.scopes.append(Scope())
         self._position("row", group.rows, "first", "end")
-        body(self._frame(frozenset(("row", *group.rows))))
+        frame = self._frame(frozenset(("row", *group.rows)))
+        if isinstance(frame, AlignedFrame):
+            rows_begin(k, frame.aligned)
+            frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
+        body(frame)
         lines = k.scopes.pop().lines
-        stages = self.tiling.stages
-        walk = f"tl.range(start, end, BM, num_stages={stages})" if stages > 1 else "range(start, end, BM)"
+        stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
+        walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
         for s in group.statements:
             if s.output in group.sums:
@@ -142,10 +134,15 @@ class RowWriter:
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
         k.emit(f"down = {self._program()}")
-        self._position("row", group.rows, "down * BM")
         end = k.count([v for v in group.columns if group.extent[v] > 1])
-        if self.aligned is not None:
+        if self.aligned is None:
+            self._position("row", group.rows, "down * BM")
+        else:
+            rows_alike(k, self.aligned)
+            k.emit(f"row_in = row < {k.count(group.rows)}")
+            k.decode(Axis("row", group.rows, "BM"))
             begin(k, self.aligned, end)
+            rows_begin(k, self.aligned)
             end = "span"
         found = levels(group, self.maxima, self.heads)
         for level in range(found.depth):
@@ -175,7 +172,7 @@ class RowWriter:
         k, group = self.k, self.group
         k.scopes.append(Scope())
         if self.aligned is not None:
-            position(k, self.aligned, head)
+            position(k, self.aligned, "first", str(self.aligned.vector) if head else "head")
             k.decode(Axis("col", group.columns, "BN"))
         else:
             self._position("col", group.columns, "first")
@@ -186,49 +183,13 @@ class RowWriter:
             self._store(frame, s)
         lines = k.scopes.pop().lines
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
-        k.scopes[0].lines += self._ended(statistics)
+        k.scopes[0].lines += self.running.ended([s.output for s in statistics])
         for s in statistics:
-            accumulator = self.accumulators[s.output]
+            accumulator = self.running.accumulators[s.output]
             self._give_statistic(frame, s, accumulator, accumulator.result())
         for s in wanted:
             if self._walks(s, written=True):
                 del self.values[Access(s.output, s.index or ())]
-
-    def _stepped(self, s: Statement, accumulator: Accumulator, code: str) -> list[str]:
-        """Lines that take a block of values into a statistic."""
-        (acc, *_) = accumulator.state
-        if s.output in self.maxima.values():
-            top, fading, part = (self.k.names.fresh(n) for n in ("greatest", "fading", "part"))
-            self.relative[s.output] = fading, part
-            return [
-                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
-                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
-                f"{part} = shifted_exp_({code}, {top}[:, None])",
-                f"{acc} = {top}",
-            ]
-        if s.output in self.maxima:
-            fading, part = self.relative[self.maxima[s.output]]
-            return [f"{acc} = {acc} * {fading} + {code} * {part}"]
-        return accumulator.step(code)
-
-    def _ended(self, statistics: Sequence[Statement]) -> list[str]:
-        """Lines that make rows' statistics of the blocks' of their columns."""
-        lines: list[str] = []
-        sums: dict[str, list[Accumulator]] = {}
-        for s in statistics:
-            accumulator = self.accumulators[s.output]
-            (acc, *_) = accumulator.state
-            if s.output in self.maxima:
-                (top,) = self.accumulators[self.maxima[s.output]].state
-                nothing = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
-                lines.append(f"{acc} = tl.sum({acc}, 1) * {nothing}")
-            elif s.output not in self.maxima.values() and _adds(accumulator):
-                sums.setdefault(accumulator.dtype, []).append(accumulator)
-            elif s.output not in self.maxima.values():
-                lines += accumulator.reduce(1)
-        for group in sums.values():
-            lines += _at_once([(a, a.state[0]) for a in group])
-        return lines
 
     def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
         """These, and the members whose values they need and that are not at hand, in order."""
@@ -279,6 +240,7 @@ class RowWriter:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
         evaluator = Evaluator(frame, *roots, given=self.values)
+        evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
         for s in statements:
             target = Access(s.output, s.index or ())
@@ -291,13 +253,15 @@ class RowWriter:
                 tests.append(evaluator.condition(evaluator.value(s.guard)))
             value = evaluator.value(s.body)
             if s.output in self.group.sums:
-                self._add(s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.accumulators[s.output])
+                self._add(
+                    s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.running.accumulators[s.output]
+                )
             elif s.output in running:
-                accumulator = self.accumulators[s.output] = self._accumulator(s)
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 rowwise = s.output in self.maxima.values()
                 self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
-                for line in self._stepped(s, accumulator, code):
+                for line in self.running.stepped(s.output, code):
                     self.k.emit(line)
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
@@ -311,9 +275,9 @@ class RowWriter:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
             r = pending[0]
-            group = [o for o in pending if _alike(o.accumulator, r.accumulator)] if _adds(r.accumulator) else [r]
+            group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
             pending[:] = [o for o in pending if o not in group]
-            for line in _at_once([(o.accumulator, o.block) for o in group]):
+            for line in at_once([(o.accumulator, o.block) for o in group]):
                 self.k.emit(line)
             for o in group:
                 s, result = o.statement, o.accumulator.result()
@@ -391,7 +355,7 @@ class RowWriter:
 
     def _store_part(self, s: Statement) -> None:
         k = self.k
-        accumulator = self.accumulators[s.output]
+        accumulator = self.running.accumulators[s.output]
         k.scopes[0].lines += accumulator.reduce(0)
         parts, count = k.pointer(f"{s.output}.parts"), k.count(self.group.columns)
         k.emit(f"tl.store({parts} + down.to(tl.int64) * ({count}) + col, {accumulator.result()}, mask=col_in)")

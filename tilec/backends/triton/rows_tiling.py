@@ -13,7 +13,7 @@ from tilec.backends.triton.groups import Group
 from tilec.backends.triton.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import index_variables
+from tilec.ir.program import Call, index_variables, walk
 from tilec.ir.types import TensorType
 
 MULTIPROCESSORS = 132  # of an H200
@@ -56,14 +56,17 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
     if group.sums or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
-        warps = max(4, min(16, down * needed // 1024))
+        few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
+        warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // 1024))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
-        return Tiling("whole", down, needed, parts, warps, min(3, 1 + STAGED // max(held, 1)) if parts else 1)
+        return Tiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
-    block = min(needed, max(1, (1024 if heavy or not again else 8192) // down))
-    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 4)
+    exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
+    elements = 8192 if down > 1 and not heavy else 2048 if exponentials else 1024
+    block = min(needed, max(1, elements // down))
+    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
 
 def _full_reads(group: Group) -> set[str]:

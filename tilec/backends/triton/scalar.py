@@ -7,6 +7,7 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,22 @@ class Evaluator:
         """Take a value that is at hand from now on."""
         self._values[e] = v
         return v
+
+    def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
+        """Read what the values of these need before any of them is computed, where some function looks at all of a
+        block: no load passes that by itself. `made`: tensors that are not read but computed here."""
+        pending, found = list(roots), list[Access]()
+        asks = False
+        while pending:
+            e = pending.pop()
+            asks |= isinstance(e, Call) and e.function in BLOCKWISE
+            if isinstance(e, Access):
+                found.append(e)
+            elif e not in self._values:
+                pending += value_children(e)
+        for access in found if asks and self.frame.kernel.blockwise else ():
+            if access not in self._values and access.tensor not in made:
+                self.value(access)
 
     def value(self, root: Expr) -> Value:
         stack = [root]
@@ -177,7 +194,8 @@ class Evaluator:
             form = linear(e.args[1])
         except TileError:
             return None  # any integer may be a counter
-        along = [v for v, a in kernel.axis_of.items() if a.name == axis and kernel.space.largest(v) > 1]
+        on_it = (v for v, a in kernel.axis_of.items() if a.name == axis and v in a.variables)
+        along = [v for v in on_it if kernel.space.largest(v) > 1]
         if len(along) != 1 or kernel.low(along[0]) != "0" or form.coefficient(along[0]) != 1:
             return None
         rest = form.substitute({along[0]: Affine()})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
 from tilec.backends.scalars import identity
-from tilec.backends.slabs import COMBINED, Rules, Run, accesses_of, place_of, run_over, slab_of
+from tilec.backends.slabs import COMBINED, Rules, Run, accesses_of, read_at, run_over, slab_of
 from tilec.backends.triton.groups import Grouped, grouped
 from tilec.backends.triton.plan import (
     Allocate,
@@ -38,8 +38,8 @@ from tilec.ir.types import TensorType
 from tilec.transforms.defract import defract
 from tilec.transforms.reduce import reduce
 
-LEAST_BUDGET = 256 * 2**20  # bytes; slabs of so much keep a device busy
-RULES = Rules(products=True, wider=True, strict=False)
+LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
+RULES = Rules(products=True, wider=True, shifted=True, strict=False)
 ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
 NEARLY = 0.9  # of the most that can be cut: as good, if less is read anew
@@ -163,8 +163,8 @@ def _anew(run: Run, types: Types) -> int:
     """Bytes that each slab reads, or adds to, whatever its size."""
     read: set[str] = set()
     for s in run.members:
-        v = run.variables[s.output]
-        read |= {a.tensor for a in accesses_of(s) if a.tensor not in run.axis and place_of(a.index, v) == -1}
+        places = {a.tensor: read_at(a, run.variables[s.output], run, types) for a in accesses_of(s)}
+        read |= {name for name, place in places.items() if place is not None and place.axis is None}
     return sum(size_in_bytes(types[n]) for n in read) + 6 * sum(size_in_bytes(types[s.output]) for s in run.columns)
 
 

@@ -1,0 +1,147 @@
+"""Which programs go by slabs, of which axis, and how much memory their plans take: without a GPU, from specs alone."""
+
+import pytest
+from support.layers import LAYERS
+
+import tilec
+from tilec.backends.base import Options
+from tilec.backends.triton import slabs
+from tilec.backends.triton.plan import Plan, Slabs
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+MiB = 2**20
+ATTENTION = """function (Q[B, N, D], K[B, M, D], V[B, M, D]) -> (O) {
+    S[b, i, j : B, N, M] = +(Q[b, i, d] * K[b, j, d]);
+    T[b, i] = >(S[b, i, j]);
+    E[b, i, j] = exp(S[b, i, j] - T[b, i]);
+    Z[b, i] = +(E[b, i, j]);
+    P[b, i, j] = E[b, i, j] / Z[b, i];
+    O[b, i, d] = +(P[b, i, j] * V[b, j, d]); }"""
+CAUSAL = """function (Q[B, N, E], K[B, M, E], V[B, M, F], Scale) -> (O) {
+    S[b, i, j : B, N, M] = Scale * sum(Q[b, i, e] * K[b, j, e]);
+    L[b, i] = logsumexp(i - j >= 0 ? S[b, i, j]);
+    O[b, i, f] = sum(i - j >= 0 ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]); }"""
+PROGRAMS = {"softmax": (ATTENTION, ()), "causal": (CAUSAL, (0.125,))}
+
+
+def given(n: int, rest=(), heads: int = 8, dtype: str = "bfloat16"):
+    return [*[tilec.spec((heads, n, 64), dtype)] * 3, *rest]
+
+
+def lowered(name: str, n: int, gradient: bool, **how):
+    source, rest = PROGRAMS[name]
+    f, specs = tilec.compile(source, backend="triton"), given(n, rest, **how)
+    if gradient:
+        f, specs = f.grad(), [*specs, given(n, **how)[0]]
+    return f.lower(*specs, target="sm_90")
+
+
+def loops(plan: Plan) -> list[Slabs]:
+    """The loops of a plan, outer ones first."""
+    found = []
+    for step in plan.steps:
+        found += [step] if isinstance(step, Slabs) else []
+        for part in step.parts[:1] if isinstance(step, Slabs) else (step,) if hasattr(step, "plan") else ():
+            found += loops(part.plan)
+    return found
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory_grows_with_the_inputs(name: str, gradient: bool) -> None:
+    """Four times the rows: 16 times the scores, but the same slab and at most four times what is beside it."""
+    held = {n: lowered(name, n, gradient).temporary_bytes for n in (4096, 16384, 65536)}
+    beside = {n: 8 * n * 64 * 2 * (8 if gradient else 4) for n in held}
+    for n, bytes_held in held.items():
+        assert 0 < bytes_held <= max(slabs.LEAST_BUDGET, beside[n]) + 2 * beside[n]
+    assert held[65536] <= 4 * max(held[16384], slabs.LEAST_BUDGET) < 8 * 65536 * 65536
+
+
+@pytest.mark.parametrize("budget", [16, 64, 300])
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_budget_is_kept(name: str, gradient: bool, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sums over slabs are added up in, float32 of a head's gradients, comes on top."""
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", f"{budget}MiB")
+    assert lowered(name, 8192, gradient).temporary_bytes <= budget * MiB + 3 * 8192 * 64 * 4
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_heads_first_then_rows(name: str) -> None:
+    (alone,) = loops(lowered(name, 8192, False)._executable.plan)
+    assert (alone.size, alone.rows) == (8, {"softmax": 2, "causal": 2}[name])
+    outer, inner = loops(lowered(name, 32768, True)._executable.plan)
+    assert (outer.size, outer.rows, inner.size) == (8, 1, 32768)
+    assert inner.rows % 128 == 0 and (inner.start is not None) == (name == "causal")
+    assert [r.name for r in inner.results if r.in_place] == ["DQ"]
+    assert all("float32" == inner.whole.types[r.name].dtype for r in inner.results if r.axis is None)
+
+
+def test_slabs_are_about_equal() -> None:
+    for size in (1, 2, 7, 100, 1000, 1023, 4096, 32768):
+        for most in (1, 2, 5, 100, 300, 5000):
+            rows = slabs._rounded(size, most)
+            assert 1 <= rows <= max(most, 1) and (size == 1 or rows < size)
+            assert -(-size // rows) <= 2 * -(-size // min(most, size)) + 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_small_programs_are_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = lowered(name, 1024, True)
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1000GiB")
+    assert chosen.source() == lowered(name, 1024, True).source() and not loops(chosen._executable.plan)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_whose_intermediates_are_no_larger_than_what_the_caller_holds_are_left_alone(name: str) -> None:
+    layer = LAYERS[name]
+    f = tilec.compile(layer.source, backend="triton")
+    specs = [tilec.spec(tuple(s)) for s in layer.shapes(2**15, 2**13)]
+    low = f.lower(*specs, target="sm_90")
+    assert not loops(low._executable.plan)
+    assert not loops(
+        f.grad().lower(*specs, *[tilec.spec(o.shape) for o in low.outputs], target="sm_90")._executable.plan
+    )
+
+
+def test_what_shifts_along_every_axis_is_left_whole() -> None:
+    """A smoothed square of an outer product: each element reads its neighbours on both axes."""
+    source = "function (X[N], Y[N]) -> (O) { A[i, j : N, N] = sin(X[i] * Y[j]); B[i, j : N, N] = +(A[i + k - 1, j + l - 1]), k < 3, l < 3; O[i] = +(B[i, j] * B[j, i]); }"  # noqa: E501
+    low = tilec.compile(source, backend="triton").lower(tilec.spec((20000,)), tilec.spec((20000,)), target="sm_90")
+    assert not loops(low._executable.plan) and low.temporary_bytes >= 4 * 20000**2
+
+
+def test_costs_count_what_slabs_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lowered("softmax", 2048, False, heads=1)
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "4MiB")
+    cut = lowered("softmax", 2048, False, heads=1)
+    (loop,) = loops(cut._executable.plan)
+    again = (loop.count - 1) * 2 * 2048 * 64 * 2  # K and V
+    assert cut.cost().bytes_moved == whole.cost().bytes_moved + again
+    assert cut.cost().flops == whole.cost().flops and cut.temporary_bytes <= 4 * MiB < whole.temporary_bytes
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_kernels_of_slabs_compile(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "300KiB")
+    source, rest = PROGRAMS["causal"]
+    low = tilec.compile(source, backend="triton").lower(*given(500, rest, heads=2), target=target)
+    assert len(loops(low._executable.plan)) == 2
+    assert low.asm("ptx").count(".visible .entry") == len(low.kernels)
+
+
+def test_what_is_kept_for_the_gradient_is_as_before() -> None:
+    """A number a row beside the inputs, whatever goes by slabs."""
+    source, rest = PROGRAMS["causal"]
+    f = tilec.compile(source, backend="triton")
+    assert [s.name for s in f.saved(*given(8192, rest))] == ["Q", "K", "V", "Scale", "L"]
+
+
+def test_the_budget_of_a_program_is_at_least_what_the_caller_holds() -> None:
+    lowering = lower(
+        parse("function (X[N, M]) -> (Y) { Y = X * X; }"), {"X": TensorType((2**14, 2**14), "float32")}, {}
+    )
+    assert slabs.budget_of(lowering, None) == 2 * 2**30 and slabs.budget_of(lowering, 7) == 7
+    assert Options().device_budget is None

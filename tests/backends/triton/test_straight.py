@@ -1,0 +1,125 @@
+"""Plans as straight functions: every launch gets the addresses and numbers of its plan, no two tensors that live at the
+same time share memory, and other steps run as they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton import executable, recurrence_sweep
+from tilec.backends.triton.launched import Launched
+from tilec.backends.triton.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
+from tilec.backends.triton.straight import SHARED_BYTES, places, straight
+
+NORM = """function (X[N, D], W[D]) -> (Y) {
+    M[i] = mean(X[i, j]);
+    R[i] = rsqrt(mean((X[i, j] - M[i]) * (X[i, j] - M[i])) + 0.00001);
+    Y[i, j : N, D] = (X[i, j] - M[i]) * R[i] * W[j];
+}"""
+LOG = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = logsumexp(A[i, k] + B[k, j]); }"
+CHAIN = "function (A[N, K], B[K, L], C[L, M]) -> (O) { O[i, j : N, M] = sin(sum(A[i, k] * B[k, l] * C[l, j])); }"
+SCATTER = "function (X[N], T[N]) -> (O) { O[T[i] : 40] = +(X[i]); }"
+STEPS = "function (W[D, D], X[T, D]) -> (H) { H[t, i : T, D] = tanh(sum(W[i, j] * H[t - 1, j]) + X[t, i]); }"
+CASES = {
+    "rows": (NORM, (64, 96), (96,)),
+    "two stages": (tilec.compile(NORM).grad().tile, (64, 96), (96,), (64, 96)),
+    "log products": (LOG, (64, 70), (70, 64)),
+    "their gradients": (tilec.compile(LOG).grad().tile, (64, 70), (70, 64), (64, 64)),
+    "a chain": (CHAIN, (40, 50), (50, 60), (60, 30)),
+    "torch's sort": (SCATTER, (70,), (70,)),
+    "constants": ("function (X[N]) -> (Y) { Y[i : 3*N] = +(X[k]), i - 3*k < 1; }", (20,)),
+}
+
+
+def planned(source: str, *shapes: tuple[int, ...]) -> tuple[Plan, list[str], list[torch.Tensor]]:
+    dtypes = ["int64" if source == SCATTER and n else "float32" for n in range(len(shapes))]
+    function = tilec.compile(source, backend="triton")
+    plan = function.lower(*map(tilec.spec, shapes, dtypes), target="sm_90")._executable.plan
+    return (
+        plan,
+        list(function.inputs),
+        [torch.zeros(s, dtype=getattr(torch, d)) for s, d in zip(shapes, dtypes, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_launch_gets_what_its_plan_says(name: str) -> None:
+    plan, names, inputs = planned(*CASES[name])
+    launches: list[tuple[Any, ...]] = []
+    device = torch.device("cpu")
+    operations = [executable._operation(step, device) for step in plan.steps]
+    for operation in operations:
+        if isinstance(operation, Launched):
+            operation._run = lambda *given: launches.append(given)
+            operation._middle = "middle", None
+    made = straight(plan, names, operations, device)
+    assert made is not None
+    text, run = made
+    outputs = run(inputs, 5)
+    wanted = [s for s in plan.steps if isinstance(s, Launch)]
+    assert len(launches) == len(wanted) > 0 and "[" not in text.split("return")[1]
+    known = {n: t.data_ptr() for n, t in zip((*names, *plan.outputs), (*inputs, *outputs), strict=True) if t.numel()}
+    for launch, given in zip(wanted, launches, strict=True):
+        assert given[:6] == (*launch.grid, 5, "middle", None)
+        values = [value for _, value in (*launch.arguments, *launch.constants)]
+        for value, argument in zip(values, given[6:], strict=True):
+            if isinstance(value, Pointer):
+                assert argument == known.setdefault(value.tensor, argument) and argument % 16 == 0
+            else:
+                assert argument == value and type(argument) is type(value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_that_live_together_stand_apart(name: str) -> None:
+    plan, _, _ = planned(*CASES[name])
+    found, size = places(plan)
+    alive: dict[str, range] = {}
+    for step in plan.steps:
+        if isinstance(step, Allocate) and step.tensor in found:
+            taken = math.prod(step.shape) * getattr(torch, step.dtype).itemsize
+            own = range(found[step.tensor], found[step.tensor] + taken)
+            assert own.start % 512 == 0 and own.stop <= size
+            assert all(own.stop <= other.start or other.stop <= own.start for other in alive.values())
+            alive[step.tensor] = own
+        if isinstance(step, Release):
+            for tensor in step.tensors:
+                alive.pop(tensor, None)
+    assert not set(found) & set(plan.outputs)
+
+
+def test_places_are_used_again_and_what_is_large_stands_alone() -> None:
+    def plan(*steps: object) -> Plan:
+        return Plan(steps, ())  # type: ignore[arg-type]
+
+    def allocated(name: str, bytes_: int) -> Allocate:
+        return Allocate(name, (bytes_,), "int8")
+
+    a, b, c = allocated("A", 1000), allocated("B", 600), allocated("C", 1000)
+    assert places(plan(a, b, Release(("A",)), c)) == ({"A": 0, "B": 1024, "C": 0}, 2048)
+    assert places(plan(a, b, Release(("B",)), c)) == ({"A": 0, "B": 1024, "C": 1024}, 2048)
+    assert places(plan(a, allocated("L", SHARED_BYTES), c)) == ({"A": 0, "C": 1024}, 2048)
+    assert places(plan(Allocate("F", (4,), "int8", 0), Allocate("E", (0,), "float32"))) == ({"E": 0}, 512)
+
+
+def test_steps_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence_sweep, "RESIDENT_LANES", 0)
+    plan, names, inputs = planned(STEPS, (20, 20), (6, 20))
+    assert any(isinstance(s, Repeat) for s in plan.steps)
+    told: list[dict[str, torch.Tensor]] = []
+    operations = [
+        (lambda tensors, stream: told.append(dict(tensors)))
+        if isinstance(s, Repeat)
+        else executable._operation(s, torch.device("cpu"))
+        for s in plan.steps
+    ]
+    for operation in operations:
+        if isinstance(operation, Launched):
+            operation._run, operation._middle = (lambda *given: None), ()
+    made = straight(plan, names, operations, torch.device("cpu"))
+    assert made is not None
+    (h,) = made[1](inputs, 0)
+    assert told and all(t["H"].data_ptr() == h.data_ptr() for t in told) and h.shape == (6, 20)

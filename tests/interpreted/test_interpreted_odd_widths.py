@@ -1,0 +1,104 @@
+"""Rows that begin anywhere in a vector: read and stored in vectors, and element by element at their ends."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from support.layers import LAYERS, exact, inputs
+
+import tilec
+from tilec.backends.triton import grouping, rows, rows_tiling
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+
+@pytest.fixture(autouse=True, params=[1, 4], ids=["a row a program", "four rows"])
+def long(monkeypatch, request):
+    """Rows of 40 columns are long, and blocks hold 16 of them."""
+
+    def choose(group, strides, types):
+        t = rows_tiling.choose_tiling(group, strides, types)
+        if t.form == "whole" or t.rows * t.columns <= 16:
+            return t
+        rows_ = request.param if t.form == "looped" else 1
+        return replace(
+            t, rows=rows_, columns=min(t.columns, 16), parts=min(group.count(group.rows), 19) if t.parts else 0
+        )
+
+    monkeypatch.setattr(rows, "choose_tiling", choose)
+    for module in (grouping, rows_tiling):
+        monkeypatch.setattr(module, "ON_CHIP", 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dtype"),
+    [
+        *((name, 51, torch.float32) for name in ("layer norm", "RMS norm", "softmax", "bias and SiLU")),
+        *(("layer norm", width, torch.bfloat16) for width in (35, 49, 66)),
+        ("softmax", 35, torch.float64),
+    ],
+    ids=str,
+)
+def test_layers(name, width, dtype):
+    layer = LAYERS[name]
+    given = inputs(layer, 11, width, dtype)
+    f = tilec.compile(layer.source, backend="triton")
+    value, cotangent, gradient = exact(layer, given)
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 0.06}[dtype]
+    got = (f(*given), *(r if isinstance(r := f.grad()(*given, cotangent.to(dtype)), tuple) else (r,)))
+    for mine, theirs in zip(got, (value, *gradient), strict=True):
+        scale = max(1.0, theirs.abs().max().item())
+        torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+def kernels(name, width, dtype=torch.float32):
+    layer = LAYERS[name]
+    given = inputs(layer, 21, width, dtype)
+    f = tilec.compile(layer.source, backend="triton")
+    return f.lower(*given).source(), f.grad().lower(*given, given[0]).source()
+
+
+def test_odd_widths_alone_are_aligned():
+    for width, dtype, aligned in (
+        (51, torch.float32, True), (50, torch.float32, True), (52, torch.float32, False),
+        (52, torch.bfloat16, True), (51, torch.float64, True), (50, torch.float64, False), (20, torch.float32, False),
+    ):  # fmt: skip
+        forward, backward = kernels("layer norm", width, dtype)
+        assert ("origin" in forward) == aligned == ("origin" in backward)
+
+
+def test_sums_over_rows_take_rows_that_begin_alike():
+    _, backward = kernels("layer norm", 51)
+    assert "start += down % 4" in backward and "range(start, end, 4)" in backward
+    assert "torch.empty((16, 51)" in backward  # a multiple of 4 of the parts there may be
+
+
+def test_strided_rows_and_views_of_a_larger_tensor():
+    """Rows apart by an odd step, a first element that is no vector's, inputs whose rows begin unlike each other."""
+    layer = LAYERS["softmax"]
+    f = tilec.compile(layer.source, backend="triton")
+    large = torch.randn(23, 57)
+    for x in (large[2:, 3:50], large[1:, :49], torch.randn(47, 21).T, large[:, ::1][:5, 8:55]):
+        torch.testing.assert_close(f(x), torch.softmax(x, 1))
+        d = torch.randn(x.shape)
+        leaf = x.detach().double().requires_grad_()
+        (want,) = torch.autograd.grad(torch.softmax(leaf, 1), leaf, d.double())
+        torch.testing.assert_close(f.grad()(x, d).double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_neighbouring_rows_do_not_leak():
+    x = torch.randn(9, 51)
+    x[2], x[5, 0], x[5, 50] = float("nan"), float("inf"), float("nan")
+    y = tilec.compile(LAYERS["layer norm"].source, backend="triton")(x, torch.ones(51), torch.zeros(51))
+    bad = torch.tensor([r in (2, 5) for r in range(9)])
+    assert y[bad].isnan().all() and y[~bad].isfinite().all()
+
+
+def test_two_runs_give_the_same_bits():
+    f = tilec.compile(LAYERS["layer norm"].source, backend="triton")
+    given = inputs(LAYERS["layer norm"], 13, 51)
+    first = (f(*given), *f.grad()(*given, given[0]))
+    assert all(torch.equal(a, b) for a, b in zip(first, (f(*given), *f.grad()(*given, given[0])), strict=True))

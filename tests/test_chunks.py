@@ -1,0 +1,146 @@
+"""States that are computed again in chunks of time: the same gradients, in memory that grows with the root of time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.chunks import (
+    AVERAGE,
+    CHUNKED,
+    FORWARD,
+    PLAIN,
+    SHUFFLING,
+    TANH,
+    Peak,
+    gradients,
+    inputs_for,
+    kept_states,
+)
+
+import tilec
+from tests.support.saved import kept_bytes
+
+BUDGET = "TILEC_STATE_BUDGET"
+ROUGH = {torch.float64: (1e-11, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloat16: (0.03, 0.03)}
+
+
+@pytest.mark.parametrize("dtype", ROUGH, ids=str)
+@pytest.mark.parametrize("name", CHUNKED)
+def test_the_same_gradients(name: str, dtype: torch.dtype, monkeypatch) -> None:
+    source, shapes = CHUNKED[name]
+    inputs = inputs_for(shapes(41), dtype)
+    wanted = gradients(tilec.compile(source), inputs)
+    monkeypatch.setenv(BUDGET, "1")
+    function = tilec.compile(source)
+    assert kept_states(function, *inputs)
+    relative, absolute = ROUGH[dtype]
+    for got, right in zip(gradients(function, inputs), wanted, strict=True):
+        assert got.dtype == right.dtype and got.shape == right.shape
+        torch.testing.assert_close(
+            got, right, rtol=relative, atol=absolute * max(1.0, float(right.detach().abs().max()))
+        )
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_does_not_fall_into_chunks_stays(name: str, monkeypatch) -> None:
+    source, shapes = PLAIN[name]
+    inputs = inputs_for(shapes(41))
+    wanted = gradients(tilec.compile(source), inputs)
+    monkeypatch.setenv(BUDGET, "1")
+    function = tilec.compile(source)
+    assert not kept_states(function, *inputs)
+    for got, right in zip(gradients(function, inputs), wanted, strict=True):
+        assert torch.equal(got, right)
+
+
+def test_where_sums_have_the_same_order_so_have_bits(monkeypatch) -> None:
+    """The states and cotangents of a network that shuffles are those of the whole recurrence."""
+    inputs = inputs_for([(41, 2, 3), (2, 3)], torch.float32)
+    wanted = gradients(tilec.compile(SHUFFLING), inputs)
+    monkeypatch.setenv(BUDGET, "1")
+    got = gradients(tilec.compile(SHUFFLING), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(got[1:], wanted[1:], strict=True))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 19])
+def test_any_number_of_steps(steps: int, monkeypatch) -> None:
+    """No chunks, one more step than chunks, a last chunk of any length."""
+    inputs = inputs_for([(steps, 2), (2,)])
+    wanted = gradients(tilec.compile(AVERAGE), inputs)
+    monkeypatch.setenv(BUDGET, "1")
+    function = tilec.compile(AVERAGE)
+    assert bool(kept_states(function, *inputs)) == (steps >= 8)
+    for got, right in zip(gradients(function, inputs), wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["a tanh network", "a Markov model", "three steps back, shifted", "two layers"])
+def test_derivatives_of_any_order(name: str, monkeypatch) -> None:
+    monkeypatch.setenv(BUDGET, "1")
+    source, shapes = CHUNKED[name]
+    function, inputs = tilec.compile(source), inputs_for(shapes(26))
+    assert kept_states(function, *inputs)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_by_one_input_alone(place: int, monkeypatch) -> None:
+    monkeypatch.setenv(BUDGET, "1")
+    function, inputs = tilec.compile(TANH), inputs_for([(19, 2, 3), (3, 3), (3, 3), (2, 3)])
+    for k, x in enumerate(inputs):
+        x.requires_grad_(k == place)
+    assert kept_states(function, *inputs) == ["H_kept"]
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+
+
+def test_the_rule(monkeypatch) -> None:
+    """States that are outputs are kept; others are computed again whole while all of them are within the budget."""
+    shapes = ((3, 3), (40, 3), (3,))
+    whole = tilec.compile(FORWARD)
+    assert [s.name for s in whole.saved(*map(tilec.spec, shapes))] == ["P", "E", "F0", "Z"]
+    monkeypatch.setenv(BUDGET, str(40 * 3 * 4))
+    assert tilec.compile(FORWARD).saved(*map(tilec.spec, shapes)) == whole.saved(*map(tilec.spec, shapes))
+    monkeypatch.setenv(BUDGET, str(40 * 3 * 4 - 1))
+    chunked = tilec.compile(FORWARD)
+    said = chunked.saved(*map(tilec.spec, shapes))
+    assert [s.name for s in said] == ["P", "E", "F0", "Z", "F_kept"]
+    assert said[-1].shape == (5, 1, 3)
+    inputs = inputs_for(shapes, torch.float32)
+    assert sum(s.bytes for s in said) == kept_bytes(lambda: chunked(*inputs))
+    states = "function (X[T]) -> (H) { H[t : T] = tanh(H[t - 1] + X[t]); }"
+    assert [s.name for s in tilec.compile(states).saved(tilec.spec((4000,)))] == ["H"]
+
+
+def test_chunks_are_as_long_as_the_budget_allows(monkeypatch) -> None:
+    """An eighth of it; the root of the number of steps at least."""
+    monkeypatch.setenv(BUDGET, str(8 * 500 * 2 * 4))
+    kept = tilec.compile(AVERAGE).saved(tilec.spec((10000, 2)), tilec.spec((2,)))[-1]
+    assert kept.shape == (19, 1, 2)
+    monkeypatch.setenv(BUDGET, str(8 * 50 * 2 * 4))
+    kept = tilec.compile(AVERAGE).saved(tilec.spec((10000, 2)), tilec.spec((2,)))[-1]
+    assert kept.shape == (89, 1, 2)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["recorded", "called by hand"])
+@pytest.mark.parametrize("name", ["a Markov model", "a tanh network"])
+def test_memory_grows_with_the_root_of_time(name: str, by_hand: bool, monkeypatch) -> None:
+    """Beside inputs and gradients, sixteen times the steps take about four times the memory; whole, sixteen times."""
+    source, shapes = CHUNKED[name]
+
+    def most(steps: int) -> int:
+        function, inputs = tilec.compile(source), inputs_for(shapes(steps), torch.float32)
+        d = torch.ones(() if name == "a Markov model" else (2, 3))
+        with Peak(inputs) as peak:
+            if by_hand:
+                with torch.no_grad():
+                    found = function.grad()(*inputs, d)
+            else:
+                found = torch.autograd.grad(function(*inputs), inputs, d)
+        return peak.most - sum(x.nbytes for x in found)
+
+    monkeypatch.setenv(BUDGET, "1")
+    short, long = most(1024), most(16384)
+    assert long < 5.5 * short
+    monkeypatch.setenv(BUDGET, "1GiB")
+    assert most(1024) > 4 * short
