@@ -114,7 +114,7 @@ def test_gradients(case):
     for g, w in zip(ours(*inputs, d), wanted, strict=True):
         assert g.isfinite().all()
         assert (g.double() - w).norm() <= 1e-5 * w.norm()
-    assert [k.name for k in ours.lower(*inputs, d).kernels if k.name.endswith("weighted_dot")]
+    assert [k.name for k in ours.lower(*inputs, d).kernels if "weighted_dot" in k.name]
 
 
 def test_pairs_that_are_nowhere_finite_are_counted(monkeypatch):
@@ -192,7 +192,7 @@ def test_gradients_that_other_families_take():
         wanted = tilec.compile(gradient, backend="torch")(*(x.double() for x in (*inputs, d)))
         for g, w in zip(ours(*inputs, d), wanted, strict=True):
             assert (g.double() - w).norm() <= 1e-5 * w.norm()
-        assert not [k.name for k in ours.lower(*inputs, d).kernels if k.name.endswith("weighted_dot")]
+        assert not [k.name for k in ours.lower(*inputs, d).kernels if "weighted_dot" in k.name]
 
 
 def test_second_derivatives():

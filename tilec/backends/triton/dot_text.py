@@ -218,8 +218,9 @@ class DotWriter:
         options = f', input_precision="{self.precision}"' if self.dot.dtype == "float32" else ""
         return options + {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}.get(self.dot.dtype, "")
 
-    def _blocks(self, body: Callable[[Frame, Frame], None]) -> list[str]:
-        """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block."""
+    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> list[str]:
+        """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
+        `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
         k, dot, config = self.kernel, self.dot, self.config
         inner = inner_variables(dot, self.space, self.seen, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
@@ -244,7 +245,8 @@ class DotWriter:
         )
         lines = k.scopes.pop().lines
         span = "start, end" if config.parts > 1 else "0, steps"
-        return [f"for step in range({span}):", *(f"    {line}" for line in lines)]
+        walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
+        return [f"for step in {walk}:", *(f"    {line}" for line in lines)]
 
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""

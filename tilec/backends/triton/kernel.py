@@ -28,7 +28,7 @@ RESERVED = (
     "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
     "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest",
     "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
-    "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "nothing",
+    "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "one",
     *device_functions(),
 )  # fmt: skip
 

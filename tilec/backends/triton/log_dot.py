@@ -22,7 +22,7 @@ from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
 from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
 from tilec.backends.triton.outer import NEVER, at_once
-from tilec.backends.triton.parts import STARTS, Parts
+from tilec.backends.triton.parts import Parts
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -44,9 +44,7 @@ Types = Mapping[str, TensorType]
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
 OF_HALVES = 2.0**-28  # where operands are in halves: nothing is off by more than 2^-51 of the greatest
-CANCELLED = (
-    20  # of a logarithm this large, 3 roundings are 3.6e-6; beside a larger result they are of its own last place
-)
+CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
 LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 TOGETHER = 2  # points whose reads come first where single terms are added
 NOTHING = "float('-inf')"
@@ -185,8 +183,8 @@ class ExponentialWriter(DotWriter):
         if self.parts is None:
             super()._loop()
             return
-        for line in STARTS:
-            self.kernel.emit(line)
+        self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
+        self.kernel.emit(f"one = tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
         super()._loop()
         self.kernel.emit(self.parts.scheme.end)
 
@@ -291,7 +289,7 @@ class LogWriter(ExponentialWriter):
 
         return [
             "total = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(multiply),
+            *self._blocks(multiply, rare=True),
             f"acc = tl.where((acc != acc) & {self._certain('total', 'base', False)}, total, acc)",
         ]
 
@@ -307,7 +305,7 @@ class LogWriter(ExponentialWriter):
         bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
         return [
             "pairs = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(count),
+            *self._blocks(count, rare=True),
             f"acc = tl.where((pairs == 0) & {bounded}, 0.0, acc)",
         ]
 

@@ -9,8 +9,8 @@ Tensor cores multiply thirds in the time of the three tf32 products that they ta
 it. They read them from shared memory as they lie, whichever way that is: no pass through registers, which splits an
 operand anew in every program, and no copies that lie along the reduction, so that a product and its gradients read the
 same tensors. Tensor cores cut sums off where they should round, and sums over many points come out too small. So each
-block's sum of the greatest products is added by itself. (What it starts from is no constant zero: Triton would make one
-sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
+block's sum of the greatest products is added by itself. (It is multiplied by a 1 that the compiler does not know: Triton
+would make one sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _of_thirds(left: Sequence[str], right: Sequence[str]) -> list[str]:
     pairs = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # the smallest first
     return [
         *(f"rest = tl.dot({left[i]}, {right[j]}, rest)" for i, j in pairs),
-        f"acc += tl.dot({left[0]}, {right[0]}, nothing)",
+        f"acc += tl.dot({left[0]}, {right[0]}) * one",
     ]
 
 
@@ -83,14 +83,10 @@ def _of_halves(left: Sequence[str], right: Sequence[str]) -> list[str]:
     return [
         f"rest = tl.dot({left[0]}, {right[1]}, rest)",
         f"rest = tl.dot({left[1]}, {right[0]}, rest)",
-        f"acc += tl.dot({left[0]}, {right[0]}, nothing)",
+        f"acc += tl.dot({left[0]}, {right[0]}) * one",
     ]
 
 
-STARTS = (
-    "rest = tl.full((BM, BN), 0, tl.float32)",
-    "nothing = tl.where((row[:, None] < 0) & (col[None, :] < 0), 1.0, 0.0)",
-)
 THIRDS = Scheme("bfloat16", 3, _thirds, _of_thirds, "acc += rest")
 HALVES = Scheme("float16", 2, _halves, _of_halves, f"acc = (acc + rest * {1 / BEYOND!r}) * {1 / RAISED**2!r}")
 

@@ -143,7 +143,7 @@ class WeightedWriter(ExponentialWriter):
         return [
             f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {NOTHING}), {axis}), {LOWEST})",
             f"total = tl.full((BM, BN), 0, {triton_type(dtype)})",
-            *self._blocks(multiply),
+            *self._blocks(multiply, rare=True),
             f"total = tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)",
             f"acc = tl.where({FINITE}, acc, total)",
         ]
