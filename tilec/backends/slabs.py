@@ -134,15 +134,14 @@ def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: 
             late.add(s.output)
             continue
         v = _variable(s, run) if run.members or s is not statements[0] else variable
-        if v is not None and rules.shifted:
-            s = _solved(s, v)
-        if v is not None and _joins(s, v, run, types, rules):
-            run.members.append(s)
+        joining = s if v is None or not rules.shifted else _solved(s, v)
+        if v is not None and _joins(joining, v, run, types, rules):
+            run.members.append(joining)
             run.variables[s.output] = v
             if s.output in run.axis:
-                run.rows.append(s)
+                run.rows.append(joining)
             else:
-                run.columns.append(s)
+                run.columns.append(joining)
                 late.add(s.output)
             continue
         if rules.strict and (v is not None or not run.hints.keys().isdisjoint(reads(s))):
