@@ -367,7 +367,8 @@ def _at_rows(
         assert guard is not None
         guard = Call("and", (guard, condition))
     kept = tuple(c for c in s.constraints if c not in asking)
-    s = replace(s, guard=guard, body=value(s.body), constraints=kept)
+    index = None if s.index is None else tuple(map(position, s.index))
+    s = replace(s, index=index, guard=guard, body=value(s.body), constraints=kept)
     axis = run.axis.get(s.output)
     if axis is None or s.sizes is None:
         return s
