@@ -279,15 +279,15 @@ class Function:
 
     def _calls(self, special: Specialised, values: dict[str, int], lowering: Lowering) -> Calls | None:
         """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
+        cotangents = () if self.gradient is None else self.inputs[len(self.gradient.forward.inputs) :]
         if self.gradient is not None:
-            cotangents = self.inputs[len(self.gradient.forward.inputs) :]
             chunks: Chunks | float | None = share_at_once(lowering.stages["flat"], cotangents, lowering.types)
         else:
             chunks = self.chunks
         if chunks is None:
             return None
         flat = bind_flat(special.program, special.types, values)
-        return chunk_calls(flat, infer(flat, special.types), chunks)
+        return chunk_calls(flat, infer(flat, special.types), chunks, cotangents)
 
     def _warn(self, types: dict[str, TensorType], values: dict[str, int]) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""

@@ -40,7 +40,7 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType, kind
 from tilec.pipeline import bind_flat
 from tilec.transforms.bind import bind
-from tilec.transforms.chunks import Chunks, choose_chunks
+from tilec.transforms.chunks import Chunks, choose_chunks, independent
 from tilec.transforms.grad import grad_beside
 from tilec.transforms.naming import Names
 from tilec.transforms.simplify import drop_dead, truth
@@ -114,7 +114,7 @@ def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types
 def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> Partition:
     """The same parts in chunks of time, where the rule says so and they fall into chunks."""
     backward = parts.backward
-    again = _again(backward.program.statements, backward.cotangents)
+    again = independent(backward.program.statements, backward.cotangents)
     share = share_at_once(backward.program, backward.cotangents, joint.types)
     if share is None:
         return parts
@@ -143,21 +143,10 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
 def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
     """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
     where it may hold all. `types`: of all tensors."""
-    again = _again(program.statements, cotangents)
+    again = independent(program.statements, cotangents)
     total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
     budget = knobs.STATE_BUDGET.value
     return None if total <= budget else budget / total / BESIDE
-
-
-def _again(statements: Sequence[Statement], cotangents: Sequence[str]) -> tuple[str, ...]:
-    """The recurrences that depend on no cotangent."""
-    beyond, found = set(cotangents), []
-    for s in statements:
-        if not beyond.isdisjoint(reads(s)):
-            beyond.add(s.output)
-        elif reads_itself(s):
-            found.append(s.output)
-    return tuple(found)
 
 
 @dataclass(frozen=True)

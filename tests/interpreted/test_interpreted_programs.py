@@ -48,6 +48,21 @@ def agree_with_gradient(program, arrays):
     return results
 
 
+@pytest.mark.parametrize("budget", ["20", "100", "400"])
+def test_random_programs_in_slabs(budget, monkeypatch):
+    """The same where next to nothing may be whole."""
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", budget)
+    ran = []
+
+    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @given(programs(Options(smooth=True, statements=4)))
+    def run(case: Case):
+        ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
+
+    run()
+    assert any(ran)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_programs_and_their_gradients(family):
     options, count = FAMILIES[family]

@@ -7,7 +7,7 @@ import torch
 from support.layers import DROPOUT, LAYERS, exact, inputs
 
 import tilec
-from tilec.backends.triton import grouping, rows, rows_tiling
+from tilec.backends.triton import grouping, pointwise_tiling, rows, rows_tiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -184,3 +184,39 @@ def test_an_element_of_each_row_that_a_tensor_names():
             assert (mine is None) == (want is None)
             if mine is not None:
                 torch.testing.assert_close(mine, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["+", ">", "*", "logsumexp"])
+def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatch):
+    for name in ("MANY_POINTS", "PASSING"):
+        monkeypatch.setattr(pointwise_tiling, name, 1)
+    x = torch.rand(3001, 70) + 0.5
+    f = tilec.compile(f"Y[j] = {aggregation}(X[i, j])", backend="triton")
+    source = f.lower(x).source()
+    assert "evict_first" in source and "BM=128, BR=32, num_warps=4" in source
+    wanted = {"+": x.double().sum(0), ">": x.amax(0), "*": x.double().prod(0), "logsumexp": x.double().logsumexp(0)}
+    torch.testing.assert_close(f(x).double(), wanted[aggregation].double(), rtol=2e-4, atol=1e-6)
+    assert torch.equal(f(x), f(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_recorded_call_reads_the_statistics_of_the_next_row_ahead(dtype):
+    """Where they have less than four bytes: the gradient by recording is that by hand, which finds them again."""
+    layer = LAYERS["layer norm"]
+    given = inputs(layer, 601, 24, dtype)
+    f = tilec.compile(layer.source, backend="triton")
+    leaves = [t.detach().requires_grad_() for t in given]
+    cotangent = torch.randn(601, 24).to(dtype)
+    recorded = torch.autograd.grad(f(*leaves), leaves, cotangent)
+    for mine, other in zip(recorded, f.grad()(*given, cotangent), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02 * float(other.abs().max()))
+    source = """function (X[R, C], M[R], D[R, C]) -> (Y, S) {
+        T[r] = +(X[r, c] * M[r]);
+        Y[r, c] = D[r, c] + T[r];
+        S[c] = +(X[r, c] * M[r] * D[r, c]);
+    }"""
+    x, m, d = given[0], given[0][:, 0].contiguous(), cotangent
+    g = tilec.compile(source, backend="triton")
+    assert ("row = first + BM" in g.lower(x, m, d).source()) == (dtype.itemsize == 2)
+    for mine, theirs in zip(g(x, m, d), tilec.compile(source, backend="torch")(x, m, d), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))

@@ -149,6 +149,18 @@ def test_any_layout(monkeypatch):
     assert any(g.copied for s in slabs_of(f.lower(*odd)._executable.plan) for g in s.given)
 
 
+def test_columns_that_leave_one_over(monkeypatch):
+    """Slabs of columns, of which the last has another number of rows that would turn its alignment: G is read in place
+    by all of them."""
+    source = "function (Q[N, E], K[M, E], G[N, M]) -> (Y) { A[i, j] = +(Q[i, e] * K[j, e]); T[j] = >(A[i, j]); Y[j] = +(exp(A[i, j] - T[j]) * G[i, j]); }"  # noqa: E501
+    inputs = [normal(*s, dtype=torch.float64) for s in [(40, 3), (21, 3), (40, 21)]]
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1400")
+    f = tilec.compile(source, backend="triton")
+    (slab,) = slabs_of(f.lower(*inputs)._executable.plan)
+    assert (slab.size, slab.rows) == (21, 4) and slab.rest is not None and not any(g.copied for g in slab.given)
+    close(f(*inputs), tilec.compile(source, backend="torch")(*inputs), 1e-12)
+
+
 def test_one_tensor_in_two_roles(monkeypatch):
     """Rows and columns of the scores read the same tensor: one is given by rows, the other whole."""
     source = "function (X[N, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = >(S[i, j]); E[i, j] = exp(S[i, j] - T[i]); Z[i] = +(E[i, j]); O[i, d] = +(E[i, j] * X[j, d] / Z[i]); }"  # noqa: E501

@@ -102,6 +102,14 @@ CHUNKED = {
         "function (X[T, N], A[N]) -> (Y, L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); Y[t : T+3] = H[t-2, 1] * A[0]; L = sum(Y[t+2]*H[t, n]); }",  # noqa: E501
         lambda T: [(T, 2), (2,)],
     ),
+    "both ways": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); G[t, n : T, N] = tanh(A[n]*G[t+1, n] + X[t, n]); L = sum(H[t, n]*G[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
+    "after a mean over time": (
+        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); M[n] = mean(H[t, n]); G[t, n : T, N] = tanh(G[t-1, n]*A[n] + H[t, n] - M[n]); L = sum(G[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T, 2), (2,)],
+    ),
     "two kinds of states": (
         "function (X[T, D], U[2, D], W[2, D, D]) -> (L) { S[t, c, i : T, 2, D] = c == 0 ? sigmoid(U[0, i]*X[t, i] + sum(W[0, i, j]*S[t-1, 1, j]))*S[t-1, 0, i] + X[t, i] : tanh(S[t-1, 0, i]*U[1, i] + sum(W[1, i, j]*S[t-1, 1, j])); L[i] = sum(S[t, 1, i]*S[t, 0, i]); }",  # noqa: E501
         lambda T: [(T, 2), (2, 2), (2, 2, 2)],
@@ -114,17 +122,13 @@ PLAIN = {
         "function (A[T, M]) -> (L) { D[i, j : T, M] = A[i, j] + min(D[i-1, j], min(D[i, j-1], D[i-1, j-1])); L = D[T-1, M-1]; }",  # noqa: E501
         lambda T: [(T, 4)],
     ),
-    "both ways": (
-        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); G[t, n : T, N] = tanh(A[n]*G[t+1, n] + X[t, n]); L = sum(H[t, n]*G[t, n]); }",  # noqa: E501
-        lambda T: [(T, 2), (2,)],
+    "gradients of a mean that are larger than all results": (
+        "function (X[T], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t]); M[n] = mean(H[t, n]); G[t, n : T, N] = tanh(G[t-1, n]*A[n] + H[t, n]*H[t, n] - M[n]); L = sum(G[t, n]*H[t, n]); }",  # noqa: E501
+        lambda T: [(T,), (2,)],
     ),
     "every other time": (
         "function (X[T2, N], A[N]) -> (L) { H[t, n : T2/2, N] = tanh(A[n]*H[t-1, n] + X[2*t, n]); L = sum(H[t, n]*A[n]); }",  # noqa: E501
         lambda T: [(2 * T, 2), (2,)],
-    ),
-    "after a mean over time": (
-        "function (X[T, N], A[N]) -> (L) { H[t, n : T, N] = tanh(A[n]*H[t-1, n] + X[t, n]); M[n] = mean(H[t, n]); G[t, n : T, N] = tanh(G[t-1, n]*A[n] + H[t, n] - M[n]); L = sum(G[t, n]*H[t, n]); }",  # noqa: E501
-        lambda T: [(T, 2), (2,)],
     ),
 }  # fmt: skip
 

@@ -16,9 +16,10 @@ def timed_programs(draw):
     length, lanes = draw(st.integers(12, 32)), draw(st.integers(1, 3))
     random = np.random.default_rng(draw(st.integers(0, 999)))
     first = draw(st.booleans())  # does time stand before the lanes?
-    way = draw(st.sampled_from([1, 1, 1, -1]))
+    ways = st.sampled_from([1, 1, 1, -1])
     inputs: dict[str, np.ndarray] = {}
     statements: list[str] = []
+    means: list[str] = []
     sizes = f"{length}, {lanes}" if first else f"{lanes}, {length}"
 
     def place(time: str, lane: str = "i") -> str:
@@ -35,6 +36,8 @@ def timed_programs(draw):
     def feed(known: list[str]) -> str:
         kind = draw(st.sampled_from(["input", "shifted", "longer", "lane", "number", "time", "known", "made"]))
         by = draw(st.integers(-2, 2))
+        if kind == "known" and means and draw(st.booleans()):
+            return means[0]
         if kind == "known" and known:
             return f"{draw(st.sampled_from(known))}{place(steps(by))}"
         if kind == "made":
@@ -46,19 +49,20 @@ def timed_programs(draw):
         made = {"lane": lambda: f"{tensor(lanes)}[i]", "number": lambda: "0.5", "time": lambda: "sin(0.3 * t)"}
         return made.get(kind, lambda: f"{timed()}{place(steps(by if kind == 'shifted' else 0))}")()
 
-    def read(name: str) -> str:
+    def read(name: str, way: int) -> str:
         lane = draw(st.sampled_from(["i", "i", f"(i - 1) % {lanes}", "i - 1"]))
         return f"{name}{place(steps(-way * draw(st.sampled_from([1, 1, 1, 2, 3]))), lane)}"
 
     def recurrence(name: str, known: list[str]) -> None:
-        terms = [f"{feed(known)} * {read(name)}"]
+        way = draw(ways)
+        terms = [f"{feed(known)} * {read(name, way)}"]
         kind = draw(st.sampled_from(["none", "none", "sum", "logsumexp", "two"]))
         if kind in ("sum", "logsumexp"):
             other = f"{tensor(lanes, lanes)}[j, i]"
             operator = "*" if kind == "sum" else "+"
             terms.append(f"0.3 * {kind}({name}{place(steps(-way), 'j')} {operator} {other})")
         elif kind == "two":
-            terms.append(f"0.4 * {read(name)}")
+            terms.append(f"0.4 * {read(name, way)}")
         terms.append(feed(known))
         guard = draw(st.sampled_from(["", "", f"{feed(known)} > 0 ? "]))
         inits = ["", " init sin(0.5 * t + i)", " init H0[i]", " init H1[t + 3, i]"]
@@ -72,7 +76,10 @@ def timed_programs(draw):
 
     recurrence("H", [])
     known = ["H"]
-    if draw(st.integers(0, 2)) == 0:
+    if draw(st.booleans()):
+        if draw(st.integers(0, 3)) == 0:
+            statements.append(f"M[i : {lanes}] = mean(H{place('t')});")
+            means.append("M[i]")
         recurrence("G", known)
         known.append("G")
     outputs = []
@@ -82,7 +89,7 @@ def timed_programs(draw):
         at = draw(st.integers(0, length - 1))
         body = f"{h}{place(steps(draw(st.integers(-1, 1))))} * {feed(known)}"
         made = {
-            "last": f"{name}[i] = {h}{place(str(length - 1 if way > 0 else 0))};",
+            "last": f"{name}[i] = {h}{place(str(draw(st.sampled_from([0, length - 1]))))};",
             "at": f"{name}[i : {lanes}] = {h}{place(str(at))} * {h}{place(str(length - 1))};",
             "sum": f"{name}[i : {lanes}] = sum({body});",
             "all": f"{name} = sum({body});",

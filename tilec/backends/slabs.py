@@ -134,15 +134,14 @@ def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: 
             late.add(s.output)
             continue
         v = _variable(s, run) if run.members or s is not statements[0] else variable
-        if v is not None and rules.shifted:
-            s = _solved(s, v)
-        if v is not None and _joins(s, v, run, types, rules):
-            run.members.append(s)
+        joining = s if v is None or not rules.shifted else _solved(s, v)
+        if v is not None and _joins(joining, v, run, types, rules):
+            run.members.append(joining)
             run.variables[s.output] = v
             if s.output in run.axis:
-                run.rows.append(s)
+                run.rows.append(joining)
             else:
-                run.columns.append(s)
+                run.columns.append(joining)
                 late.add(s.output)
             continue
         if rules.strict and (v is not None or not run.hints.keys().isdisjoint(reads(s))):
@@ -368,7 +367,8 @@ def _at_rows(
         assert guard is not None
         guard = Call("and", (guard, condition))
     kept = tuple(c for c in s.constraints if c not in asking)
-    s = replace(s, guard=guard, body=value(s.body), constraints=kept)
+    index = None if s.index is None else tuple(map(position, s.index))
+    s = replace(s, index=index, guard=guard, body=value(s.body), constraints=kept)
     axis = run.axis.get(s.output)
     if axis is None or s.sizes is None:
         return s

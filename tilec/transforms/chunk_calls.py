@@ -6,30 +6,32 @@ times of the chunk. Chunks away from the ends of time, and from times of which s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilec.errors import TileError
 from tilec.ir.program import Input, Program, reads
 from tilec.transforms.chunk_plan import Assign, Calls, ChunkCall, Sweep, Whole
 from tilec.transforms.chunk_program import Chunk, Frame
-from tilec.transforms.chunks import Chunks, Course
+from tilec.transforms.chunks import Chunks, Course, independent
 from tilec.transforms.naming import Names
 from tilec.transforms.simplify import drop_dead
 from tilec.transforms.timeline import WHOLE, Part, Types, Untimed, timeline
 
 
-def chunk_calls(program: Program, types: Types, chunks: Chunks | float) -> Calls | None:
+def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangents: Sequence[str] = ()) -> Calls | None:
     """The calls that compute a flat program in chunks, given ones or those that suit it (then `chunks` is the share of
     all steps whose states may be held at once); None where it does not fall into these. The states that given chunks
-    name are read where they are inputs, and kept where they are outputs."""
+    name are read where they are inputs, and kept where they are outputs; where none is at hand, the recurrences that
+    depend on no cotangent are computed first."""
     outside = {s.recurrence: s.kept for s in chunks.states} if isinstance(chunks, Chunks) else {}
     given = frozenset(r for r, kept in outside.items() if kept in program.input_names())
     wanted = set(outside.values()) & set(program.outputs)
     inner = tuple(s for s in program.statements if s.output not in wanted)
     inner = drop_dead(inner, tuple(o for o in program.outputs if o not in wanted) + tuple(outside))
     try:
-        course = Course(timeline(replace(program, statements=inner), types), given)
+        first = given or independent(inner, cotangents)
+        course = Course(timeline(replace(program, statements=inner), types), first, given)
         names = Names.of(program)
 
         def kept(name: str) -> str:
@@ -104,7 +106,7 @@ class _Plan:
             return None
         parts = [p for p in self.course.parts if self.course.stage[p.output] == stage]
         kept = [self.frame.states[p.output].kept for p in parts if self.course.to_be_kept(p, stage)]
-        whole = [p.output for p in parts if p.axis is not None and p.output in self.program.outputs]
+        whole = [p.output for p in parts if p.axis is not None and self.frame.is_whole(p.output)]
         made = tuple((n, self.types[n]) for n in (*kept, *whole))
         rounded = tuple((p.output, self.types[p.output].dtype) for p in parts if self.frame.summed_up(p))
         return Sweep(tuple(calls), made, rounded)

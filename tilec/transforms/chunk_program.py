@@ -68,6 +68,10 @@ class Frame:
             self._local[key] = self._names.fresh(base)
         return self._local[key]
 
+    def is_whole(self, name: str) -> bool:
+        """Is all of a part along time put into one tensor?"""
+        return name in self.outputs or name in self.course.stored
+
     def summed_up(self, p: Part) -> bool:
         """Are parts of this sum to be kept in float32?"""
         rounds = p.statement.aggregation in ("sum", "logsumexp")
@@ -149,7 +153,7 @@ class Chunk:
             chosen.append(p)
             for n, axis, steps in p.reads:
                 times = span[0] + steps, span[1] + steps
-                if n in self.axes:
+                if self._is_here(n):
                     need[n] = widened(need.get(n), times)
                 elif axis != WHOLE:
                     self.cut[n, axis] = widened(self.cut.get((n, axis)), times)
@@ -174,7 +178,7 @@ class Chunk:
         if p.back:
             edge = course.edge(self.frame.chunks, self.frame.states[name])
             a, b = self.frame.chunks.times(self.k)
-            if course.up:
+            if course.rises[name]:
                 low = 0 if self.k == 0 else a + edge
             else:
                 high = course.extent(p) if self._is_last else b + edge
@@ -187,21 +191,25 @@ class Chunk:
     def _next_states(self, p: Part) -> Range | None:
         """The times of the states from which the next chunk starts."""
         s = self.frame.states[p.output]
-        k = self._kept_after()
+        k = self._kept_after(p.output)
         if k is None:
             return None
         first = s.first + k * self.frame.chunks.length
         return first, first + s.depth
 
-    def _kept_after(self) -> int | None:
-        """Which of the kept states this chunk finds."""
-        k = self.k if self.course.up else self.k - 1
+    def _kept_after(self, name: str) -> int | None:
+        """Which of a recurrence's kept states this chunk finds."""
+        k = self.k if self.course.rises[name] else self.k - 1
         return k if 0 <= k < self.frame.chunks.count - 1 else None
 
-    def _kept_before(self) -> int | None:
-        """Which of the kept states this chunk starts from."""
-        k = self.k - 1 if self.course.up else self.k
+    def _kept_before(self, name: str) -> int | None:
+        """Which of a recurrence's kept states this chunk starts from."""
+        k = self.k - 1 if self.course.rises[name] else self.k
         return k if 0 <= k < self.frame.chunks.count - 1 else None
+
+    def _is_here(self, name: str) -> bool:
+        """Is the tensor computed here if it is read? One of an earlier sweep that could not be is there whole."""
+        return name in self.axes and (name not in self.course.late or self.course.stage[name] == self.stage)
 
     def _stored(self, p: Part, span: Range) -> Range:
         """The times of a part that are computed here or were carried here."""
@@ -270,7 +278,7 @@ class Chunk:
             self.inputs.add(n, self.types[n], Whole(n))
         elif n == p.output:
             return access
-        elif n in self.axes:
+        elif self._is_here(n):
             if n not in self.span:
                 raise Untimed
             name = self._joined(n) if self._is_joined(n) else n
@@ -297,14 +305,14 @@ class Chunk:
             found = self._carried(p)
             before = self.rising
         else:
-            k = self._kept_before()
+            k = self._kept_before(p.output)
             if k is None:
                 return own
             states = self.frame.states[p.output]
             found = self.frame.local((states.kept, "k"), f"{p.output}_before")
             shape = self.types[states.kept].shape[1:]
             self.inputs.add(found, TensorType(shape, self.types[p.output].dtype), Kept(states.kept, k))
-            before = self.course.up
+            before = self.course.rises[p.output]
         if found is None:
             return own
         length = self.inputs.types[self.inputs.names.index(found)].shape[axis]
@@ -363,12 +371,12 @@ class Chunk:
             return [(name, Combine(name, p.statement.aggregation))]
         low, high = self.span[name]
         found: list[tuple[str, Sink]] = []
-        if name in self.frame.outputs and self.course.stage[name] == self.stage:
+        if self.frame.is_whole(name) and self.course.stage[name] == self.stage:
             a, b = self.frame.cut(p, self.k)
             if a < b:
                 found.append((name, Into(name, axis, a - low, b - low, a)))
         if self.course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
-            k = self._kept_after()
+            k = self._kept_after(p.output)
             assert k is not None
             found.append((name, Keep(self.frame.states[name].kept, k, axis, states[0] - low, states[1] - low)))
         carry = self.course.carry.get(name, 0)

@@ -1,9 +1,9 @@
 """Chunks of time: how a program of recurrences is computed a piece at a time, from states kept between the pieces.
 
-Time is cut into chunks of `length`. The recurrences that run in the direction of the first one are computed chunk by
-chunk; of each only the states are kept from which the next chunk starts, so that any chunk can be computed again. What
-runs the other way, as a gradient does, goes through the chunks from the other end in a later sweep: each chunk's states
-are computed again, and what the next chunk needs of this one is carried on. Sums over time are added up chunk by chunk.
+Time is cut into chunks of `length`. The recurrences of values are computed chunk by chunk; of each only the states are
+kept from which the next chunk starts, so that any chunk can be computed again. Their gradients run the other way, and
+go through the chunks from the other end in a later sweep: each chunk's states are computed again, and what the next
+chunk needs of this one is carried on. Sums over time are added up chunk by chunk.
 
 With chunks of the square root of the number of steps, what is held at a time grows with that root.
 """
@@ -11,11 +11,11 @@ With chunks of the square root of the number of steps, what is held at a time gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Index, Int, Program, Statement, reads
+from tilec.ir.program import Access, Index, Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
 from tilec.transforms.timeline import WHOLE, Part, Timeline, Types, Untimed, timeline
 
@@ -65,7 +65,7 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str], shar
     kept under the names given there, and those of this share of all steps may be held at once; None where it does not
     fall into chunks."""
     try:
-        course = Course(timeline(program, types), frozenset(again))
+        course = Course(timeline(program, types), again, frozenset(again))
         if set(again) != set(course.first):
             return None
         return course.chunks(again.__getitem__, share)
@@ -73,73 +73,94 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str], shar
         return None
 
 
-class Course:
-    """When each part of a timeline is computed. `given`: recurrences whose states between chunks are at hand.
+def independent(statements: Sequence[Statement], names: Iterable[str]) -> tuple[str, ...]:
+    """The recurrences that depend on none of these names."""
+    beyond, found = set(names), []
+    for s in statements:
+        if not beyond.isdisjoint(reads(s)):
+            beyond.add(s.output)
+        elif reads_itself(s):
+            found.append(s.output)
+    return tuple(found)
 
-    `first`: recurrences in the direction of the first one. What depends on one of the other direction is `late`.
-    `stage`: the sweep that a part belongs to; sweep k needs sums over time of the sweeps before it alone. A late part
-    is `lag` steps behind the chunk's times, so that what it reads is there, and `carry` of its elements go on to the
-    next chunk. Raises Untimed where parts cannot be put into such an order.
+
+class Course:
+    """When each part of a timeline is computed. `first`: the recurrences that are computed again from the states kept
+    between chunks (None: all of them); `given`: those of them whose states are at hand.
+
+    What depends on another recurrence is `late`: it is computed once. `stage` is the sweep that a part belongs to, or
+    the first one that can compute it; sweep k needs sums over time of the sweeps before it alone, and goes one way. A
+    late part is `lag` steps behind the chunk's times, so that what it reads is there, and `carry` of its elements go on
+    to the next chunk; if a later sweep reads it, it is `stored` whole, which is allowed where it is no larger than the
+    outputs. Raises Untimed where parts cannot be put into such an order.
     """
 
-    def __init__(self, line: Timeline, given: frozenset[str]):
+    def __init__(self, line: Timeline, first: Collection[str] | None, given: frozenset[str]):
         self.line, self.given = line, given
         self.parts = [p for p in line.parts if p.variable is not None]
-        backs = {p.output: p.back for p in self.parts if p.back}
-        self.up = next(iter(backs.values()))[0] < 0
-        self.first = tuple(name for name, back in backs.items() if (back[0] < 0) == self.up)
+        self.rises = {p.output: p.back[0] < 0 for p in self.parts if p.back}
+        self.first = tuple(name for name in self.rises if first is None or name in first)
         self.late: set[str] = set()
+        self.stored: set[str] = set()
         self.stage: dict[str, int] = {}
         self.there: dict[str, int] = {}  # the stage from which a whole tensor is at hand
+        self.ways: dict[int, bool] = {}  # of the sweeps with recurrences: do they rise?
         for p in line.parts:
             self._enter(p)
-        opposed = {self.stage[name] for name in self.late}
-        if opposed & {self.stage[name] for name in self.first if name not in given}:
-            raise Untimed
+        self._check_stored()
         self.lag: dict[str, int] = {}
         self.carry: dict[str, int] = {}
         for p in self.parts:
             self._set_behind(p)
 
     def _enter(self, p: Part) -> None:
-        axes = self.line.axes
+        axes, name = self.line.axes, p.output
         if p.variable is None:
-            self.there[p.output] = max((self.there.get(n, 0) for n in reads(p.statement)), default=0)
+            self.there[name] = max((self.there.get(n, 0) for n in reads(p.statement)), default=0)
             return
         timed = {n for n, _, _ in p.reads if n in axes}
-        late = bool(timed & self.late) or bool(p.back) and p.output not in self.first
-        if late and p.output in self.first:
+        late = bool(timed & self.late) or bool(p.back) and name not in self.first
+        if late and name in self.first:
             raise Untimed
-        stages = [self.there.get(n, 0) for n, _, _ in p.reads if n not in axes]
-        stages += [self.stage[n] for n in timed]
-        if late:  # once all states are kept
-            stages += [self.stage[n] + 1 for n in self.first if n in self.stage and n not in self.given]
-        stage = self.stage[p.output] = max(stages, default=0)
-        if any(self.stage[n] != stage for n in timed & self.late):
-            raise Untimed
+        stage = max((self.stage[n] if n in axes else self.there.get(n, 0) for n, _, _ in p.reads), default=0)
+        if p.back and name not in self.given:
+            while self.ways.setdefault(stage, self.rises[name]) != self.rises[name]:
+                stage += 1
+        self.stage[name] = stage
+        self.stored |= {n for n in timed & self.late if self.stage[n] != stage}
         if late:
-            self.late.add(p.output)
+            self.late.add(name)
         if p.axis is None:
-            self.there[p.output] = stage + 1
+            self.there[name] = stage + 1
+
+    def _check_stored(self) -> None:
+        def size(names: Iterable[str]) -> int:
+            return sum(math.prod(self.line.types[n].shape) for n in names)
+
+        if size(self.stored) > size({n for n in self.line.outputs if n in self.line.types}):
+            raise Untimed
 
     def rising(self, stage: int) -> bool:
         """Does this sweep run from the first chunk to the last?"""
-        return self.up != any(self.stage[name] == stage for name in self.late)
+        return self.ways.get(stage, True)
 
     def _set_behind(self, p: Part) -> None:
-        sign = -1 if self.up else 1  # late parts run the other way
-        behind = 0
-        for n, _, steps in p.reads:
-            if n in self.late and n in self.line.axes:
-                behind = max(behind, (self.lag[n] * -sign - steps * -sign))
-        self.lag[p.output] = behind * -sign if p.output in self.late else 0
-        if p.output not in self.late:
+        name = p.output
+        self.lag[name] = 0
+        if name not in self.late:
             return
-        for n, _, steps in p.reads:
-            if n in self.carry:
-                self.carry[n] = max(self.carry[n], (self.lag[p.output] + steps - self.lag[n]) * -sign)
+        live = [(n, steps) for n, _, steps in p.reads if self.is_live(n, self.stage[name])]
+        sign = 1 if self.rising(self.stage[name]) else -1
+        behind = max([0, *((steps - self.lag[n]) * sign for n, steps in live)])
+        self.lag[name] = -behind * sign
+        for n, steps in live:
+            self.carry[n] = max(self.carry[n], (self.lag[n] - self.lag[name] - steps) * sign)
         if p.axis is not None:
-            self.carry[p.output] = p.depth
+            self.carry[name] = p.depth
+
+    def is_live(self, tensor: str, stage: int) -> bool:
+        """Is it along time, and computed in this sweep alone?"""
+        return tensor in self.late and tensor in self.line.axes and self.stage[tensor] == stage
 
     @property
     def stages(self) -> int:
@@ -168,11 +189,12 @@ class Course:
                 continue
             if p.output in edge:
                 low, high = widened(span, (0, 0))
-                span = (min(low, edge[p.output]), high) if self.up else (low, max(high, edge[p.output]))
+                known = edge[p.output]
+                span = (min(low, known), high) if self.rises[p.output] else (low, max(high, known))
             if p.output not in self.late:
                 need[p.output] = span
             for n, axis, steps in p.reads:
-                if axis != WHOLE and not (n in self.late and n in self.line.axes):
+                if axis != WHOLE and not self.is_live(n, stage):
                     need[n] = widened(need.get(n), (span[0] + steps, span[1] + steps))
         return need
 
@@ -186,7 +208,7 @@ class Course:
                 need = self.reach(stage, edge)
                 for name in self.first:
                     low, high = need.get(name, (0, 0))
-                    found[name] = min(found[name], low) if self.up else max(found[name], high)
+                    found[name] = min(found[name], low) if self.rises[name] else max(found[name], high)
             if found == edge:
                 return edge
             edge = found
@@ -239,12 +261,12 @@ class Course:
         for p in self.parts:
             if p.output in edge:
                 assert p.axis is not None
-                first = length + edge[p.output] - (p.depth if self.up else 0)
+                first = length + edge[p.output] - (p.depth if self.rises[p.output] else 0)
                 found.append(States(p.output, kept(p.output), p.axis, first, p.depth))
         return tuple(found)
 
     def edge(self, chunks: Chunks, s: States) -> int:
-        return s.first - chunks.length + (s.depth if self.up else 0)
+        return s.first - chunks.length + (s.depth if self.rises[s.recurrence] else 0)
 
 
 def widened(a: Range | None, b: Range) -> Range:

@@ -101,6 +101,41 @@ def test_few_long_rows_are_split_over_programs():
     assert all(len(k) <= 2 for k in found) and len(found) > 2
 
 
+def test_one_row_is_one_kernel():
+    """Variables of a single value link statements as others do."""
+    for name in ("layer norm", "RMS norm", "softmax"):
+        layer = LAYERS[name]
+        f = tilec.compile(layer.source, backend="triton")
+        given = [tilec.spec(s) for s in layer.shapes(1, 8192)]
+        assert len(kernels(f, *given)) == len(kernels(f.grad(), *given, tilec.spec((1, 8192)))) == 1
+    apart = "function (X[1, N], Z[1, M]) -> (A, B) { A[i, j] = X[i, j] + 1; B[i, k] = Z[i, k] * 2; }"
+    assert launches(apart, (1, 1000), (1, 1001)) == [("A",), ("B",)]
+
+
+def test_statistics_that_wait_for_the_same_exchange_stand_together():
+    """The gradient of a layer norm has four sums over a row, of which two need the mean: two exchanges."""
+    layer = LAYERS["layer norm"]
+    given = [tilec.spec(s) for s in (*layer.shapes(4096, 8192), (4096, 8192))]
+    source = tilec.compile(layer.source, backend="triton").grad().lower(*given, target="sm_90").source()
+    (first, *_) = source.split("def program")
+    body = first[first.index("DX_rows" if "def DX_rows" in first else "_rows(") :]
+    assert body.count("add_two_)") == 3 and "tl.sum(value" not in body  # one of them combines the partial sums
+
+
+def test_what_a_block_needs_is_read_before_functions_that_look_at_all_of_it():
+    layer = LAYERS["snake"]
+    f = tilec.compile(layer.source, backend="triton")
+    given = [tilec.spec(s) for s in ((16, 512, 8192), (512,))]
+    source = f.grad().lower(*given, given[0], target="sm_90").source()
+    loop = source[source.index("for first in range") :]
+    assert max(loop.index("tl.load(X"), loop.index("tl.load(DY")) < loop.index("sine_(")
+    assert "+ row[:, None] *" in loop  # batch and channel lie in memory as rows follow each other
+    forward = f.lower(*given, target="sm_90")
+    assert "num_warps=1" in forward.source()  # nobody waits for another warp
+    body = forward.asm("ptx").split(".entry")[1]
+    assert "bar.sync" not in body and "ld.global.v4" in body
+
+
 def test_a_quotient_by_what_a_row_shares_has_no_division_inside():
     layer = LAYERS["softmax"]
     lowered = tilec.compile(layer.source, backend="triton").lower(tilec.spec((64, 1000)), target="sm_90")

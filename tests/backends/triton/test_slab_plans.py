@@ -79,6 +79,13 @@ def test_heads_first_then_rows(name: str) -> None:
     assert all("float32" == inner.whole.types[r.name].dtype for r in inner.results if r.axis is None)
 
 
+def test_sums_over_slabs_are_not_the_library_s() -> None:
+    """torch's products of bfloat16 are rounded, which parts of a sum must not be."""
+    f, specs = tilec.compile(ATTENTION), given(16384)
+    source = f.grad().lower(*specs, specs[0], target="sm_90").source()
+    assert "rt.multiply" in source and "DK = torch.empty((1, 16384, 64), dtype=torch.float32" in source
+
+
 def test_slabs_are_about_equal() -> None:
     for size in (1, 2, 7, 100, 1000, 1023, 4096, 32768):
         for most in (1, 2, 5, 100, 300, 5000):

@@ -43,9 +43,11 @@ class TritonBackend:
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
         ) -> Plan:
             setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
-            if tunes and inputs is not None:
+            made = within(planned(lowering, strides, setting, together), budget)
+            if tunes and inputs is not None and not any(made.plan.parts()):
                 tune(lowering, strides, setting, inputs)
-            return within(planned(lowering, strides, setting, together), budget).plan
+                made = within(planned(lowering, strides, setting, together), budget)
+            return made.plan
 
         title = identifier(flat.name) if flat.name else "program"
         return TritonProgram(

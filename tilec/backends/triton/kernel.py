@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilec.backends.code import Names
 from tilec.backends.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.device_text import device_functions
+from tilec.backends.triton.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan import Pointer, python_name
 from tilec.backends.triton.space import Space
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, Statement, rebuild
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
-LITERAL = 16  # constants of index forms up to this stand in the text; larger ones come from shapes
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
@@ -435,24 +435,6 @@ class Frame:
             text += f", mask={self.untested}, other=0"
         text += self.how
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
-
-
-def without_sizes(s: Statement) -> Statement:
-    def hide(e: Expr) -> Expr:
-        return Name("SIZE") if isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
-
-    def hide_indices(e: Expr) -> Expr:
-        return hide(e) if isinstance(e, Access) else rebuild(e, hide_indices)
-
-    return replace(
-        s,
-        index=tuple(map(hide, s.index or ())),
-        sizes=None,
-        body=hide_indices(s.body),
-        guard=None if s.guard is None else hide_indices(s.guard),
-        constraints=tuple(replace(c, expr=hide(c.expr), bound=hide(c.bound)) for c in s.constraints),
-        init=None if s.init is None else hide_indices(s.init),
-    )
 
 
 def free_of(access: Access) -> frozenset[str]:

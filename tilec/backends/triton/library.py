@@ -19,6 +19,7 @@ from tilec.backends.triton.dot import Dot
 from tilec.backends.triton.dot_text import repair_steps
 from tilec.backends.triton.plan import Step, TorchLines, python_name
 from tilec.backends.triton.space import Space
+from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType
 
@@ -34,7 +35,10 @@ def library_steps(
     seen: Viewed,
     wide: bool = False,
 ) -> list[Step] | None:
-    """Steps by torch's own operation; None where the statement is none, or where ours is known to be faster."""
+    """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
+    result is to be wider than torch's, which is rounded."""
+    if types[flat.output].dtype != statement_type(flat, types).dtype:
+        return None
     task = _task(defracted, flat, types)
     c = recognise_convolution(task)
     if c is not None:

@@ -67,7 +67,8 @@ def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alig
     """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
     if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
         return tiling, None
-    return replace(tiling, parts=tiling.parts // aligned.vector * aligned.vector), aligned
+    parts = tiling.parts // aligned.vector * aligned.vector
+    return replace(tiling, columns=min(tiling.columns, 1024), parts=parts), aligned
 
 
 def _second_stage(

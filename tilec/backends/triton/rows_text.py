@@ -7,17 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.code import tuple_text
+from tilec.backends.scalars import NARROW, count_uses
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.device_text import module_text
 from tilec.backends.triton.grouping import accesses, variables_of
 from tilec.backends.triton.groups import Group, conditions
-from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
 from tilec.backends.triton.plan import Launch, python_name
 from tilec.backends.triton.rows_aligned import AlignedFrame, Alignment, begin, position, rows_alike, rows_begin
 from tilec.backends.triton.rows_sums import Running, at_once, go_together
 from tilec.backends.triton.rows_tiling import NOTHING, Tiling, levels
 from tilec.backends.triton.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.space import Space
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables
 from tilec.ir.types import TensorType
 
@@ -115,20 +117,47 @@ class RowWriter:
             if s.output in group.sums:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 k.scopes[0].lines += accumulator.start("(BM, BN)")
+        before, ahead = self._read_ahead("start")
+        k.scopes[0].lines += before
         k.scopes.append(Scope())
         self._position("row", group.rows, "first", "end")
         frame = self._frame(frozenset(("row", *group.rows)))
+        for a, name in ahead.items():
+            t = self.types[a.tensor]
+            self.values[a] = Value(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
         if isinstance(frame, AlignedFrame):
             rows_begin(k, frame.aligned)
             frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
         body(frame)
         lines = k.scopes.pop().lines
+        after, there = self._read_ahead("first + BM")
+        lines = [*after, *lines, *(f"{name} = {there[a]}" for a, name in ahead.items())]
         stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
         walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
         k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
         for s in group.statements:
             if s.output in group.sums:
                 self._store_part(s)
+
+    def _read_ahead(self, start: str) -> tuple[list[str], dict[Access, str]]:
+        """Lines that read what rows from `start` on have beside their columns, and names by access. Loads of less than
+        four bytes are not under way before their row's turn by themselves."""
+        k, group = self.k, self.group
+        members = {s.output for s in group.statements}
+        values = count_uses([r for s in group.statements for r in (s.body, s.guard) if r is not None])
+        small = [
+            a for a in values
+            if isinstance(a, Access) and a.tensor not in members and self.types[a.tensor].dtype in NARROW
+            and a.index and all(linear(e).bare in group.rows for e in a.index)
+        ]  # fmt: skip
+        if self.tiling.stages == 1 or self.aligned is not None:
+            return [], {}
+        k.scopes.append(Scope())
+        self._position("row", group.rows, start, "end")
+        frame = self._frame(frozenset(("row", *group.rows)))
+        names = {a: frame.read(a, None) for a in small}
+        lines = k.scopes.pop().lines
+        return (lines, names) if names else ([], {})
 
     def _looped(self) -> None:
         """Rows stay, columns pass once for each level of statistics."""

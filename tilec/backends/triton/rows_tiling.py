@@ -52,19 +52,21 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
     halves = all(types[name].dtype in NARROW for name in full if name in types)
-    again = levels(group).depth > 1 or needed <= 1024
+    deep = levels(group).depth > 1
+    again = deep or needed <= 1024
     if group.sums or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
-        warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // 1024))
+        each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
+        warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
         return Tiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
-    elements = 8192 if down > 1 and not heavy else 2048 if exponentials else 1024
+    elements = 8192 if down > 1 and not heavy else 4096 if exponentials else 1024
     block = min(needed, max(1, elements // down))
     return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 

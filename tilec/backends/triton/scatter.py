@@ -16,7 +16,8 @@ from tilec.backends.scalars import accumulation_dtype, identity
 from tilec.backends.terms import product_of
 from tilec.backends.triton.accumulate import Accumulator
 from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.kernel import triton_type, without_sizes
+from tilec.backends.triton.heading import without_sizes
+from tilec.backends.triton.kernel import triton_type
 from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
 from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.ir.index import Affine, linear

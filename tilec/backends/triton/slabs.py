@@ -236,7 +236,7 @@ class _Cutter:
             given, whole, start = self._of_rows(run, rows, wanted)
         whole = within(whole, self.budget)
         left = run.size % rows
-        rest = within(self._of_rows(run, left, wanted)[1], self.budget) if left else None
+        rest = within(self._of_rows(run, left, wanted, rows)[1], self.budget) if left else None
         plans = [whole] if rest is None else [whole, rest]
         results = tuple(self._result(n, run, rows, plans) for n in wanted)
         provided = [r.name for r in results if r.in_place]
@@ -250,10 +250,13 @@ class _Cutter:
         each = max(1, (held - less) // (rows - some))
         return _rounded(run.size, max(1, max(self.budget - (held - each * rows), self.budget // 2) // each))
 
-    def _of_rows(self, run: Run, rows: int, wanted: tuple[str, ...]) -> tuple[tuple[Slice, ...], Planned, str | None]:
-        """A slab of so many rows: what it is given, its plan, the input that is the number of its first row."""
+    def _of_rows(
+        self, run: Run, rows: int, wanted: tuple[str, ...], apart: int = 0
+    ) -> tuple[tuple[Slice, ...], Planned, str | None]:
+        """A slab of so many rows, beginning at multiples of `apart` (0: of as many): what it is given, its plan, the
+        input that is the number of its first row."""
         slab = slab_of(run, rows, self.types, wanted)
-        given = tuple(Slice(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, rows)) for g in slab.given)
+        given = tuple(Slice(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, apart or rows)) for g in slab.given)
         strides = [contiguous(slab.types[g.name].shape) if g.copied else self.strides[g.tensor] for g in given]
         strides += [] if slab.start is None else [()]
         reduced = reduce(slab.program)

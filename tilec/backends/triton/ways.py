@@ -15,8 +15,8 @@ from tilec.backends.triton.coalesce import Viewed
 from tilec.backends.triton.dot import Dot, worthwhile
 from tilec.backends.triton.dot_blocks import SIZES, TILES, Config, choose_config
 from tilec.backends.triton.dot_text import dot_steps
+from tilec.backends.triton.heading import without_sizes
 from tilec.backends.triton.hopper_steps import candidates, hopper_steps
-from tilec.backends.triton.kernel import without_sizes
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.pack import packed
 from tilec.backends.triton.plan import Setting, Step
