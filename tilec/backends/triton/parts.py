@@ -9,8 +9,8 @@ Tensor cores multiply thirds in the time of the three tf32 products that they ta
 it. They read them from shared memory as they lie, whichever way that is: no pass through registers, which splits an
 operand anew in every program, and no copies that lie along the reduction, so that a product and its gradients read the
 same tensors. Tensor cores cut sums off where they should round, and sums over many points come out too small. So each
-block's sum of the greatest products is added by itself. (It is multiplied by a 1 that the compiler does not know: Triton
-would make one sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
+block's sum of the greatest products is added by itself. (It is multiplied by a 1 that the compiler does not know, or
+Triton would make one sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
 """
 
 from __future__ import annotations
