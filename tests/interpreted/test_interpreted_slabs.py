@@ -161,6 +161,17 @@ def test_columns_that_leave_one_over(monkeypatch):
     close(f(*inputs), tilec.compile(source, backend="torch")(*inputs), 1e-12)
 
 
+def test_writes_to_places_that_rows_name(monkeypatch):
+    """Each row of the scores is added to the row that P names: each slab has its part of P."""
+    source = "function (A[N, K], B[K, M], P[N]) -> (Y, Z) { T[i, j] = +(A[i, k] * B[k, j]); Y[i] = +(T[i, j] * T[i, j]); Z[P[i], j : 5, M] = +(T[i, j]); }"  # noqa: E501
+    a, b = normal(40, 3, dtype=torch.float64), normal(3, 20, dtype=torch.float64)
+    places = torch.arange(40) * 7 % 6
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1300")
+    f = tilec.compile(source, backend="triton")
+    assert slabs_of(f.lower(a, b, places)._executable.plan)
+    close(f(a, b, places), tilec.compile(source, backend="torch")(a, b, places), 1e-12)
+
+
 def test_one_tensor_in_two_roles(monkeypatch):
     """Rows and columns of the scores read the same tensor: one is given by rows, the other whole."""
     source = "function (X[N, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = >(S[i, j]); E[i, j] = exp(S[i, j] - T[i]); Z[i] = +(E[i, j]); O[i, d] = +(E[i, j] * X[j, d] / Z[i]); }"  # noqa: E501
