@@ -122,6 +122,6 @@ def test_gradients_in_chunks_of_time(name: str, monkeypatch) -> None:
     assert kept_states(f, *ours)
     runs = [gradients(f, ours) for _ in range(3)]
     for x, y in zip(runs[0], exact, strict=True):
-        assert ((x.detach().cpu().double() - y).norm() / y.norm()).item() < 1e-4, name
+        assert (x.detach().cpu().double() - y).norm() <= 1e-4 * y.norm() + 1e-37, name  # some are too small for float32
     for run in runs[1:]:
         assert all(map(same_bits, run, runs[0]))

@@ -57,7 +57,7 @@ def test_a_gradient_is_four_launches(large):
     f = tilec.compile(BATCHED, backend="triton")
     assert len(f.lower(a, b).kernels) == 2
     lowered = tilec.compile(BATCHED, backend="triton").grad().lower(a, b, d)
-    assert [len(k.statements) for k in lowered.kernels] == [12, 1, 3, 2]
+    assert [len(k.statements) for k in lowered.kernels] == [10, 1, 3, 2]
     assert len(lowered.kernels) == 4
     steps = lowered._executable.plan.steps
     allocated = [s.tensor for s in steps if isinstance(s, Allocate)]
@@ -69,24 +69,26 @@ def test_a_gradient_is_four_launches(large):
 
 
 def test_other_precisions_take_no_parts(large):
-    a, b = normal(2, 32, 32), normal(2, 32, 32)
+    def text():
+        a, d = normal(2, 32, 32), normal(2, 32, 32)
+        return tilec.compile(BATCHED, backend="triton").grad().lower(a, a, d).source()
+
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        text = tilec.compile(BATCHED, backend="triton").lower(a, b).source()
+        assert " * one" not in text() and 'input_precision="tf32"' in text()
     finally:
         torch.set_float32_matmul_precision(before)
-    assert " * one" not in text and 'input_precision="tf32"' in text
-    assert " * one" in tilec.compile(BATCHED, backend="triton").lower(a, b).source()
+    assert " * one" in text()
 
 
 def test_parts_that_are_the_same_along_a_side_stay_whole(large):
     """An operand that does not know its own rows or the reduction is no block of parts."""
     source = "function (A[M, K], V[K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + V[k] + B[k, j]); }"
-    a, v, b = normal(40, 32), normal(32), normal(32, 48)
-    want = tilec.compile(source, backend="torch")(a.double(), v.double(), b.double())
-    got = tilec.compile(source, backend="triton")(a, v, b)
-    assert ((got - want).abs() <= 3e-6 + 2 * 2.0**-23 * want.abs()).all()
+    inputs = normal(40, 32), normal(32), normal(32, 48), normal(40, 48)
+    want = tilec.compile(source, backend="torch").grad()(*(x.double() for x in inputs))
+    for g, w in zip(tilec.compile(source, backend="triton").grad()(*inputs), want, strict=True):
+        assert (g - w).norm() <= 1e-5 * w.norm()
 
 
 def launch(name, output, source, grid=(2, 1, 1), warps=4, lines=()):

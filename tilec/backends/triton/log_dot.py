@@ -22,7 +22,7 @@ from tilec.backends.triton.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.dot_text import BLOCKS, DotWriter
 from tilec.backends.triton.kernel import Axis, Frame, Scope, triton_type
 from tilec.backends.triton.outer import NEVER, at_once
-from tilec.backends.triton.parts import Parts
+from tilec.backends.triton.parts import PART, SMALLER, Parts
 from tilec.backends.triton.scalar import Evaluator
 from tilec.backends.triton.sizes import contiguous
 from tilec.backends.triton.space import Space
@@ -43,7 +43,6 @@ from tilec.ir.types import FLOATS, TensorType
 Types = Mapping[str, TensorType]
 
 CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
-OF_HALVES = 2.0**-28  # where operands are in halves: nothing is off by more than 2^-51 of the greatest
 CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
 LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 TOGETHER = 2  # points whose reads come first where single terms are added
@@ -186,19 +185,19 @@ class ExponentialWriter(DotWriter):
         self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
         self.kernel.emit(f"one = tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
         super()._loop()
-        self.kernel.emit(self.parts.scheme.end)
+        self.kernel.emit("acc += rest")
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
         if self.parts is None:
             super()._multiplied(rows, columns)
             return
-        scheme = self.parts.scheme
         left, right = (
-            [self._operand(frame, (read,), (), scheme.dtype) for read in reads]
+            [self._operand(frame, (read,), (), PART) for read in reads]
             for frame, reads in ((rows, self.parts.left), (columns, self.parts.right))
         )
-        for line in scheme.multiply(left, right):
-            self.kernel.emit(line)
+        for i, j in SMALLER:
+            self.kernel.emit(f"rest = tl.dot({left[i]}, {right[j]}, rest)")
+        self.kernel.emit(f"acc += tl.dot({left[0]}, {right[0]}) * one")
 
     def _must_look(self) -> bool:
         return True
@@ -265,33 +264,18 @@ class LogWriter(ExponentialWriter):
         none = [f"({r} == {NOTHING})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.emit(f"base = {left} + {right}")
-        sure = f"{self._certain('acc', 'base', self.parts is not None)} | {none[0]} | {none[1]} | {outside}"
+        sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
         k.emit(f"acc = tl.where({sure}, acc, float('nan'))")
-        whole = [] if self.parts is None else [self._whole()]
-        self._in_turn("acc != acc", [*whole, self._absent(raw), self._exact(frame)])
+        self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
         k.emit("acc = libdevice.log(acc) + base")
 
-    def _certain(self, total: str, base: str, parts: bool) -> str:
+    def _certain(self, total: str, base: str) -> str:
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
         no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
-        logarithm.) `parts`: of operands in halves."""
-        least = f"{literal(OF_HALVES if parts else CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
+        logarithm.)"""
+        least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
         test = f"({total} >= {least}) & ({total} < float('inf'))"
         return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
-
-    def _whole(self) -> list[str]:
-        """The product of the exponentials themselves, which keep their digits however small they are."""
-
-        def multiply(rows: Frame, columns: Frame) -> None:
-            left = self._operand(rows, self.plain.left, self.plain.zero_left)
-            right = self._operand(columns, self.plain.right, self.plain.zero_right)
-            self.kernel.emit(f"total = tl.dot({left}, {right}, total{self._options()})")
-
-        return [
-            "total = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(multiply, rare=True),
-            f"acc = tl.where((acc != acc) & {self._certain('total', 'base', False)}, total, acc)",
-        ]
 
     def _absent(self, tops: Sequence[str]) -> list[str]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or

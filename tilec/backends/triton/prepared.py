@@ -20,6 +20,7 @@ from tilec.backends.triton.sizes import contiguous, power_of_two
 from tilec.backends.triton.together import alike, together, touched
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, map_expressions, reads, rebuild
+from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
 AT_ONCE = 2**15  # elements that a program holds at once
@@ -121,14 +122,22 @@ def _joined(step: Prepared, place: int, makers: Sequence[_Maker], names: Renamed
 
 
 def _same_views(step: Prepared, maker: _Maker) -> bool:
-    """Whether the tensors that both read are the same to them."""
-    ours, theirs = step, maker.first
+    """Whether the tensors that the statement reads are the same to those that are there."""
+    types, strides = _known(maker)
     for name in set(reads(step.statement)) - set(maker.names):
-        if name in theirs.types and (
-            ours.types[name] != theirs.types[name] or tuple(ours.strides[name]) != tuple(theirs.strides[name])
-        ):
+        if name in types and (step.types[name] != types[name] or tuple(step.strides[name]) != tuple(strides[name])):
             return False
     return step.wide == maker.first.wide
+
+
+def _known(maker: _Maker) -> tuple[dict[str, TensorType], dict[str, tuple[int, ...]]]:
+    """Types and strides of what its statements read: the first knows tensors that others may not, and the reverse."""
+    types, strides = dict(maker.first.types), dict(maker.first.strides)
+    for p in maker.all:
+        for name in reads(p.statement):
+            types.setdefault(name, p.types[name])
+            strides.setdefault(name, p.strides[name])
+    return types, strides
 
 
 def _equal(a: Statement, b: Statement) -> bool:
@@ -181,7 +190,7 @@ def _made(maker: _Maker) -> list[Step]:
     if len(maker.all) == 1:
         return [replace(s, sociable=True) if isinstance(s, Launch) else s for s in maker.first.alone()]
     assert maker.shared is not None
-    types, strides = dict(maker.first.types), dict(maker.first.strides)
+    types, strides = _known(maker)
     steps: list[Step] = []
     for p in maker.all:
         name, t = p.statement.output, p.types[p.statement.output]

@@ -20,7 +20,7 @@ from tilec.backends.triton.hopper_steps import hopper_steps
 from tilec.backends.triton.library import library_steps
 from tilec.backends.triton.log_dot import LogDot, LogWriter, recognise_log, viewed_with_tops, with_guards
 from tilec.backends.triton.pack import LEAST_WORK, packed, work
-from tilec.backends.triton.parts import HALVES, THIRDS, Parts, fitted, in_parts
+from tilec.backends.triton.parts import Parts, fitted, in_parts
 from tilec.backends.triton.plan import Allocate, Launch, Plan, Prepared, Release, Setting, Step, TorchLines
 from tilec.backends.triton.pointwise import fill, pointwise
 from tilec.backends.triton.prepared import settled
@@ -264,8 +264,8 @@ def _exponential_steps(
     inner = inner_variables(product, space, seen, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
     much = work(product, space) >= LEAST_WORK
-    scheme = HALVES if isinstance(found, LogDot) else THIRDS
-    divided = in_parts(scheme, product, space, seen, wide) if much and setting.precision == "highest" else None
+    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
+    divided = in_parts(product, space, seen, wide) if divisible else None
     computed = hoisted(product, space, seen, wide, last, True) if much and divided is None else None
     config = replace(choose_config(product, space, setting.shared), parts=1)
     after: list[Step] = []
@@ -273,7 +273,7 @@ def _exponential_steps(
     if divided is not None:
         before, seen, parts, after = divided
         steps += before
-        config = fitted(config, scheme, setting.shared)
+        config = fitted(config, setting.shared)
     elif computed is not None:
         before, known, _, product, after = computed
         seen = replace(known, statement=seen.statement)
