@@ -47,6 +47,32 @@ def test_the_same_gradients(name: str, dtype: torch.dtype, monkeypatch) -> None:
         )
 
 
+LATER = {
+    "some times alone": ("L[b] = sum(H[t, b] * H[t, b]), t - 100 < 200;", [(400, 2)]),
+    "an input of fewer times": ("L[b] = sum(H[t, b] * Y[t, b]);", [(400, 2), (200, 2)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::tilec.TileWarning")  # that the shorter input ends before time does is meant
+@pytest.mark.parametrize("name", [*LATER, "three steps back, shifted", "an output of fewer times"])
+def test_chunks_in_the_middle_of_time(name: str, monkeypatch) -> None:
+    """Of twenty chunks, those in which something begins, ends or is cut off are others than their neighbours."""
+    if name in LATER:
+        loss, shapes = LATER[name]
+        more = ", Y[S, B]" if len(shapes) > 1 else ""
+        source = f"function (X[T, B]{more}) -> (L) {{ H[t, b : T, B] = tanh(H[t - 1, b] + X[t, b]); {loss} }}"
+        inputs = inputs_for(shapes)
+    else:
+        source, made = CHUNKED[name]
+        inputs = inputs_for(made(400))
+    wanted = gradients(tilec.compile(source), inputs)
+    monkeypatch.setenv(BUDGET, "1")
+    function = tilec.compile(source)
+    assert kept_states(function, *inputs)
+    for got, right in zip(gradients(function, inputs), wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9 * max(1.0, float(right.detach().abs().max())))
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_does_not_fall_into_chunks_stays(name: str, monkeypatch) -> None:
     source, shapes = PLAIN[name]

@@ -255,7 +255,7 @@ class Function:
         sizes = dict(zip(self._sizes, values, strict=True))
         _, _, prepared = self._lower(types, sizes, self.backend, device, None, self.tune)
         if len(self._prepared) >= CACHED_CALLS:
-            self._prepared.pop(next(iter(self._prepared)))
+            self._prepared.pop(next(iter(self._prepared)), None)
         self._prepared[key] = prepared
         return prepared
 

@@ -36,7 +36,8 @@ class Lowered:
         return tuple(self._executable.kernels)
 
     def source(self) -> str:
-        """The generated code, with the Tile statements it comes from; it runs when pasted into a file."""
+        """The generated code, with the Tile statements it comes from; it runs when pasted into a file. Of a program in
+        chunks of time the chunks' programs, each by itself."""
         return self._executable.source()
 
     def asm(self, kind: str) -> str:

@@ -102,3 +102,25 @@ def test_two_runs_give_the_same_bits():
     given = inputs(LAYERS["layer norm"], 13, 51)
     first = (f(*given), *f.grad()(*given, given[0]))
     assert all(torch.equal(a, b) for a, b in zip(first, (f(*given), *f.grad()(*given, given[0])), strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "own"), [(torch.float32, 4), (torch.float64, 2)])
+def test_each_tensor_is_read_to_the_end_of_its_own_16_bytes(dtype, own):
+    """Beside an output of which 16 bytes are more elements."""
+    source = "function (X[R, C]) -> (Y) { M[r] = max(X[r, c]); Y[r, c] = float16(exp(X[r, c] - M[r])); }"
+    x = torch.randn(5, 83, dtype=dtype)
+    function = tilec.compile(source, backend="triton")
+    assert f"(place // {own} * {own}) < span" in function.lower(x).source()
+    torch.testing.assert_close(function(x), torch.exp(x - x.amax(1, keepdim=True)).half(), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+def test_blocks_no_longer_than_a_vector(dtype):
+    source = """function (X[R, C], B[R, C]) -> (Y) {
+        M[r] = mean(X[r, c]);
+        V[r] = mean((X[r, c] - M[r]) * (X[r, c] - M[r]));
+        Y[r, c] = (X[r, c] - M[r]) * rsqrt(V[r] + 1.0) + float32(B[r, c]);
+    }"""
+    x, b = torch.randn(51, 64).t(), torch.randint(0, 2, (64, 51)).to(dtype)
+    found, wanted = (tilec.compile(source, backend=name)(x, b) for name in ("triton", "torch"))
+    torch.testing.assert_close(found, wanted)

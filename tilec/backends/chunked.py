@@ -52,18 +52,22 @@ class ChunkedProgram:
     def __init__(self, calls: Calls, build: Build):
         self._calls = calls
         self._built: dict[tuple[Program, tuple[TensorType, ...]], Executable] = {}
-        for step in calls.steps:
-            for call in step.calls if isinstance(step, Sweep) else (step,):
-                key = call.program, call.types
-                if key not in self._built:
-                    self._built[key] = build(*key)
+        self._steps = [(step, [(call, self._shared(call, build)) for call in _calls(step)]) for step in calls.steps]
         self._last = self._last_uses()
+
+    def _shared(self, call: ChunkCall, build: Build) -> Executable:
+        """One executable for all calls of equal programs."""
+        key = call.program, call.types
+        if key not in self._built:
+            self._built[key] = build(*key)
+        return self._built[key]
 
     @property
     def kernels(self) -> Sequence[Kernel]:
         return tuple(k for e in self._built.values() for k in e.kernels)
 
     def source(self) -> str:
+        """The programs of chunks, each as a text of its own; what calls them is not among them."""
         return "\n\n".join(e.source() for e in self._built.values())
 
     def asm(self, kind: str) -> str:
@@ -73,41 +77,37 @@ class ChunkedProgram:
         tensors = dict(zip(self._calls.inputs, inputs, strict=True))
         device = inputs[0].device
         with torch.no_grad():
-            for step, unused in zip(self._calls.steps, self._last, strict=True):
+            for (step, calls), unused in zip(self._steps, self._last, strict=True):
                 if isinstance(step, Sweep):
-                    self._sweep(step, tensors, device)
-                else:
-                    self._run(step, tensors, {}, device)
+                    for name, t in step.made:
+                        tensors[name] = torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device)
+                carried: Tensors = {}
+                for call, executable in calls:
+                    results = executable([_given(source, tensors, carried, device) for source in call.sources])
+                    for place, sink in call.sinks:
+                        _take(results[place], sink, tensors, carried)
+                if isinstance(step, Sweep):
+                    for name, dtype in step.rounded:
+                        tensors[name] = tensors[name].to(getattr(torch, dtype))
                 for name in unused:
                     tensors.pop(name, None)
         return tuple([tensors[name] for name in self._calls.outputs])
-
-    def _sweep(self, sweep: Sweep, tensors: Tensors, device: torch.device) -> None:
-        for name, t in sweep.made:
-            tensors[name] = torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device)
-        carried: Tensors = {}
-        for call in sweep.calls:
-            self._run(call, tensors, carried, device)
-        for name, dtype in sweep.rounded:
-            tensors[name] = tensors[name].to(getattr(torch, dtype))
-
-    def _run(self, call: ChunkCall, tensors: Tensors, carried: Tensors, device: torch.device) -> None:
-        given = [_given(source, tensors, carried, device) for source in call.sources]
-        results = self._built[call.program, call.types](given)
-        for place, sink in call.sinks:
-            _take(results[place], sink, tensors, carried)
 
     def _last_uses(self) -> list[list[str]]:
         """For each step the tensors that are read in none after it."""
         seen = set(self._calls.outputs)
         found = []
         for step in reversed(self._calls.steps):
-            calls = step.calls if isinstance(step, Sweep) else (step,)
+            calls = _calls(step)
             names = dict.fromkeys(x.tensor for c in calls for x in c.sources if isinstance(x, Whole | Slice | Kept))
             names.update(dict.fromkeys(x.tensor for c in calls for _, x in c.sinks if not isinstance(x, Carry)))
             found.append([n for n in names if n not in seen])
             seen.update(names)
         return found[::-1]
+
+
+def _calls(step: ChunkCall | Sweep) -> tuple[ChunkCall, ...]:
+    return step.calls if isinstance(step, Sweep) else (step,)
 
 
 def _given(source: Source, tensors: Tensors, carried: Tensors, device: torch.device) -> torch.Tensor:

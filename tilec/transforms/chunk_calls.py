@@ -1,12 +1,12 @@
 """A program in chunks of time, as calls of smaller programs: those of whole tensors, and in between sweeps over chunks.
 
 A chunk's program holds the statements of the parts that are computed in this sweep and of what these read, over the
-times of the chunk. Chunks away from the ends of time, and from times of which something is asked, have the same one.
+times of the chunk. Chunks of which nothing particular is asked have equal ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.errors import TileError
@@ -16,7 +16,7 @@ from tilec.transforms.chunk_program import Chunk, Frame
 from tilec.transforms.chunks import Chunks, Course, independent
 from tilec.transforms.naming import Names
 from tilec.transforms.simplify import drop_dead
-from tilec.transforms.timeline import WHOLE, Part, Types, Untimed, timeline
+from tilec.transforms.timeline import Types, Untimed, timeline
 
 
 def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangents: Sequence[str] = ()) -> Calls | None:
@@ -75,33 +75,12 @@ class _Plan:
         sinks = tuple((k, Assign(n)) for k, n in enumerate(outputs))
         return [ChunkCall(program, tuple(self.types[n] for n in names), tuple(map(Whole, names)), sinks)]
 
-    def _ends(self, p: Part) -> Iterator[int]:
-        """The times at which something begins or ends for a part."""
-        yield from (p.low, p.high - 1)
-        for n, axis, steps in p.reads:
-            if axis != WHOLE:
-                yield from (-steps, self.line.extent(n, axis) - 1 - steps)
-
     def _sweep(self, stage: int) -> Sweep | None:
+        """Every chunk has a program made for it: which parts are active in it, and which ranges are cut off at an end,
+        may differ anywhere. Equal ones are built once."""
         count = self.chunks.count
-        special = {0, 1, count - 2, count - 1}
-        for p in self.course.parts:
-            for time in self._ends(p):
-                k = time // self.chunks.length
-                special |= {k - 1, k, k + 1}
-        calls = []
-        regular: tuple[int, ChunkCall | None] | None = None
         order = range(count) if self.course.rising(stage) else range(count - 1, -1, -1)
-        for k in order:
-            if k in special or regular is None:
-                call = Chunk(self.frame, stage, k).call()
-                if k not in special:
-                    regular = k, call
-            else:
-                first, model = regular
-                call = None if model is None else model.later(k - first, (k - first) * self.chunks.length)
-            if call is not None:
-                calls.append(call)
+        calls = [call for k in order if (call := Chunk(self.frame, stage, k).call()) is not None]
         if not calls:
             return None
         parts = [p for p in self.course.parts if self.course.stage[p.output] == stage]

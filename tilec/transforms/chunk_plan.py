@@ -3,7 +3,7 @@ what becomes of their outputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
@@ -111,24 +111,6 @@ class ChunkCall:
     types: tuple[TensorType, ...]
     sources: tuple[Source, ...]
     sinks: tuple[tuple[int, Sink], ...]
-
-    def later(self, chunks: int, steps: int) -> ChunkCall:
-        """The same for a chunk that many chunks, and steps, further on."""
-
-        def moved(x: Source | Sink) -> Source | Sink:
-            match x:
-                case Slice():
-                    return replace(x, low=x.low + steps, high=x.high + steps)
-                case Start():
-                    return Start(x.time + steps)
-                case Into():
-                    return replace(x, at=x.at + steps)
-                case Kept() | Keep():
-                    return replace(x, k=x.k + chunks)
-            return x
-
-        sources = tuple(map(moved, self.sources))
-        return replace(self, sources=sources, sinks=tuple((i, moved(x)) for i, x in self.sinks))  # type: ignore[arg-type, misc]
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def alignment(
     (step, _), *_ = Counter(one.values()).most_common()
     tensors = frozenset(name for name, n in one.items() if n == step)
     vector = max(VECTOR // getattr(torch, types[name].dtype).itemsize for name in tensors)
-    if step % vector == 0:
+    if step % vector == 0 or block < 2 * vector:
         return None
     return Alignment(tensors, step, vector)
 
@@ -101,7 +101,9 @@ class AlignedFrame(Frame):
     def read(self, access: Access, other: float | int | None) -> str:
         if access.tensor not in self.aligned.tensors:
             return super().read(access, other)
-        mask = "row_in[:, None] & (vector < span)[None, :]"
+        own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
+        begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
+        mask = f"row_in[:, None] & ({begins} < span)[None, :]"
         text = f"tl.load({self.aligned_address(access.tensor)}, mask={mask}, other={0 if other is None else other})"
         return self.assign(python_name(access.tensor).lower(), text, free_of(access))
 
