@@ -13,8 +13,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("name", CHUNKED)
-def test_the_samegradients(name, monkeypatch):
+FIRST = ("a shuffling network", "a tanh network", "a Markov model", "a moving average", "down in time", "two layers")
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in CHUNKED])
+def test_the_same_gradients(name, monkeypatch):
     source, shapes = CHUNKED[name]
     inputs = inputs_for(shapes(27), torch.float32)
     wanted = gradients(tilec.compile(source), inputs)

@@ -94,7 +94,9 @@ def check(source, inputs, tolerance, monkeypatch, budget, gradient=True):
     return f
 
 
-@pytest.mark.parametrize("shape, budget", [((1, 33, 20), 1200), ((3, 17, 24), 700)], ids=str)
+@pytest.mark.parametrize(
+    "shape, budget", [((1, 33, 20), 1200), pytest.param((3, 17, 24), 700, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, shape, budget, monkeypatch):
     b, n, m = shape
