@@ -25,7 +25,7 @@ from tilec.language import show
 from tilec.lowered import Lowered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
-from tilec.torch_op import Recorded, TileCall
+from tilec.torch_op import Recorded, TileCall, recording
 from tilec.transforms.bind import bind, size_inputs
 from tilec.transforms.chunk_calls import chunk_calls
 from tilec.transforms.chunk_plan import Calls
@@ -178,7 +178,7 @@ class Function:
         if self._sizes or len(self._settled) >= CACHED_CALLS:
             return
         weak = (False,) * len(tensors)
-        if _recording(tensors):
+        if recording(tensors):
             recorded, count = self._record(tensors, weak), len(self.outputs)
             self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
         elif (prepared := self.prepared(tensors, weak)).plain:
@@ -186,7 +186,7 @@ class Function:
 
     def call(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...]) -> tuple[torch.Tensor | None, ...]:
         """Outputs as a tuple, recorded for autograd where an input asks for it; `weak` marks Python numbers."""
-        if _recording(tensors):
+        if recording(tensors):
             return TileCall.apply(self._record(tensors, weak), *tensors)[: len(self.outputs)]
         return self.prepared(tensors, weak)(tensors)
 
@@ -387,10 +387,6 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
             return None
         found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
     return tuple(found)
-
-
-def _recording(tensors: Sequence[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
 
 
 def signature_types(tensors: Sequence[torch.Tensor]) -> list[tuple]:

@@ -103,6 +103,11 @@ class Recorded:
         return self._passes[key]
 
 
+def recording(tensors: Sequence[torch.Tensor]) -> bool:
+    """Does torch record what is done with these?"""
+    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+
+
 class Ready:
     """A function whose inputs have the same shapes and types in each call; `weak` are Python numbers."""
 
@@ -112,7 +117,7 @@ class Ready:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
         """The outputs, recorded if torch records."""
-        if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
+        if recording(tensors):
             return self._function.call(tensors, self._weak)
         device = tensors[0].device.type
         prepared = self._prepared.get(device)

@@ -25,8 +25,7 @@ class Launched:
         self._launch = launch
         self._function = function_of(launch)
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
-        pointed = [v.tensor for v in self._values if isinstance(v, (Pointer, Descriptor))]
-        self._names = tuple(dict.fromkeys(pointed))
+        self._names = launch.tensors
         self._ready: dict[tuple[int, ...], list[Any]] = {}  # by addresses
         self._maps: dict[int, tuple[Any, str, int, int]] = {}
         self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it

@@ -72,6 +72,11 @@ class Launch:
     together: bool = False
     sociable: bool = False
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that it is given, each once."""
+        return tuple(dict.fromkeys(v.tensor for _, v in self.arguments if isinstance(v, Pointer | Descriptor)))
+
 
 @dataclass(frozen=True)
 class Repeat:

@@ -42,11 +42,11 @@ def _touched(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         case Allocate(tensor, _, _, fill):
             return ((fill,) if isinstance(fill, str) else (), (tensor,))
         case Launch() if any(isinstance(v, Descriptor) for _, v in step.arguments):
-            return _pointed(step), ()
+            return step.tensors, ()
         case Launch():
             return (), ()
         case Repeat(launch):
-            return _pointed(launch), ()
+            return launch.tensors, ()
         case Table(tensor):
             return (), (tensor,)
         case TorchLines():
@@ -54,10 +54,6 @@ def _touched(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         case Release():
             return (), ()
     return None
-
-
-def _pointed(launch: Launch) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.tensor for _, v in launch.arguments if isinstance(v, (Pointer, Descriptor))))
 
 
 class _Writer:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.plan import Launch, Pointer
+from tilec.backends.triton.plan import Launch
 
 KERNEL = re.compile(r"^@triton\.jit[^\n]*\ndef (\w+)\(\n?(.*?)\n?\):\n", re.M | re.S)
 PLAIN = re.compile(r"do_not_specialize=\[(.*?)\]")
@@ -96,4 +96,4 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
 
 def touched(launch: Launch) -> set[str]:
     """The tensors that a launch reads or writes."""
-    return {v.tensor for _, v in launch.arguments if isinstance(v, Pointer)}
+    return set(launch.tensors)
