@@ -19,7 +19,7 @@ from support.chunks import (
 
 import tilec
 from tests.support.saved import kept_bytes
-from tilec.backends.chunked import ChunkedProgram
+from tilec.backends.common.checkpoint_runner import ChunkedProgram
 
 BUDGET = "TILEC_STATE_BUDGET"
 ROUGH = {torch.float64: (1e-11, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloat16: (0.03, 0.03)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.reference import ReferenceBackend
+from tilec.backends.torch import TorchBackend
 from tilec.cli import main
 
 MATMUL = "function mm(A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }\n"
@@ -82,13 +82,13 @@ def test_tune_measures_the_function_and_its_gradient(
 ) -> None:
     """As on a machine with a GPU, with the torch backend in the place of one that has something to measure."""
     built = []
-    build = ReferenceBackend.build
+    build = TorchBackend.build
 
     def noting(self, lowering, options=None):
         built.append((lowering.stages["source"].outputs, [t.shape for t in lowering.types.values()], options.tune))
         return build(self, lowering, options)
 
-    monkeypatch.setattr(ReferenceBackend, "build", noting)
+    monkeypatch.setattr(TorchBackend, "build", noting)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(tilec.api, "_on_device", functools.partial(on_cpu, tilec.api._on_device))
     monkeypatch.setenv("TILEC_CACHE", str(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.bench.sweep_points import OURS, RANGES, log_product
+from tilec.bench.sweep.points import OURS, RANGES, log_product
 
 pytestmark = [
     pytest.mark.gpu,

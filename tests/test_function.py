@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.reference import ReferenceBackend
+from tilec.backends.torch import TorchBackend
 
 MATMUL = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
 CONVOLUTION = """
@@ -284,13 +284,13 @@ def test_backends() -> None:
 def test_tune_reaches_the_backend(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In calls, gradients, copies; never in `lower`, which runs nothing."""
     seen = []
-    build = ReferenceBackend.build
+    build = TorchBackend.build
 
     def noting(self, lowering, options=None):
         seen.append(options.tune)
         return build(self, lowering, options)
 
-    monkeypatch.setattr(ReferenceBackend, "build", noting)
+    monkeypatch.setattr(TorchBackend, "build", noting)
     f = tilec.compile(MATMUL, tune=tune)
     f(double(2, 3), double(3, 4)).sum().backward()
     f.grad()(torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4))

@@ -13,7 +13,7 @@ from tilec.ir.program import Call, expressions, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse, show
 from tilec.pipeline import lower
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 BIG = 12345678901
 DROPOUT = "function (X, S) -> (Y) { Y = rand(S) < 0.25 ? 0 : X / 0.75; }"

@@ -15,7 +15,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
-from tilec.transforms.sizes import seed_inputs
+from tilec.transforms.bind.sizes import seed_inputs
 
 
 def compile(

@@ -15,7 +15,7 @@ import torch
 from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
 from tilec.backends import choose
 from tilec.backends.base import Backend, Executable, Lowering, Options
-from tilec.backends.chunked import ChunkedProgram
+from tilec.backends.common.checkpoint_runner import ChunkedProgram
 from tilec.cost import size_in_bytes
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning, Unsupported
 from tilec.ir.infer import infer
@@ -26,14 +26,14 @@ from tilec.lowered import Lowered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall, recording
-from tilec.transforms.bind import bind, size_inputs
-from tilec.transforms.chunk_calls import chunk_calls
-from tilec.transforms.chunk_plan import Calls
-from tilec.transforms.chunks import Chunks
-from tilec.transforms.grad import grad
-from tilec.transforms.mismatch import mismatches
-from tilec.transforms.simplify import simplify
-from tilec.transforms.sizes import seed_inputs
+from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.bind.bind import bind, size_inputs
+from tilec.transforms.bind.lint_sizes import mismatches
+from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.checkpoint.calls import chunk_calls
+from tilec.transforms.checkpoint.chunks import Chunks
+from tilec.transforms.checkpoint.plan import Calls
+from tilec.transforms.simplify.simplify import simplify
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 

@@ -11,16 +11,16 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
-from tilec.transforms.bind import bind
-from tilec.transforms.defract import defract
-from tilec.transforms.factor import factor
-from tilec.transforms.flatten import flatten
-from tilec.transforms.identities import apply_identities
-from tilec.transforms.kinds import Kinds
-from tilec.transforms.narrow import narrow
-from tilec.transforms.reduce import reduce
-from tilec.transforms.simplify import simplify
-from tilec.transforms.views import drop_views
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.factor import factor
+from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.lower.tighten_domains import narrow
+from tilec.transforms.lower.views import drop_views
+from tilec.transforms.simplify.identities import apply_identities
+from tilec.transforms.simplify.simplify import simplify
+from tilec.transforms.util.kinds import Kinds
 
 
 @dataclass(frozen=True)

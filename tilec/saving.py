@@ -9,7 +9,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
 A recurrence that is not kept is computed again in the backward pass: whole, or, where the states of all such take more
-than TILEC_STATE_BUDGET bytes, in chunks of time (`transforms/chunks.py`), from states that are kept between these.
+than TILEC_STATE_BUDGET bytes, in chunks of time (`transforms/checkpoint/chunks.py`), from states that are kept between
+these.
 
 An input that neither part reads after that is not kept, and one of which only the shape is asked leaves nothing but its
 shape. What is kept beside inputs and outputs is an output of the forward pass that the caller does not see: its own
@@ -39,11 +40,11 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, kind
 from tilec.pipeline import bind_flat
-from tilec.transforms.bind import bind
-from tilec.transforms.chunks import Chunks, choose_chunks, independent
-from tilec.transforms.grad import grad_beside
-from tilec.transforms.naming import Names
-from tilec.transforms.simplify import drop_dead, truth
+from tilec.transforms.autodiff.grad import grad_beside
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
+from tilec.transforms.simplify.simplify import drop_dead, truth
+from tilec.transforms.util.naming import Names
 
 SMALL = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading

@@ -18,8 +18,8 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.saving import Backward, Partition
-from tilec.transforms.chunks import Chunks
-from tilec.transforms.simplify import simplify
+from tilec.transforms.checkpoint.chunks import Chunks
+from tilec.transforms.simplify.simplify import simplify
 
 if TYPE_CHECKING:
     from tilec.function import Function

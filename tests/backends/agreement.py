@@ -7,11 +7,11 @@ import torch
 
 import tilec
 from tilec.backends.base import Options
-from tilec.backends.reference import ReferenceBackend
+from tilec.backends.torch import TorchBackend
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower
-from tilec.transforms.bind import size_inputs
+from tilec.transforms.bind.bind import size_inputs
 
 SMALL = Options(block=24, memory_budget=4096)
 
@@ -33,7 +33,7 @@ def run(source, inputs, options=None):
         n: TensorType(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in zip(names, inputs, strict=True)
     }
     values = {n: int(inputs[names.index(n)]) for n in size_inputs(program)}
-    executable = ReferenceBackend().build(lower(program, types, values), options)
+    executable = TorchBackend().build(lower(program, types, values), options)
     return executable(inputs), executable.source()
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from support.cubins import compile_launch
 from support.products import Case, Convolution, matmul, worked_example
 
-from tilec.backends.triton.hopper import Config, configs, default_config, plan_hopper
-from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.matmul.hopper.kernels import Config, configs, default_config, plan_hopper
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 SAME = Convolution(8, (28, 28), 64, 128, (3, 3), pad=1)
 SEED = Convolution(32, (57, 57), 128, 128, (3, 3), stride=3, dilation=2)

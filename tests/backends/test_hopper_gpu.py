@@ -11,7 +11,7 @@ import torch
 from support.hopper_cases import CASES, STAYING
 from support.products import reference
 
-from tilec.backends.triton.hopper import configs, plan_hopper
+from tilec.backends.triton.matmul.hopper.kernels import configs, plan_hopper
 
 pytestmark = [
     pytest.mark.gpu,

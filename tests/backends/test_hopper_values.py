@@ -10,8 +10,8 @@ from support.gluon import run
 from support.hopper_cases import CASES, STAYING, boxes
 from support.products import Case, matmul, reference
 
-from tilec.backends.triton import hopper
-from tilec.backends.triton.hopper import Config, plan_hopper
+from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.matmul.hopper.kernels import Config, plan_hopper
 
 POISON = 12345.0
 

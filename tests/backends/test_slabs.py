@@ -8,12 +8,12 @@ import torch
 import tilec
 from tests.support.saved import kept_bytes
 from tilec.backends.base import Options
-from tilec.backends.reference import ReferenceBackend
-from tilec.backends.reference.slabs import in_slabs
+from tilec.backends.torch import TorchBackend
+from tilec.backends.torch.axis_tiling import in_slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 WHOLE = Options(block=2**40)
 SMALL = Options(block=64)
@@ -39,7 +39,7 @@ def inputs_of(program) -> list[torch.Tensor]:
 
 def run(program, inputs, options: Options):
     types = {n: TensorType(tuple(t.shape), "float64") for n, t in zip(program.input_names(), inputs, strict=True)}
-    executable = ReferenceBackend().build(lower(program, types, {}), options)
+    executable = TorchBackend().build(lower(program, types, {}), options)
     return executable, executable(inputs)
 
 

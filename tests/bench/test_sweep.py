@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from tilec.bench import __main__ as command
-from tilec.bench import sweep, sweep_draw, sweep_layers, works, works_steps
-from tilec.bench import sweep_points as points
-from tilec.bench.sweep_layers import RELU, layer
-from tilec.bench.sweep_points import COMPILED, OURS, SHIFTED, Point
+from tilec.bench import works, works_steps
+from tilec.bench.sweep import draw as sweep_draw
+from tilec.bench.sweep import layers as sweep_layers
+from tilec.bench.sweep import points, sweep
+from tilec.bench.sweep.layers import RELU, layer
+from tilec.bench.sweep.points import COMPILED, OURS, SHIFTED, Point
 from tilec.bench.works import LIGER
 
 SMALL = {

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.dot_blocks import SIZES, TILES, Config
-from tilec.backends.triton.executable import PlannedCall
-from tilec.backends.triton.plan import Allocate, Plan, Setting
-from tilec.backends.triton.program import product_task
-from tilec.backends.triton.sizes import contiguous
-from tilec.backends.triton.store import default_store
-from tilec.backends.triton.ways import steps_of
+from tilec.backends.triton.matmul.blocks import SIZES, TILES, Config
+from tilec.backends.triton.plan.plan import Allocate, Plan, Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.executable import PlannedCall
+from tilec.backends.triton.schedule.candidates import steps_of
+from tilec.backends.triton.schedule.planner import product_task
+from tilec.backends.triton.tuning.store import default_store
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower

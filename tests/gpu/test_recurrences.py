@@ -8,7 +8,7 @@ import torch
 from support.chunks import CHUNKED, gradients, inputs_for, kept_states
 
 import tilec
-from tilec.backends.triton import recurrence_sweep
+from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton import scan as scans
-from tilec.backends.triton.scan_text import Tiling
+from tilec.backends.triton.scan import scan as scans
+from tilec.backends.triton.scan.kernel import Tiling
 
 pytestmark = [
     pytest.mark.gpu,

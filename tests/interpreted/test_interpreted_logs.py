@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton import hoist, program
-from tilec.backends.triton.log_dot import LogWriter
-from tilec.backends.triton.weighted import WeightedWriter
-from tilec.bench.sweep_points import shares
+from tilec.backends.triton.matmul import precompute_operands as hoist
+from tilec.backends.triton.matmul.exp_weighted_matmul import WeightedWriter
+from tilec.backends.triton.matmul.logsumexp_matmul import LogWriter
+from tilec.backends.triton.schedule import planner as program
+from tilec.bench.sweep.points import shares
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

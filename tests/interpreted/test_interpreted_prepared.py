@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton import hoist, parts, program
-from tilec.backends.triton.device_text import module_text
-from tilec.backends.triton.plan import Allocate, Launch, Pointer, Release
-from tilec.backends.triton.prepared import settled
-from tilec.backends.triton.together import alike, together, touched
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.fusion.horizontal_fusion import alike, together, touched
+from tilec.backends.triton.matmul import precompute_operands as hoist
+from tilec.backends.triton.matmul import split as parts
+from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
+from tilec.backends.triton.schedule import planner as program
+from tilec.backends.triton.schedule.materialize import settled
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -105,7 +107,7 @@ def launch(name, output, source, grid=(2, 1, 1), warps=4, lines=()):
 
 
 def test_launches_of_any_grid_become_one():
-    from tilec.backends.triton.launched import Launched
+    from tilec.backends.triton.runtime.launcher import Launched
 
     first, second = launch("one", "P", "A", (4, 1, 1)), launch("two", "Q", "B", (2, 2, 1))
     third = launch("three", "R", "A", (4, 1, 1))

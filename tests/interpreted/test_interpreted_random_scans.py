@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.programs import PHASES
 
 import tilec
-from tilec.backends.triton import scan as scans
-from tilec.backends.triton import scan_text
-from tilec.backends.triton.scan_text import Tiling
+from tilec.backends.triton.scan import kernel as scan_text
+from tilec.backends.triton.scan import scan as scans
+from tilec.backends.triton.scan.kernel import Tiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

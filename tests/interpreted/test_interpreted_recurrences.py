@@ -12,7 +12,10 @@ from support.recurrences import RECURRENCES
 from test_interpreted_programs import agree, agree_with_gradient
 
 import tilec
-from tilec.backends.triton import recurrence, recurrence_local, recurrence_step, recurrence_sweep
+from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
+from tilec.backends.triton.recurrence import parallel_lanes as recurrence_local
+from tilec.backends.triton.recurrence import recurrence
+from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse
 
 pytestmark = pytest.mark.skipif(

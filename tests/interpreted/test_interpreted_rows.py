@@ -7,7 +7,10 @@ import torch
 from support.layers import DROPOUT, LAYERS, exact, inputs
 
 import tilec
-from tilec.backends.triton import grouping, pointwise_tiling, rows, rows_tiling
+from tilec.backends.triton.fusion import grow_groups as grouping
+from tilec.backends.triton.pointwise import tiling as pointwise_tiling
+from tilec.backends.triton.rows import rows
+from tilec.backends.triton.rows import tiling as rows_tiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

@@ -9,9 +9,11 @@ import torch
 from support.recurrences import RECURRENCES
 
 import tilec
-from tilec.backends.triton import program, recurrence, scan_text
-from tilec.backends.triton import scan as scans
-from tilec.backends.triton.scan_text import Tiling
+from tilec.backends.triton.recurrence import recurrence
+from tilec.backends.triton.scan import kernel as scan_text
+from tilec.backends.triton.scan import scan as scans
+from tilec.backends.triton.scan.kernel import Tiling
+from tilec.backends.triton.schedule import planner as program
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.interpreted import prepare_interpreter
-from tilec.backends.triton.plan import Slabs
+from tilec.backends.triton.plan.plan import Slabs
+from tilec.backends.triton.runtime.interpreter import prepare_interpreter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

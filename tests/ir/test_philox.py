@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilec.backends.reference import philox as torch_philox
+from tilec.backends.torch.expr import philox as torch_philox
 from tilec.ir.philox import normal, philox, uniform, words
 
 # counter, key, words: the known answers that Random123 1.14 publishes for philox4x32-10

@@ -15,7 +15,7 @@ import tilec
 from tilec.errors import TileError
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 
 @settings(max_examples=25, phases=PHASES)

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

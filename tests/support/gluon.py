@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 
 class Type:

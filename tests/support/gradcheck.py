@@ -9,7 +9,7 @@ import numpy as np
 from tilec.ir.evaluate import evaluate
 from tilec.ir.program import Program
 from tilec.language import parse, show
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 STEP = 1e-4  # of a stencil of fourth order: its error and the rounding are both below 1e-9 for values near 1
 

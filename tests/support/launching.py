@@ -10,7 +10,7 @@ from support.cubins import load
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tilec.backends.triton.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 
 def bind(launches: Sequence[Launch], tensors: Mapping[str, torch.Tensor], directory: Path) -> Callable[[], None]:

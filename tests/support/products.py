@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from tilec.backends.triton.hopper import Dot, Operand
+from tilec.backends.triton.matmul.hopper.kernels import Dot, Operand
 from tilec.ir.index import Affine
 
 

@@ -18,8 +18,8 @@ from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.language import parse, show
 from tilec.pipeline import PASSES, Setting, lower
-from tilec.transforms.bind import size_inputs
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.bind.bind import size_inputs
 
 REFUSALS = (WriteConflict, SizeMistake)  # of a program that parses; then the oracle and the passes both refuse
 

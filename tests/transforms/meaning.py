@@ -10,8 +10,8 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.verify import verify
 from tilec.language import parse, show
-from tilec.transforms.bind import bind, size_inputs
-from tilec.transforms.flatten import flatten
+from tilec.transforms.bind.bind import bind, size_inputs
+from tilec.transforms.lower.flatten import flatten
 
 
 def bound(source: str, *arrays) -> Program:

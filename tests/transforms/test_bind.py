@@ -15,7 +15,7 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Access, Index
 from tilec.ir.types import TensorType
 from tilec.language import parse
-from tilec.transforms.bind import bind, size_inputs
+from tilec.transforms.bind.bind import bind, size_inputs
 
 
 def array(*shape: int, dtype: str = "float32") -> np.ndarray:

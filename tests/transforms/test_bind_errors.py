@@ -19,7 +19,7 @@ from tilec.errors import (
 )
 from tilec.ir.types import TensorType
 from tilec.language import parse
-from tilec.transforms.bind import bind
+from tilec.transforms.bind.bind import bind
 
 
 def f(*shape: int) -> TensorType:

@@ -7,7 +7,7 @@ import pytest
 from tilec.errors import InputMistake, NameMistake
 from tilec.ir.program import Call, walk
 from tilec.language import parse, show
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 
 def lines(source: str, wrt=None) -> list[str]:

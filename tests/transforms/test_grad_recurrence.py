@@ -9,7 +9,7 @@ from support.gradcheck import check_gradient
 
 import tilec
 from tilec.language import parse, show
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 RNG = np.random.default_rng(1)
 

@@ -8,8 +8,8 @@ from support.gradcheck import check_gradient
 
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse, show
-from tilec.transforms import scans
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff import scans
+from tilec.transforms.autodiff.grad import grad
 
 AGGREGATIONS = ("+", "*", ">", "<", "logsumexp")
 inf, nan = np.inf, np.nan

@@ -12,8 +12,8 @@ from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.types import DTYPES
 from tilec.language import parse
-from tilec.transforms.adjoint import RULES
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.adjoint import RULES
+from tilec.transforms.autodiff.grad import grad
 
 INDICES = np.array([0, 2, 1, 0, 5])
 

@@ -17,9 +17,9 @@ from tilec.ir.program import Call, expressions, walk
 from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.language import parse, show
 from tilec.pipeline import lower
-from tilec.transforms.bind import bind
-from tilec.transforms.identities import RULES, _one_minus_cosine, _sine_and_cosine, apply_identities
-from tilec.transforms.simplify import simplify
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.simplify.identities import RULES, _one_minus_cosine, _sine_and_cosine, apply_identities
+from tilec.transforms.simplify.simplify import simplify
 
 # what is written -> what is computed of it
 TABLE = {

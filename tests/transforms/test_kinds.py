@@ -12,7 +12,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Float, Index, Inside, Int, Name, Pad, Statement
 from tilec.ir.types import DTYPES, ElementType, TensorType, kind
-from tilec.transforms.kinds import ANY, aggregated, kinds, statement_kinds
+from tilec.transforms.util.kinds import ANY, aggregated, kinds, statement_kinds
 
 A, B, C = (Access(name, (Index("i"),)) for name in "ABC")
 ROWS = [f for f in FUNCTIONS.values() if f.name not in ("same", "reshape", "gather", "scatter", "simple_reduce")]

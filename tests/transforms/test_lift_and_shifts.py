@@ -10,10 +10,10 @@ import torch
 import tilec
 from tests.transforms.test_grad import lines
 from tilec.language import parse
-from tilec.transforms.extents import extents
-from tilec.transforms.lift import lift
-from tilec.transforms.naming import Names
-from tilec.transforms.shifts import cancelling
+from tilec.transforms.autodiff.outline_reductions import lift
+from tilec.transforms.autodiff.shift_invariance import cancelling
+from tilec.transforms.util.extents import extents
+from tilec.transforms.util.naming import Names
 
 SOFTMAX = "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])));"
 

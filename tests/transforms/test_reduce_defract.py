@@ -14,12 +14,12 @@ from tilec.ir.types import TensorType
 from tilec.ir.verify import verify
 from tilec.language import parse, show
 from tilec.lattice.sets import bounds, domain, shapes_of
-from tilec.transforms.bind import bind
-from tilec.transforms.defract import defract
-from tilec.transforms.flatten import flatten
-from tilec.transforms.grad import grad
-from tilec.transforms.reduce import reduce
-from tilec.transforms.roles import Roles, roles
+from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.util.roles import Roles, roles
 
 INPUT_GRADIENT = """
 function (DO[N, OH, OW, CO], K[KH, KW, CI, CO]) -> (DI) {

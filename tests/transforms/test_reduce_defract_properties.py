@@ -12,9 +12,9 @@ from random_statements import scatters, statements
 from tilec.ir.index import linear
 from tilec.ir.program import Call, Index, Int, index_variables
 from tilec.lattice.sets import bounds, domain
-from tilec.transforms.defract import defract_statement
-from tilec.transforms.reduce import reduce_statement
-from tilec.transforms.roles import roles
+from tilec.transforms.lower.defract import defract_statement
+from tilec.transforms.lower.reduce import reduce_statement
+from tilec.transforms.util.roles import roles
 
 
 def weighted(s):

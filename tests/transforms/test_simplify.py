@@ -15,8 +15,8 @@ from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.ir.verify import verify
 from tilec.language import parse, show, show_expr
 from tilec.pipeline import lower
-from tilec.transforms.bind import bind
-from tilec.transforms.simplify import fold, simplify, truth
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.simplify.simplify import fold, simplify, truth
 
 
 def expression(text: str):

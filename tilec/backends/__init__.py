@@ -27,9 +27,9 @@ def choose(name: str | None, device: str, target: str | None = None) -> Backend:
         return TritonBackend(target, library=name is None)
     if target is not None:
         raise Unsupported(f"the torch backend compiles for no target; got {target!r}", hint="leave target out")
-    from tilec.backends.reference import ReferenceBackend
+    from tilec.backends.torch import TorchBackend
 
-    return ReferenceBackend()
+    return TorchBackend()
 
 
 def has_triton() -> bool:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
-from tilec.bench import cpu, gpu, layers, recurrences, sweep, sweep_draw
+from tilec.bench import cpu, gpu, layers, recurrences
 from tilec.bench.gpu_page import line, section, sentence
 from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OURS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
+from tilec.bench.sweep import draw, sweep
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 
@@ -131,7 +132,7 @@ def _sweep(given: argparse.Namespace) -> None:
         paths = sweep.written(known, given.folder)
     try:
         for path in paths:
-            print(sweep_draw.draw(path))
+            print(draw.draw(path))
     except ImportError:
         print('not drawn: matplotlib is missing (pip install "tilec[bench]"); --draw draws later', flush=True)
 

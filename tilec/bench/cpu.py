@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from tilec.backends.base import Options
-from tilec.backends.reference import ReferenceBackend, TorchProgram
+from tilec.backends.torch import TorchBackend, TorchProgram
 from tilec.bench import works
 from tilec.bench.measure import Build, Candidate, Case
 from tilec.bench.works import Work
@@ -31,7 +31,7 @@ def executable(program: Program, inputs: list[torch.Tensor], library: bool = Tru
         name: TensorType(tuple(t.shape), str(t.dtype).removeprefix("torch."))
         for name, t in zip(program.input_names(), inputs, strict=True)
     }
-    return ReferenceBackend().build(lower(program, types, {}), Options(library=library))
+    return TorchBackend().build(lower(program, types, {}), Options(library=library))
 
 
 def against(work: Work, inputs: Callable[[], list[torch.Tensor]], ways: dict[str, bool]) -> Build:

@@ -10,7 +10,7 @@ from tilec.bench.cpu import executable, randn
 from tilec.bench.measure import Case
 from tilec.ir.program import Program
 from tilec.language import parse
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tilec.ir.program import Program
 from tilec.language import parse
-from tilec.transforms.grad import grad
+from tilec.transforms.autodiff.grad import grad
 
 EAGER, COMPILED, LIGER = "eager", "torch.compile", "Liger"
 Results = torch.Tensor | tuple[torch.Tensor, ...]

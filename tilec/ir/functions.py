@@ -2,7 +2,7 @@
 
 A row holds the name, the number of arguments, how the result's type follows, what NumPy computes (for the oracle), the
 torch expression (for the torch backend), the Triton expression (for the Triton backend; functions written `name_` there
-are those of `backends/triton/device.py`), the pullback (for gradients) and, for operators, how it is written.
+are those of `backends/triton/emit/device.py`), the pullback (for gradients) and, for operators, how it is written.
 
 A pullback takes (g, args, f): the cotangent of the result, the arguments and the call itself; it returns one cotangent
 an argument, None for zero. It holds g once in each, so that gradients of deep expressions stay small, and hides it by a

@@ -26,7 +26,7 @@ from tilec.ir.program import (
 )
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
 from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, domain, domain_of, sizes_of
-from tilec.transforms.naming import separate
+from tilec.transforms.util.naming import separate
 
 
 def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]:

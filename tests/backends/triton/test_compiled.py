@@ -84,7 +84,7 @@ def test_gradients_of_recurrences(family: str) -> None:
 
 
 def test_programs_that_wait_for_each_other(monkeypatch) -> None:
-    monkeypatch.setattr("tilec.backends.triton.recurrence_sweep.WAITING_WORK", 0)
+    monkeypatch.setattr("tilec.backends.triton.recurrence.coupled_lanes.WAITING_WORK", 0)
     lowered = tilec.compile(NETWORK, backend="triton").lower(spec((512, 512)), spec((9, 3, 512)), target="sm_90")
     assert "launch_cooperative_grid=True" in lowered.source()
     text = lowered.asm("ptx")

@@ -8,14 +8,14 @@ import os
 import pytest
 
 import tilec
-from tilec.backends.affine import affine_steps
-from tilec.backends.triton import scan as scans
-from tilec.backends.triton.coalesce import Viewed
-from tilec.backends.triton.scan import choose_tiling
-from tilec.backends.triton.scan_form import recognise_scan, recognise_steps
-from tilec.backends.triton.scan_text import Tiling
-from tilec.backends.triton.sizes import contiguous
-from tilec.backends.triton.space import build_space
+from tilec.backends.common.affine import affine_steps
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.scan import scan as scans
+from tilec.backends.triton.scan.form import recognise_scan, recognise_steps
+from tilec.backends.triton.scan.kernel import Tiling
+from tilec.backends.triton.scan.scan import choose_tiling
 from tilec.ir.program import Access, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse

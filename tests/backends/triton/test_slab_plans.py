@@ -5,8 +5,8 @@ from support.layers import LAYERS
 
 import tilec
 from tilec.backends.base import Options
-from tilec.backends.triton import slabs
-from tilec.backends.triton.plan import Plan, Slabs
+from tilec.backends.triton.plan.plan import Plan, Slabs
+from tilec.backends.triton.schedule import axis_tiling as slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower

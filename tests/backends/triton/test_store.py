@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tilec import knobs
-from tilec.backends.triton.store import Environment, Key, Store, Tuned, default_store
+from tilec.backends.triton.tuning.store import Environment, Key, Store, Tuned, default_store
 from tilec.errors import InputMistake
 
 ENVIRONMENT = Environment("0.1.0", "2.13.0", "3.6.0", "NVIDIA H200", "9.0")
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_one_warning(store: Store) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tilec.backends.triton.store import Environment, Key, Store, Tuned
+from tilec.backends.triton.tuning.store import Environment, Key, Store, Tuned
 
 directory, me = Path(sys.argv[1]), int(sys.argv[2])
 where = Environment("0.1.0", "2", "3", "device", "9.0")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton import executable, recurrence_sweep
-from tilec.backends.triton.launched import Launched
-from tilec.backends.triton.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
-from tilec.backends.triton.straight import SHARED_BYTES, places, straight
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
+from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
+from tilec.backends.triton.runtime import executable
+from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.straight import SHARED_BYTES, places, straight
 
 NORM = """function (X[N, D], W[D]) -> (Y) {
     M[i] = mean(X[i, j]);

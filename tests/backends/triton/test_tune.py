@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from tilec.backends.triton.tune import FIRST_ROUNDS, MORE_ROUNDS, measure
+from tilec.backends.triton.tuning.benchmark import FIRST_ROUNDS, MORE_ROUNDS, measure
 from tilec.errors import Unsupported
 
 

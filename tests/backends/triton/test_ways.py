@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tilec.backends.triton.groups import grouped
-from tilec.backends.triton.plan import Setting
-from tilec.backends.triton.program import make_plan, product_task
-from tilec.backends.triton.sizes import contiguous
-from tilec.backends.triton.ways import steps_of, ways
+from tilec.backends.triton.fusion.groups import grouped
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.schedule.candidates import steps_of, ways
+from tilec.backends.triton.schedule.planner import make_plan, product_task
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower

@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 
 from tilec.backends.base import Executable, Lowering, Options
-from tilec.backends.code import identifier
-from tilec.backends.triton.executable import TritonProgram
-from tilec.backends.triton.groups import grouped
-from tilec.backends.triton.host import program_text
-from tilec.backends.triton.plan import Plan, Setting
-from tilec.backends.triton.recurrence import check_recurrences
-from tilec.backends.triton.recurrence_feeds import with_feeds
-from tilec.backends.triton.slabs import budget_of, planned, within
-from tilec.backends.triton.tuned import known_choice, tune
+from tilec.backends.common.code import identifier
+from tilec.backends.triton.fusion.groups import grouped
+from tilec.backends.triton.plan.plan import Plan, Setting
+from tilec.backends.triton.recurrence.fuse_producers import with_feeds
+from tilec.backends.triton.recurrence.recurrence import check_recurrences
+from tilec.backends.triton.runtime.executable import TritonProgram
+from tilec.backends.triton.runtime.host import program_text
+from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, within
+from tilec.backends.triton.tuning.tuner import known_choice, tune
 from tilec.language.show import show_statement
 
 

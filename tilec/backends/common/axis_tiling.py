@@ -1,0 +1,380 @@
+"""Runs of statements that share an axis, and the program that carries out a slab of it.
+
+Where every statement of a run reads what the run writes at its own place on the axis (a layer norm, a softmax, the
+scores of an attention, all their gradients), the run is a function of the rows, and slabs of rows go through all of it
+one after the other: intermediates are never whole. Statements that sum over the rows give a part a slab, and the parts
+are combined in order. How large a slab is, and which runs are worth cutting, each backend says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.cost import size_in_bytes
+from tilec.errors import AffineMistake
+from tilec.ir.functions import ZERO
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Input,
+    Int,
+    Program,
+    Statement,
+    children,
+    expressions,
+    index_variables,
+    reads,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+
+COMBINED = {  # the parts of two slabs as one, in place of the first
+    "sum": "{0}.add_({1})",
+    "prod": "{0}.mul_({1})",
+    "max": "torch.maximum({0}, {1}, out={0})",
+    "min": "torch.minimum({0}, {1}, out={0})",
+    "logsumexp": "torch.logaddexp({0}, {1}, out={0})",
+    "any": "{0}.logical_or_({1})",
+    "all": "{0}.logical_and_({1})",
+}
+ROUNDS = 4  # in which it is learnt which tensors have the axis
+Types = Mapping[str, TensorType]
+
+
+@dataclass
+class Run:
+    """`size`: the extent of the axis; `axis`: the dimension that is cut of each tensor that the run writes by rows.
+    `before` needs no rows, `rows` and `columns` are carried out by slabs (the latter aggregate over the rows), `after`
+    reads what the columns give or what it cannot read by slabs. `hints`: dimensions of tensors that walk the axis."""
+
+    size: int
+    axis: dict[str, int] = field(default_factory=dict)
+    hints: dict[str, set[int]] = field(default_factory=dict)
+    before: list[Statement] = field(default_factory=list)
+    rows: list[Statement] = field(default_factory=list)
+    columns: list[Statement] = field(default_factory=list)
+    after: list[Statement] = field(default_factory=list)
+    members: list[Statement] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)  # the variable that walks the axis, by output
+
+    def passes_on(self) -> bool:
+        """Does a statement read what another has written?"""
+        return any(not self.axis.keys().isdisjoint(reads(s)) for s in self.members)
+
+    def wanted(self, others: Sequence[Statement], outputs: Sequence[str]) -> tuple[str, ...]:
+        """What the members write and the other statements or the caller read."""
+        read = {name for s in others for name in reads(s)} | set(outputs)
+        return tuple(s.output for s in self.members if s.output in read)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may join a run. `products`: statements with much more to compute than to read and write. `wider`: sums whose
+    type loses something in partial sums, since these are held in a wider one. `shifted`: statements that read elements
+    at places that depend on the row (`R[i - j + N]`), which a slab finds by the number of its first row. `strict`: a
+    statement that can be put neither in the run nor before it ends the run; otherwise it comes after."""
+
+    products: bool
+    wider: bool
+    shifted: bool
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a slab is given as `name`: a tensor, whole or (`axis`) its part of that dimension."""
+
+    name: str
+    tensor: str
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The program of `rows` rows, its types (sums over rows in the type that they are added up in), what its inputs
+    are. `start`: the input, the last one, that is the number of the first row; None where nothing asks for it."""
+
+    rows: int
+    program: Program
+    types: Types
+    given: tuple[Given, ...]
+    start: str | None
+
+
+def run_over(statements: Sequence[Statement], types: Types, variable: str, dimension: int, rules: Rules) -> Run:
+    """The run over the axis that `variable` walks in the first statement. In rounds, since what a statement reads may
+    turn out later to have the axis."""
+    first = statements[0]
+    run = Run(types[first.output].shape[dimension])
+    for _ in range(ROUNDS):
+        told = {name: set(places) for name, places in run.hints.items()}
+        run = Run(run.size, hints=told)
+        before = {name: set(places) for name, places in told.items()}
+        _collect(run, statements, types, variable, rules)
+        if run.hints == before:
+            break
+    return run
+
+
+def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: str, rules: Rules) -> None:
+    late: set[str] = set()
+    for s in statements:
+        if not late.isdisjoint(reads(s)):
+            run.after.append(s)
+            late.add(s.output)
+            continue
+        v = _variable(s, run) if run.members or s is not statements[0] else variable
+        joining = s if v is None or not rules.shifted else _solved(s, v)
+        if v is not None and _joins(joining, v, run, types, rules):
+            run.members.append(joining)
+            run.variables[s.output] = v
+            if s.output in run.axis:
+                run.rows.append(joining)
+            else:
+                run.columns.append(joining)
+                late.add(s.output)
+            continue
+        if rules.strict and (v is not None or not run.hints.keys().isdisjoint(reads(s))):
+            break
+        if run.axis.keys().isdisjoint(reads(s)):
+            run.before.append(s)
+        else:
+            run.after.append(s)
+            late.add(s.output)
+
+
+def _variable(s: Statement, run: Run) -> str | None:
+    """The one variable that indexes the axis in all that the statement reads of the run; where it reads nothing of it,
+    the one that other statements' reading tells of."""
+    found = {_bare(e.index[run.axis[e.tensor]]) for e in accesses_of(s) if e.tensor in run.axis}
+    if not found:
+        places = [(s.output, s.index or ()), *((e.tensor, e.index) for e in accesses_of(s))]
+        found = {_bare(index[d]) for name, index in places for d in run.hints.get(name, ())} - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _joins(s: Statement, v: str, run: Run, types: Types, rules: Rules) -> bool:
+    """Can the statement be carried out by slabs of v? Notes the axis of what it writes and reads."""
+    if reads_itself(s) or s.default is not None or s.init is not None or s.no_defract:
+        return False
+    own = place_of(s.index or (), v)
+    if own is None or own >= 0 and types[s.output].shape[own] != run.size:
+        return False
+    found: dict[str, int] = {}
+    for e in accesses_of(s):
+        place = read_at(e, v, run, types)
+        if place is None or place.shifted and not (rules.shifted and _bounded(s, [e.index[d] for d in place.shifted])):
+            return False
+        if e.tensor not in run.axis and place.axis is not None:
+            if rules.strict and found.get(e.tensor, place.axis) != place.axis:
+                return False
+            found[e.tensor] = place.axis
+    asking = [c for c in s.constraints if v in index_variables(c.expr)]
+    if asking and (not rules.products or not _bounded(s, [c.expr for c in asking])):
+        return False
+    if own < 0 and not (found or any(e.tensor in run.axis for e in accesses_of(s))):
+        return False
+    if own < 0 and not _adds_up(s, types[s.output].dtype, rules):
+        return False
+    if rules.strict and any(e.tensor in found and place_of(e.index, v) == -1 for e in accesses_of(s)):
+        return False  # one tensor in two roles
+    if not rules.products and _is_dense(s, types):
+        return False
+    if own >= 0:
+        run.axis[s.output] = own
+        found[s.output] = own
+    for name, dimension in found.items():
+        run.hints.setdefault(name, set()).add(dimension)
+    return True
+
+
+def _adds_up(s: Statement, dtype: str, rules: Rules) -> bool:
+    if s.aggregation not in COMBINED:
+        return False
+    return rules.wider or accumulation_dtype(s.aggregation, dtype) == dtype
+
+
+def _bounded(s: Statement, roots: Sequence[Expr]) -> bool:
+    """Are these forms integers wherever variables are, and is each variable of theirs bounded where it stands alone, so
+    that nothing is lost if they hold a tensor's element?"""
+    places = [i for index in (s.index or (), *(e.index for e in accesses_of(s))) for i in index]
+    alone = {_bare(i) for i in (*places, *(c.expr for c in s.constraints))}
+    for e in roots:
+        try:
+            form = linear(e)
+        except AffineMistake:
+            return False
+        if not (form.is_affine and form.is_integral and set(form.variables()) <= alone):
+            return False
+    return True
+
+
+def _solved(s: Statement, v: str) -> Statement:
+    """The statement with a variable of its own for an index of the output that depends on v and others:
+    `R[i - j + 3] = +(A[i, j])` adds up `A[i, i - r + 3]`."""
+    for d, e in enumerate(s.index or ()):
+        if isinstance(e, Index) or not _stands(e, v):
+            continue
+        form = linear(e)
+        others = index_variables(*(i for k, i in enumerate(s.index or ()) if k != d))
+        if not (form.is_affine and form.is_integral) or set(form.variables()) & set(others):
+            return s
+        found = next((w for w in form.variables() if w != v and abs(form.coefficient(w)) == 1), None)
+        if found is None:
+            return s
+        sign = form.coefficient(found)
+        r = fresh_variable("r", all_variables(s))
+        rest = form - Affine.variable(found, sign)
+        s = substitute_affine(s, {found: (Affine.variable(r) - rest) * sign})
+    return s
+
+
+DENSE = 4  # points by the elements of the largest tensor from which a statement is a product rather than a pass
+
+
+def _is_dense(s: Statement, types: Types) -> bool:
+    """Is there much more to compute than to read and write? Windows count as such."""
+    extent: dict[str, int] = {}
+    for tensor, index in [(s.output, s.index or ()), *((e.tensor, e.index) for e in accesses_of(s))]:
+        extent.update((i.name, types[tensor].shape[d]) for d, i in enumerate(index) if isinstance(i, Index))
+    if any(isinstance(e, Index) and e.name not in extent for root in expressions(s) for e in walk(root)):
+        return True
+    return math.prod(extent.values()) >= DENSE * max(math.prod(types[t].shape) for t in (s.output, *reads(s)))
+
+
+def accesses_of(s: Statement) -> list[Access]:
+    return [e for root in expressions(s) for e in walk(root) if isinstance(e, Access)]
+
+
+def _bare(e: Expr) -> str | None:
+    return e.name if isinstance(e, Index) else None
+
+
+def place_of(index: Sequence[Expr], v: str) -> int | None:
+    """The dimension that the variable indexes alone, -1 where it stands in none, None where it stands otherwise."""
+    places = [d for d, e in enumerate(index) if _stands(e, v)]
+    if not places:
+        return -1
+    return places[0] if len(places) == 1 and isinstance(index[places[0]], Index) else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a slab reads a tensor: its rows of a dimension, or all of it; `shifted`: the dimensions at which the place
+    depends on the row's number."""
+
+    axis: int | None
+    shifted: tuple[int, ...]
+
+
+def read_at(e: Access, v: str, run: Run, types: Types) -> Place | None:
+    """None where the run writes the tensor and the statement reads other rows than its own. What stands in an element's
+    own index (a gather's) is that element's affair."""
+    stands = [d for d, i in enumerate(e.index) if _stands(i, v)]
+    axis = run.axis.get(e.tensor)
+    if axis is None and len(stands) == 1 and types[e.tensor].shape[stands[0]] == run.size:
+        axis = stands[0] if isinstance(e.index[stands[0]], Index) else None
+    elif axis is not None and _bare(e.index[axis]) != v:
+        return None
+    return Place(axis, tuple(d for d in stands if d != axis))
+
+
+def _stands(e: Expr, v: str) -> bool:
+    if isinstance(e, Index):
+        return e.name == v
+    return not isinstance(e, Access) and any(_stands(c, v) for c in children(e))
+
+
+# the program of a slab
+
+
+def slab_of(run: Run, rows: int, types: Types, wanted: Sequence[str]) -> Slab:
+    """The run over `rows` of its rows."""
+    names = Names({*types, *run.variables})
+    start = names.fresh("Start")
+    given: dict[tuple[str, int | None], str] = {}
+    members = [_at_rows(s, run, rows, start, given, names, types) for s in run.members]
+    inner = {name: _cut(types[t], axis, rows) for (t, axis), name in given.items()}
+    inputs = [Input(name, inner[name].shape) for name in given.values()]
+    asked = any(start in reads(s) for s in members)
+    if asked:
+        inputs.append(Input(start, ()))
+        inner[start] = TensorType((), "int64", weak=True)
+    program = Program(None, tuple(inputs), tuple(wanted), tuple(members))
+    found = dict(infer(program, inner))
+    for s in run.columns:
+        t = found[s.output]
+        found[s.output] = replace(t, dtype=accumulation_dtype(s.aggregation, t.dtype))
+    parts = tuple(Given(name, t, axis) for (t, axis), name in given.items())
+    return Slab(rows, program, found, parts, start if asked else None)
+
+
+def _cut(t: TensorType, axis: int | None, rows: int) -> TensorType:
+    return t if axis is None else replace(t, shape=(*t.shape[:axis], rows, *t.shape[axis + 1 :]))
+
+
+def _at_rows(
+    s: Statement,
+    run: Run,
+    rows: int,
+    start: str,
+    given: dict[tuple[str, int | None], str],
+    names: Names,
+    types: Types,
+) -> Statement:
+    """The statement over the rows of a slab; where the row's number is a value, that of the slab's first is added.
+    Constraints on it become conditions. `given` learns what is read from outside, and under which name."""
+    v = run.variables[s.output]
+    inside = {m.output for m in run.members}
+    moved = {v: Affine.of([(Index(v), 1), (Access(start, ()), 1)])}
+
+    def position(e: Expr) -> Expr:
+        if not isinstance(e, Access) or e.tensor == start:
+            return rebuild(e, position)
+        place = read_at(e, v, run, types)
+        assert place is not None, "what reads other rows does not join"
+        index = [linear(i).substitute(moved).to_expr() if d in place.shifted else i for d, i in enumerate(e.index)]
+        name = e.tensor
+        if name not in inside:
+            key = name, place.axis
+            if key not in given:
+                given[key] = name if name not in given.values() else names.fresh(f"{name}_slab")
+            name = given[key]
+        return replace(e, tensor=name, index=tuple(map(position, index)))
+
+    def value(e: Expr) -> Expr:
+        if isinstance(e, Index) and e.name == v:
+            return e + Access(start, ())
+        return position(e) if isinstance(e, Access) else rebuild(e, value)
+
+    asking = [c for c in s.constraints if v in index_variables(c.expr)]
+    conditions = [] if s.guard is None else [value(s.guard)]
+    for c in asking:
+        e = value(linear(c.expr).to_value())
+        conditions += [Call("ge", (e, ZERO)), Call("lt", (e, c.bound))]
+    guard = conditions[0] if conditions else None
+    for condition in conditions[1:]:
+        assert guard is not None
+        guard = Call("and", (guard, condition))
+    kept = tuple(c for c in s.constraints if c not in asking)
+    index = None if s.index is None else tuple(map(position, s.index))
+    s = replace(s, index=index, guard=guard, body=value(s.body), constraints=kept)
+    axis = run.axis.get(s.output)
+    if axis is None or s.sizes is None:
+        return s
+    return replace(s, sizes=(*s.sizes[:axis], Int(rows), *s.sizes[axis + 1 :]))
+
+
+def bytes_by_row(names: Sequence[str], run: Run, types: Types) -> int:
+    """Bytes that one row takes of these tensors, which have the axis."""
+    return sum(size_in_bytes(types[t]) // run.size for t in names)

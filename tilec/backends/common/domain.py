@@ -1,0 +1,292 @@
+"""The points of a statement as a box of its index variables plus the conditions that the box does not imply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tilec.backends.common.code import tuple_text
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+)
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import bounds
+
+Interval = tuple[Fraction | float, Fraction | float]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`0 <= form < bound`, and form is an integer."""
+
+    form: Affine
+    bound: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a statement writes: `rows`, one form for each output axis, name a different element for different values of
+    `variables`."""
+
+    variables: tuple[str, ...]
+    rows: tuple[Affine, ...]
+
+    def text(self, tensor: str, shape: Sequence[int], low: Mapping[str, int], extent: Mapping[str, int]) -> str:
+        """Python text of a view of `tensor`, one dimension a variable; the name itself where that is all of it."""
+        if any(len(row.terms) > 1 for row in self.rows) or len(self.variables) < sum(bool(r.terms) for r in self.rows):
+            start = [int(r.constant + sum(r.coefficient(v) * low[v] for v in r.variables())) for r in self.rows]
+            steps = [tuple_text([int(r.coefficient(v)) for r in self.rows]) for v in self.variables]
+            sizes = [extent[v] for v in self.variables]
+            return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
+        texts = []
+        for row, size in zip(self.rows, shape, strict=True):
+            if not row.terms:
+                texts.append(str(int(row.constant)))
+                continue
+            ((atom, c),) = row.terms
+            assert isinstance(atom, Index)
+            step, count = int(c), extent[atom.name]
+            start_at = int(row.constant) + step * low[atom.name]
+            if start_at == 0 and step == 1 and count == size:
+                texts.append(":")
+            else:
+                stop = start_at + step * (count - 1) + 1
+                texts.append(f"{start_at}:{stop}" + (f":{step}" if step != 1 and count > 1 else ""))
+        return tensor if all(t == ":" for t in texts) else f"{tensor}[{', '.join(texts)}]"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """`low` and `extent` give each variable's range; `conditions` are those that do not hold on all of the box.
+
+    `target` is None where the output index is not affine in variables of its own.
+    """
+
+    statement: Statement
+    low: Mapping[str, int]
+    extent: Mapping[str, int]
+    conditions: tuple[Condition, ...]
+    target: Target | None
+
+    @property
+    def masked(self) -> bool:
+        return bool(self.conditions) or self.statement.guard is not None
+
+    def output_variables(self) -> tuple[str, ...]:
+        assert self.target is not None
+        return self.target.variables
+
+    def reductions(self) -> tuple[str, ...]:
+        written = set(self.output_variables())
+        return tuple(v for v in self.low if v not in written)
+
+    def interval(self, form: Affine) -> Interval:
+        """Least and greatest value over the box."""
+        low: Fraction | float = form.constant
+        high: Fraction | float = form.constant
+        for atom, c in form.terms:
+            a, b = self._atom_interval(atom)
+            low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
+        return low, high
+
+    def _atom_interval(self, atom: Expr) -> Interval:
+        match atom:
+            case Index(name):
+                return Fraction(self.low[name]), Fraction(self.low[name] + self.extent[name] - 1)
+            case Call("mod", (_, n)) if linear(n).is_affine and not linear(n).terms:
+                size = linear(n).constant
+                return (Fraction(0), size - 1) if size > 0 else (size + 1, Fraction(0))
+            case Call("clamp", (_, low, high)) if not linear(low).terms and not linear(high).terms:
+                least, most = linear(low).constant, linear(high).constant
+                return min(least, most), most
+        return -math.inf, math.inf
+
+    def holds(self, condition: Condition) -> bool:
+        """Whether the box implies it."""
+        if not condition.form.is_integral:
+            return False
+        low, high = self.interval(condition.form)
+        return low >= 0 and high < condition.bound
+
+    def inside(self, access: Access, types: Mapping[str, TensorType]) -> bool:
+        """Whether the box implies that the access lies in its tensor."""
+        return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
+
+
+def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
+    """The conditions that what `%` and `clamp` in these indices are applied to is an integer."""
+    for e in indices:
+        for atom in linear(e).atoms():
+            if isinstance(atom, Call):
+                yield from whole_arguments(atom.args)
+                for form in map(linear, atom.args):
+                    n = form.denominator
+                    if n > 1:
+                        rest = Call("mod", ((form * n).to_expr(), Int(n)))
+                        yield Condition(Affine.of([(rest, 1)]), 1)
+
+
+def access_conditions(access: Access, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+    """The conditions under which the access itself lies in its tensor; those of elements in its index are apart."""
+    return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
+
+
+def constraining_accesses(e: Expr, own: str | None = None) -> Iterator[Access]:
+    """Accesses that constrain the point: all but those that a `pad` wraps, those in its index, those of the nested
+    aggregations that a recurrence has, and its reads of the tensor `own` that it writes."""
+    match e:
+        case Pad():
+            yield from constraining_accesses(e.value, own)
+        case Aggregate():
+            assert own is not None, "nested aggregations are statements of their own by now"
+        case Access():
+            if e.tensor != own:
+                yield e
+            for i in e.index:
+                yield from constraining_accesses(i, own)
+        case _:
+            for child in children(e):
+                yield from constraining_accesses(child, own)
+
+
+def size_of(e: Expr) -> int:
+    assert isinstance(e, Int)
+    return e.value
+
+
+def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None:
+    """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
+    shapes = {name: t.shape for name, t in types.items()}
+    ranges = bounds(s, shapes)
+    if ranges is None:
+        return None
+    return boxed(_forward(s, ranges, types), ranges, types)
+
+
+def boxed(
+    s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType], own: str | None = None
+) -> Domain:
+    """The domain of a bound statement over a box that holds all its points; reads of `own` do not constrain."""
+    low = {v: a for v, (a, _) in ranges.items()}
+    extent = {v: b - a + 1 for v, (a, b) in ranges.items()}
+    box = Domain(s, low, extent, (), None)
+    conditions = tuple(c for c in conditions_of(s, types, own) if not box.holds(c))
+    return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
+
+
+def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None = None) -> tuple[Condition, ...]:
+    """Everything that a bound statement asks of a point, its guard's value and tensors' elements in indices aside: the
+    accesses, those in `in` and of values that are dropped included, its constraints and its output index. Reads of
+    `own` ask nothing."""
+    wanted: dict[Condition, None] = {}
+    assert s.index is not None and s.sizes is not None
+    for root in (s.body, *(() if s.guard is None else (s.guard,)), *s.index):
+        for access in constraining_accesses(root, own):
+            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
+    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
+    wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
+    wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
+    return tuple(wanted)
+
+
+def point_conditions(
+    roots: Iterable[Expr], constraints: Iterable[Constraint], types: Mapping[str, TensorType]
+) -> tuple[Condition, ...]:
+    """What the accesses in these expressions and the constraints ask of a point."""
+    wanted: dict[Condition, None] = {}
+    for root in roots:
+        for access in constraining_accesses(root):
+            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
+    constraints = tuple(constraints)
+    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in constraints))
+    wanted.update(dict.fromkeys(whole_arguments([c.expr for c in constraints])))
+    return tuple(wanted)
+
+
+def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> Statement:
+    """The statement with summed variables turned round, so that each moves forward in the largest tensor it indexes:
+    a view that moves backward would have to be copied."""
+    assert s.index is not None
+    written = {v for e in s.index for v in index_variables(e)}
+    largest: dict[str, tuple[int, Fraction]] = {}
+    for access in constraining_accesses(s.body):
+        shape = types[access.tensor].shape
+        flat = row_major([linear(e) for e in access.index], shape)
+        for v in flat.variables():
+            size = math.prod(shape)
+            if v not in written and size > largest.get(v, (0, 0))[0]:
+                largest[v] = size, flat.coefficient(v)
+    turned = {
+        v: Affine.variable(v, -1) + (ranges[v][0] + ranges[v][1])
+        for v, (_, move) in largest.items()
+        if move < 0 and ranges[v][0] < ranges[v][1]
+    }
+    return substitute_affine(s, turned) if turned else s
+
+
+def signed(e: Expr) -> int:
+    """The value of an integer literal of either sign."""
+    form = linear(e)
+    assert not form.terms and form.constant.denominator == 1
+    return int(form.constant)
+
+
+def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
+    """Each row adds at most one variable to those before it, so that the variables can be read off the element; and
+    every variable moves forward in a contiguous output, so that the part written is a view."""
+    assert s.index is not None
+    rows = tuple(map(linear, s.index))
+    variables: dict[str, None] = {}
+    for row, n in zip(rows, shape, strict=True):
+        new = [v for v in row.variables() if v not in variables]
+        if not row.is_affine or len(new) > 1 or not box.holds(Condition(row, n)):
+            return None
+        variables.update(dict.fromkeys(new))
+    flat = row_major(rows, shape)
+    if any(flat.coefficient(v) <= 0 for v in variables):
+        return None
+    plain = all(len(r.terms) <= 1 for r in rows) and len(variables) == sum(bool(r.terms) for r in rows)
+    if plain and any(c < 0 for r in rows for _, c in r.terms):
+        return None
+    return Target(tuple(variables), rows)
+
+
+def gathered(form: Affine) -> list[Access]:
+    """Accesses that stand in a form and constrain, those inside `%` and clamp included."""
+    found: list[Access] = []
+    pending = [a for a, _ in form.terms]
+    while pending:
+        e = pending.pop()
+        if isinstance(e, Access):
+            found.append(e)
+        elif isinstance(e, Call):
+            pending += e.args
+    return found
+
+
+def free(form: Affine) -> frozenset[str]:
+    """All index variables that a form depends on, inside atoms too."""
+    return frozenset(v for atom, _ in form.terms for v in index_variables(atom))
+
+
+def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:
+    """The form of the element's position in a contiguous tensor."""
+    flat = Affine()
+    stride = 1
+    for form, size in zip(reversed(forms), reversed(shape), strict=True):
+        flat = flat + form * stride
+        stride *= size
+    return flat

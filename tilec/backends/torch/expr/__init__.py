@@ -1,0 +1,1 @@
+"""Scalar expressions and reads of tensors as torch expressions, and the rule that fits any statement."""

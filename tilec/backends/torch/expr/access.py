@@ -1,0 +1,379 @@
+"""Reading tensors over a box of index variables: views where every index is affine and inside, else index tensors.
+
+A frame is one evaluation of a statement over a box. Its dimensions are the box's variables in a given order; a tensor
+that does not depend on a variable has size 1 there. `prologue` runs once, `lines` runs in each block of the loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.code import Names, literal, tuple_text
+from tilec.backends.common.domain import (
+    Condition,
+    Domain,
+    access_conditions,
+    free,
+    gathered,
+    row_major,
+    whole_arguments,
+)
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
+from tilec.ir.types import TensorType, kind
+
+PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
+PADDING_SLACK = 2**14
+
+
+class Frame:
+    def __init__(
+        self,
+        domain: Domain,
+        order: Sequence[str],
+        types: Mapping[str, TensorType],
+        local: Mapping[str, str],
+        names: Names,
+        loops: Mapping[str, tuple[str, str]] | None = None,
+        outside: float = 0,
+    ):
+        """`local`: Python names of tensors. `loops`: for each variable that a loop walks, its slice's two ends (offsets
+        from the variable's low end, as Python text). `outside`: what a padded copy holds outside its tensor."""
+        self.domain = domain
+        self.order = tuple(order)
+        self.types = types
+        self.local = local
+        self.names = names
+        self.loops = dict(loops or {})
+        self.outside = outside
+        self.prologue: list[str] = []
+        self.lines: list[str] = []
+        self._made: dict[object, str] = {}
+
+    # values of index variables and whole accesses
+
+    def iota(self, variable: str) -> str:
+        """An int64 tensor that holds the variable's values."""
+        key = ("iota", variable)
+        if key not in self._made:
+            name = self.names.fresh("i_" + variable.rstrip("'"))
+            d = self.domain
+            position = self.order.index(variable) if variable in self.order else 0  # one value only: anywhere
+            place = f"{position}, {len(self.order)}"
+            self.prologue.append(f"{name} = rt.iota({d.low[variable]}, {d.extent[variable]}, {place}, device)")
+            self._made[key] = self._blocked(name, (variable,))
+        return self._made[key]
+
+    def read(self, access: Access) -> tuple[str, frozenset[str]]:
+        """Python text of the elements read, and the variables they depend on. Points outside read some element."""
+        forms = [self._folded(linear(e)) for e in access.index]
+        empty = 0 in self.types[access.tensor].shape  # only a `pad` reads there, and takes none of it
+        variables = frozenset() if empty else frozenset(v for f in forms for v in free(f))
+        if access not in self._made:
+            self._made[access] = self._read(access, forms, variables)
+        return self._made[access], variables
+
+    def _folded(self, form: Affine) -> Affine:
+        """The form with variables of one value replaced by it."""
+        single = {v: Affine.combine({}, self.domain.low[v]) for v in free(form) if self.domain.extent[v] == 1}
+        return form.substitute(single) if single else form
+
+    def _read(self, access: Access, forms: list[Affine], variables: frozenset[str]) -> str:
+        if not forms:
+            return self._rank_zero(access)
+        tensor = self.local[access.tensor]
+        shape = self.types[access.tensor].shape
+        if 0 in shape:
+            dtype = self.types[access.tensor].dtype
+            return self._line("outside", f"torch.zeros((), dtype=torch.{dtype}, device=device)")
+        if self.domain.inside(access, self.types):
+            if all(f.is_affine for f in forms):
+                return self._view(tensor, access.tensor, forms, shape, variables)
+            flat = row_major(forms, shape)
+            if flat.is_affine and flat.is_integral:
+                return self._view(f"{tensor}.reshape(-1)", access.tensor, [flat], (math.prod(shape),), variables)
+            turned = self._turned(access, forms, shape, variables)
+            if turned is not None:
+                return turned
+        else:
+            padded = self._padded(access, forms, shape, variables)
+            if padded is not None:
+                return padded
+        return self._gather(access, forms, shape)
+
+    def _rank_zero(self, access: Access) -> str:
+        return self.local[access.tensor]
+
+    def _view(
+        self, tensor: str, stem: str, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str:
+        text = self._plain_view(tensor, forms, shape) or self._window(tensor, forms)
+        name = self.names.fresh(stem_of(stem))
+        self.prologue.append(f"{name} = {text}")
+        return self._blocked(name, variables)
+
+    def _padded(
+        self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str | None:
+        """A view of a copy that reaches as far as the box reads, where that is not much larger than the tensor."""
+        ranges = reach(self.domain, forms, shape)
+        if ranges is None:
+            return None
+        low, high = ranges
+        name = self.names.fresh(stem_of(access.tensor))
+        floating = kind(self.types[access.tensor].dtype) == 2
+        value = literal(self.outside if floating else 0)
+        source = self.local[access.tensor]
+        self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")
+        moved = [f - a for f, a in zip(forms, low, strict=True)]
+        sizes = [b - a + 1 for a, b in zip(low, high, strict=True)]
+        return self._view(name, access.tensor, moved, sizes, variables)
+
+    def _turned(
+        self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
+    ) -> str | None:
+        """A view of a copy with the axes turned that one variable each goes round: `A[(i + 1) % N]`."""
+        text, moved, sizes = self.local[access.tensor], list(forms), list(shape)
+        for axis, form in enumerate(forms):
+            if form.is_affine:
+                continue
+            match form.atoms():
+                case (Call("mod", (e, Int(n))),) if form == Affine.of([(form.atoms()[0], 1)]) and n == shape[axis]:
+                    inner = linear(e)
+                case _:
+                    return None
+            names = inner.variables()
+            if len(names) != 1 or inner != Affine.variable(names[0]) + inner.constant or not inner.is_integral:
+                return None
+            (v,) = names
+            if self.domain.extent[v] > PADDING_LIMIT * n:
+                return None
+            low, count = self.domain.low[v], self.domain.extent[v]
+            text = f"rt.turned({text}, {axis}, {(low + int(inner.constant)) % n}, {count})"
+            moved[axis], sizes[axis] = Affine.variable(v) - low, count
+        if not all(f.is_affine and f.is_integral for f in moved):
+            return None
+        name = self.names.fresh(stem_of(access.tensor))
+        self.prologue.append(f"{name} = {text}")
+        return self._view(name, access.tensor, moved, sizes, variables)
+
+    def _plain_view(self, tensor: str, forms: list[Affine], shape: Sequence[int]) -> str | None:
+        """Slices and a permutation, where each index is one variable of its own going forward, or a number."""
+        slices: list[str] = []
+        kept: list[str] = []
+        for form, size in zip(forms, shape, strict=True):
+            names = form.variables()
+            if len(names) > 1 or (names and (form.terms[0][1] < 0 or names[0] in kept)):
+                return None
+            if not names:
+                slices.append(str(int(form.constant)))
+                continue
+            (v,) = names
+            kept.append(v)
+            step = int(form.terms[0][1])
+            first = int(form.constant) + step * self.domain.low[v]
+            last = first + step * (self.domain.extent[v] - 1)
+            whole = first == 0 and last == size - 1 and step == 1
+            text = ":" if whole else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
+            slices.append(text)
+        text = tensor if all(s == ":" for s in slices) else f"{tensor}[{', '.join(slices)}]"
+        ranks = [self.order.index(v) for v in kept]
+        if ranks != sorted(ranks):
+            permutation = sorted(range(len(kept)), key=lambda a: ranks[a])
+            text += f".permute({', '.join(map(str, permutation))})"
+        present = set(kept)
+        if len(present) < len(self.order):
+            text += f"[{', '.join(':' if v in present else 'None' for v in self.order)}]"
+        return text
+
+    def _window(self, tensor: str, forms: list[Affine]) -> str:
+        start = [int(f.constant + sum(c * self.domain.low[v] for v, c in named(f))) for f in forms]
+        sizes, steps = [], []
+        for v in self.order:
+            step = tuple(int(f.coefficient(v)) for f in forms)
+            sizes.append(self.domain.extent[v] if any(step) else 1)
+            steps.append(tuple_text(step))
+        return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
+
+    def _gather(self, access: Access, forms: list[Affine], shape: Sequence[int]) -> str:
+        parts = []
+        for condition in access_conditions(access, self.types):
+            text = self.index(condition.form)
+            if not self.domain.holds(condition):
+                nearest = min(max(int(condition.form.constant), 0), condition.bound - 1)
+                text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
+            parts.append(text)
+        picked = self._picked(access, forms, shape, parts)
+        return self._line(stem_of(access.tensor), picked or f"{self.local[access.tensor]}[{', '.join(parts)}]")
+
+    def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]) -> str | None:
+        """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once."""
+        names = [sorted(free(f)) for f in forms]
+        found = [v for one in names for v in one]
+        if any(f.terms and not one for f, one in zip(forms, names, strict=True)):
+            return None  # an element of a tensor
+        if any(len(one) > 1 for one in names) or len(set(found)) < len(found) or not set(found) <= set(self.order):
+            return None
+        slices, selections, dim = [], "", 0
+        for form, one, size, part in zip(forms, names, shape, parts, strict=True):
+            if not one:
+                slices.append(str(min(max(int(form.constant), 0), size - 1)))
+                continue
+            (v,) = one
+            start = self.domain.low[v] + form.constant
+            if form == Affine.variable(v) + form.constant and 0 <= start <= size - self.domain.extent[v]:
+                first, last = self.loops.get(v, ("0", str(self.domain.extent[v])))
+                slices.append(f"{first} + {start}:{last} + {start}")
+            else:
+                slices.append(":")
+                selections += f".index_select({dim}, ({part}).reshape(-1))"
+            dim += 1
+        text = f"{self.local[access.tensor]}[{', '.join(slices)}]{selections}"
+        places = sorted(range(dim), key=lambda d: self.order.index(found[d]))
+        if places != list(range(dim)):
+            text += f".permute({', '.join(map(str, places))})"
+        if dim < len(self.order):
+            text += f"[{', '.join(':' if v in found else 'None' for v in self.order)}]"
+        return text
+
+    # index arithmetic
+
+    def index(self, form: Affine) -> str:
+        """The form's value, rounded down where it is no integer, as an int64 tensor (a number if it is constant)."""
+        scale = form.denominator
+        scaled = form * scale
+        text = ""
+        for atom, c in scaled.terms:
+            factor = "" if abs(c) == 1 else f"{abs(int(c))} * "
+            sign = "-" if c < 0 else "+" if text else ""
+            text += (f" {sign} " if text else sign) + factor + self._atom(atom)
+        constant = int(scaled.constant)
+        if constant or not text:
+            text += f" {'-' if constant < 0 else '+'} {abs(constant)}" if text else str(constant)
+        return text if scale == 1 else f"({text}) // {scale}"
+
+    def _atom(self, atom: Expr) -> str:
+        match atom:
+            case Index(name):
+                return self.iota(name)
+            case Access():
+                code, _ = self.read(atom)
+                return code if self.types[atom.tensor].dtype == "int64" else f"{code}.to(torch.int64)"
+            case Call("mod", (e, n)):
+                return f"torch.remainder({self.index(linear(e))}, {self.index(linear(n))})"
+            case Call("clamp", (e, low, high)):
+                return f"torch.clamp({self.index(linear(e))}, {self.index(linear(low))}, {self.index(linear(high))})"
+            case Pad():
+                return self._padded_index(atom)
+        raise AssertionError(f"no index atom: {atom!r}")
+
+    def _padded_index(self, e: Pad) -> str:
+        access = e.access if isinstance(e.access, Access) else e.access.access
+        inside = self.inside(access)
+        code = self._atom(e.access) if isinstance(e.access, Access) else "1"
+        if inside is None:
+            return code
+        tensors = f"torch.tensor({code}, device=device)" if code.isdigit() else code
+        return f"torch.where({inside[0]}, {tensors}, {self.index(linear(e.value))})"
+
+    # conditions
+
+    def inside(self, access: Access) -> tuple[str, frozenset[str]] | None:
+        """A bool tensor, and the variables it depends on: where the access, those in its index included, lies in its
+        tensor. None where it does everywhere."""
+        wanted: list[Condition] = []
+        pending = [access]
+        while pending:
+            a = pending.pop()
+            wanted += (*access_conditions(a, self.types), *whole_arguments(a.index))
+            pending += [x for f in map(linear, a.index) for x in gathered(f)]
+        open_ = [c for c in dict.fromkeys(wanted) if not self.domain.holds(c)]
+        if not open_:
+            return None
+        tests = [t for c in open_ for t in self.tests(c)]
+        text = self._line("inside", " & ".join(tests))
+        return text, frozenset(v for c in open_ for v in free(c.form))
+
+    def tests(self, condition: Condition) -> list[str]:
+        """Python text of the comparisons that the box leaves open."""
+        form = condition.form
+        if not form.terms:
+            fails = form.constant.denominator != 1 or not 0 <= form.constant < condition.bound
+            shape = tuple_text([1] * len(self.order))
+            return [f"torch.zeros({shape}, dtype=torch.bool, device=device)"] if fails else []
+        tests = []
+        scale = form.denominator
+        code = self._line("at", self.index(form * scale))
+        low, high = self.domain.interval(form)
+        if low < 0:
+            tests.append(f"({code} >= 0)")
+        if high >= condition.bound:
+            tests.append(f"({code} < {condition.bound * scale})")
+        if scale != 1:
+            tests.append(f"({code} % {scale} == 0)")
+        return tests
+
+    def mask(self) -> str | None:
+        """A bool tensor of the points that are valid, guard aside; None where all of the box is."""
+        if not self.domain.conditions:
+            return None
+        tests = [t for c in self.domain.conditions for t in self.tests(c)]
+        return self._line("valid", " & ".join(tests))
+
+    # lines
+
+    def _line(self, stem: str, text: str) -> str:
+        key = ("line", text)
+        if key not in self._made:
+            name = self.names.fresh(stem)
+            self.lines.append(f"{name} = {text}")
+            self._made[key] = name
+        return self._made[key]
+
+    def size(self, variable: str) -> str:
+        """Python text of the variable's number of values in the current block."""
+        if variable in self.loops:
+            first, last = self.loops[variable]
+            return f"{last} - {first}"
+        return str(self.domain.extent[variable])
+
+    def assign_new(self, stem: str, text: str) -> str:
+        """Like `assign`, for a text whose value differs each time."""
+        name = self.names.fresh(stem)
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def assign(self, stem: str, text: str) -> str:
+        return self._line(stem, text)
+
+    def _blocked(self, name: str, variables: Sequence[str] | frozenset[str]) -> str:
+        """The part of a prologue tensor that the current block needs."""
+        walked = [v for v in self.order if v in self.loops and v in variables]
+        if not walked:
+            return name
+        slices = [":".join(self.loops[v]) if v in walked else ":" for v in self.order]
+        while slices[-1] == ":":
+            slices.pop()
+        return self._line(name + "_", f"{name}[{', '.join(slices)}]")
+
+
+def reach(
+    domain: Domain, forms: Sequence[Affine], shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """First and last index of each axis that the box reads, where a copy of that extent is not much larger than the
+    tensor; None otherwise, and where an index is more than affine."""
+    if not all(f.is_affine and f.is_integral for f in forms):
+        return None
+    ranges = [domain.interval(f) for f in forms]
+    if math.prod(b - a + 1 for a, b in ranges) > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
+        return None
+    return tuple(int(a) for a, _ in ranges), tuple(int(b) for _, b in ranges)
+
+
+def named(form: Affine):
+    return [(a.name, c) for a, c in form.terms if isinstance(a, Index)]
+
+
+def stem_of(tensor: str) -> str:
+    return "".join(c for c in tensor.lower() if c.isalnum() or c == "_")

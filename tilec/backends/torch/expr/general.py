@@ -1,0 +1,312 @@
+"""Rule: any body, any aggregation, over a box evaluated block by block; where the domain is no box, a mask.
+
+Covers elementwise statements too: they are the case without reductions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.domain import Domain, free, row_major
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.scalar import Evaluator, Value, identity_text
+from tilec.backends.torch.expr.task import Task
+from tilec.ir.functions import RANDOM
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, walk
+
+COMBINE = {
+    "sum": "{0} + {1}",
+    "assign": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "torch.maximum({0}, {1})",
+    "min": "torch.minimum({0}, {1})",
+    "logsumexp": "torch.logaddexp({0}, {1})",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+}
+REDUCE = {
+    "sum": "torch.sum({0}, {1}, dtype=torch.{2})",
+    "assign": "torch.sum({0}, {1}, dtype=torch.{2})",
+    "prod": "rt.prod({0}, {1}, torch.{2})",
+    "max": "torch.amax({0}, {1})",
+    "min": "torch.amin({0}, {1})",
+    "logsumexp": "torch.logsumexp({0}, {1})",
+    "any": "torch.any({0}, {1})",
+    "all": "torch.all({0}, {1})",
+}
+
+OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
+
+
+def general(task: Task) -> list[str] | None:
+    """Lines that compute the output. Applies where each output axis is one variable of its own in every class."""
+    if task.classes is None:
+        return None
+    lone = len(task.classes) == 1 and task.covered
+    if lone:
+        direct = _class_lines(task, task.classes[0], direct=True)
+        if direct is not None:
+            return direct
+    unfilled = task.covered and task.elements > 0
+    lines = [f"{task.out} = {task.allocation(filled=not unfilled)}"]
+    for domain in task.classes:
+        written = _class_lines(task, domain, direct=False)
+        assert written is not None
+        lines += written
+    return lines
+
+
+def blocks(extents: Sequence[tuple[str, int]], limit: int) -> dict[str, int]:
+    """Steps of the loops that keep a block within `limit` elements: outer variables one by one, then one in steps."""
+    steps: dict[str, int] = {}
+    inner = 1
+    for variable, n in reversed(extents):
+        if inner * n <= limit:
+            inner *= n
+            continue
+        step = max(1, limit // inner)
+        if step < n:
+            steps[variable] = step
+        inner *= step
+    return steps
+
+
+def block_limit(task: Task, domain: Domain) -> int:
+    """Elements a block: what stays in cache, and within the budget whatever the body holds at once."""
+    calls = operations(domain) + sum(isinstance(e, Access) for e in walk(domain.statement.body))
+    return max(1, min(task.options.block, task.options.memory_budget // (8 * (calls + 2))))
+
+
+def operations(domain: Domain) -> int:
+    """Of one point of the body, in temporaries that they leave: a draw has many."""
+    calls = [e.function for e in walk(domain.statement.body) if isinstance(e, Call)]
+    return len(calls) + sum(OF_A_DRAW for function in calls if function in RANDOM)
+
+
+class Loops:
+    """Loops over blocks: their headers, and the names of a block's two ends."""
+
+    def __init__(self, task: Task, domain: Domain, order: Sequence[str], steps: Mapping[str, int]):
+        self.ends: dict[str, tuple[str, str]] = {}
+        self.headers: list[tuple[str, list[str]]] = []
+        for v in order:
+            if v not in steps:
+                continue
+            n, step = domain.extent[v], steps[v]
+            first = task.names.fresh(f"{v.rstrip(chr(39))}_from")
+            last = task.names.fresh(f"{v.rstrip(chr(39))}_to")
+            self.ends[v] = (first, last)
+            end = f"{first} + {step}" if n % step == 0 else f"min({first} + {step}, {n})"
+            self.headers.append((f"for {first} in range(0, {n}, {step}):", [f"{last} = {end}"]))
+
+    def wrap(self, inner: list[str]) -> list[str]:
+        for header, first in reversed(self.headers):
+            inner = [header, *indented([*first, *inner])]
+        return inner
+
+    def size(self, v: str, domain: Domain) -> str:
+        if v in self.ends:
+            first, last = self.ends[v]
+            return f"{last} - {first}"
+        return str(domain.extent[v])
+
+    def part(self, tensor: str, variables: Sequence[str]) -> str:
+        """The block's part of a tensor whose dimensions are these variables."""
+        texts = [":".join(self.ends[v]) if v in self.ends else ":" for v in variables]
+        while texts and texts[-1] == ":":
+            texts.pop()
+        return f"{tensor}[{', '.join(texts)}]" if texts else tensor
+
+
+def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
+    """Lines for one class. `direct`: bind the output's name to the result; None where blocks make that impossible."""
+    outputs, reductions = domain.output_variables(), domain.reductions()
+    order, steps = _plan(task, domain)
+    if direct and (steps or task.part(domain) != task.out):
+        return None
+    outer = Loops(task, domain, outputs, steps)
+    inner = Loops(task, domain, reductions, steps)
+    frame = Frame(domain, order, task.types, task.local, task.names, {**outer.ends, **inner.ends})
+    body = _Body(task, domain, frame, outer, inner)
+    lines = body.lines(direct)
+    return [*frame.prologue, *outer.wrap(lines)]
+
+
+def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The order of dimensions, and the steps of the loops over blocks.
+
+    The last dimension is the one along which most operands lie side by side in memory: a summed variable, or, where
+    that is better, the last output variable, with the summed ones in front.
+    """
+    outputs, reductions = domain.output_variables(), domain.reductions()
+    limit = block_limit(task, domain)
+    if not reductions:
+        if operations(domain) <= 1 and not domain.masked:
+            return outputs, {}
+        return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
+    score = _scores(task, domain)
+    best = max(reductions, key=lambda v: score[v])
+    if outputs and score[outputs[-1]] > score[best]:
+        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit // 8))
+        size = math.prod(steps.get(v, domain.extent[v]) for v in outputs)
+        steps |= blocks([(v, domain.extent[v]) for v in reductions], max(1, limit // size))
+        return (*reductions, *outputs), steps
+    order = (*outputs, *(v for v in reductions if v != best), best)
+    return order, blocks([(v, domain.extent[v]) for v in order], limit)
+
+
+def _scores(task: Task, domain: Domain) -> dict[str, int]:
+    """For each variable: accesses that move by single elements along it, less those that jump."""
+    score = {v: 0 if n > 1 else -(10**6) for v, n in domain.extent.items()}
+    for access in {e for e in walk(domain.statement.body) if isinstance(e, Access)}:
+        flat = row_major([linear(e) for e in access.index], task.types[access.tensor].shape)
+        for v in flat.variables():
+            score[v] += 1 if abs(flat.coefficient(v)) == 1 else -1
+    return score
+
+
+class _Body:
+    def __init__(self, task: Task, domain: Domain, frame: Frame, outer: Loops, inner: Loops):
+        self.task, self.domain, self.frame, self.outer, self.inner = task, domain, frame, outer, inner
+        self.aggregation = domain.statement.aggregation
+        self.outputs, self.reductions = domain.output_variables(), domain.reductions()
+
+    def lines(self, direct: bool) -> list[str]:
+        s, frame = self.domain.statement, self.frame
+        evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        mask, variables = self._mask(evaluator)
+        value = evaluator.value(s.body)
+        dtype = self._dtype(value)
+        code = self._masked(evaluator, value, dtype, mask)
+        variables = variables | value.variables
+        reached = mask if mask is not None and self._needs_reached() else None
+        if self.reductions:
+            code, reached = self._reduce(code, dtype, variables, reached)
+            lines = self._lines
+            variables = variables & frozenset(self.outputs)
+        else:
+            lines = frame.lines
+        if reached is not None:
+            code = f"torch.where({reached}, {code}, {self._fill()})"
+            variables = variables | frozenset(self.outputs)
+        return [*lines, *self._write(code, dtype, variables, value, direct)]
+
+    def _mask(self, evaluator: Evaluator) -> tuple[str | None, frozenset[str]]:
+        mask = self.frame.mask()
+        variables = frozenset(v for c in self.domain.conditions for v in free(c.form))
+        guard = self.domain.statement.guard
+        if guard is None:
+            return mask, variables
+        value = evaluator.value(guard)
+        test = evaluator.condition(value)
+        variables = variables | value.variables
+        return self.frame.assign("valid", test if mask is None else f"{mask} & {test}"), variables
+
+    def _dtype(self, value: Value) -> str:
+        """The dtype in which the aggregation works."""
+        result = self.task.type.dtype
+        if self.aggregation in ("sum", "prod", "logsumexp"):
+            return accumulation_dtype(self.aggregation, result)
+        return result
+
+    def _needs_reached(self) -> bool:
+        return self.task.flat.default is not None
+
+    def _masked(self, evaluator: Evaluator, value: Value, dtype: str, mask: str | None) -> str:
+        """The value with the identity where the point is not valid."""
+        before = dtype
+        if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:
+            before = value.held  # reductions convert while they read
+        if self.aggregation in ("any", "all"):
+            code = evaluator.condition(value)
+        elif mask is None:
+            code = evaluator.cast(value, before) if value.number is None else evaluator.tensor(value, before)
+        else:
+            code = evaluator.tensor(value, before)
+        if mask is None:
+            return code
+        identity = identity_text(self.aggregation, before)
+        if self.aggregation == "assign" and not self.reductions and self._needs_reached():
+            return code
+        if value.number is not None:
+            identity = f"torch.tensor({identity}, dtype=torch.{before}, device=device)"
+        return f"torch.where({mask}, {code}, {identity})"
+
+    def _fill(self) -> str:
+        default = self.task.local[self.task.flat.default or ""]
+        part = self.outer.part(self.task.part(self.domain, default), self.outputs)
+        same = self.task.types[self.task.flat.default or ""].dtype == self.task.type.dtype
+        return part if same else f"{part}.to(torch.{self.task.type.dtype})"
+
+    def _reduce(self, code: str, dtype: str, variables: frozenset[str], reached: str | None) -> tuple[str, str | None]:
+        frame = self.frame
+        absent = [v for v in self.reductions if v not in variables and self.domain.extent[v] != 1]
+        if absent or not variables:
+            loops = Loops.size
+            sizes = [
+                loops(self.inner if v in self.reductions else self.outer, v, self.domain)
+                if v in variables or v in self.reductions
+                else "1"
+                for v in frame.order
+            ]
+            code = f"{_atom(code)}.expand({tuple_text(sizes)})"
+        dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
+        aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation
+        part = REDUCE[aggregation].format(code, dims, dtype)
+        seen = None if reached is None else f"torch.any({reached}, {dims})"
+        if not self.inner.headers:
+            self._lines = frame.lines
+            return part, seen
+        total = self.task.names.fresh("total")
+        body = [*frame.lines]
+        starts = [f"{total} = None"]
+        step = COMBINE[aggregation].format(total, "part")
+        body += [f"part = {part}", f"{total} = part if {total} is None else {step}"]
+        if seen is not None:
+            found = self.task.names.fresh("reached")
+            starts.append(f"{found} = False")
+            body.append(f"{found} = {seen} | {found}")
+            seen = found
+        self._lines = [*starts, *self.inner.wrap(body)]
+        return total, seen
+
+    def _write(self, code: str, dtype: str, variables: frozenset[str], value: Value, direct: bool) -> list[str]:
+        task = self.task
+        out = task.type.dtype
+        if not direct:
+            target = self.outer.part(task.part(self.domain), self.outputs)
+            whole = all(v in variables or self.domain.extent[v] == 1 for v in self.outputs)
+            whole = whole and bool(variables or not self.outputs)  # without axes it fills no view that has some
+            if value.call is not None and code == value.code and dtype == value.held == out and whole:
+                return [value.call.format(target)]
+            return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]
+        if dtype != out:
+            code = f"{_atom(code)}.to(torch.{out})"
+        missing = [v for v in self.outputs if v not in variables and self.domain.extent[v] != 1]
+        bare = isinstance(self.domain.statement.body, Access) and not self.reductions and not self.domain.masked
+        if missing or not variables and self.outputs:
+            code = f"{_atom(code)}.expand({tuple_text(task.type.shape)})"
+        if task.returned and not self.reductions and (missing or bare or not variables):
+            code = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
+        return [f"{task.out} = {code}"]
+
+
+def _atom(code: str) -> str:
+    """The text as something a method can be called on."""
+    return code if code.replace("_", "").isalnum() or code.endswith(")") and _balanced(code) else f"({code})"
+
+
+def _balanced(code: str) -> bool:
+    """Whether the text is one call or one parenthesised expression."""
+    depth = 0
+    for place, c in enumerate(code):
+        depth += (c in "([") - (c in ")]")
+        if depth == 0 and c in ")]" and place != len(code) - 1 and code[place + 1] not in ".[(":
+            return False
+        if depth == 0 and c == " ":
+            return False
+    return True

@@ -1,0 +1,297 @@
+"""Scalar expressions as torch expressions over a frame, with every promotion written out.
+
+torch's own promotion is not relied on: a rank-0 tensor that stands in a frame looks like any other operand, so operands
+are cast to the type that `ir.infer` gives. 16-bit floating values are held in float32 inside larger bodies and rounded
+where they are compared, cast or returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.backends.common.code import literal, tuple_text
+from tilec.backends.common.scalars import NARROW, count_uses, fit, fold, identity, value_children
+from tilec.backends.torch.expr.access import Frame
+from tilec.errors import AffineMistake
+from tilec.ir.functions import FUNCTIONS, RANDOM
+from tilec.ir.index import linear
+from tilec.ir.infer import call_type
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
+from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+
+TENSORS_ONLY = ("atan2", "logaddexp")  # torch takes no Python number for either argument
+ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
+WITH_OUT = frozenset(
+    "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
+    "pow max min atan2 logaddexp".split()
+)
+DEEPEST = 24  # operators nested in one Python expression
+
+
+@dataclass(frozen=True)
+class Value:
+    """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`.
+    `call`: a statement that writes the value into an existing tensor, `{0}`."""
+
+    code: str
+    type: ElementType
+    held: str | None
+    variables: frozenset[str] = frozenset()
+    number: bool | int | float | None = None
+    depth: int = 0
+    call: str | None = None
+
+
+class Evaluator:
+    """Writes into `frame` what an expression needs and returns its value; equal subexpressions are computed once."""
+
+    def __init__(self, frame: Frame, *roots: Expr):
+        self.frame = frame
+        self._values: dict[Expr, Value] = {}
+        self._uses = count_uses(roots)
+        self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
+
+    def held_as(self, dtype: str) -> str:
+        """The dtype in which a value of this type is computed."""
+        return "float32" if self.wide and dtype in NARROW else dtype
+
+    def value(self, root: Expr) -> Value:
+        """The value of an expression; iterative in depth, so long chains are no problem."""
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            if e in self._values:
+                stack.pop()
+                continue
+            missing = [c for c in value_children(e) if c not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            v = self._make(e)
+            if v.held is not None and isinstance(e, Call) and (self._uses[e] > 1 or v.depth > DEEPEST):
+                v = Value(self.frame.assign("t", v.code), v.type, v.held, v.variables)
+            self._values[e] = v
+        return self._values[root]
+
+    def cast(self, v: Value, dtype: str) -> str:
+        """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
+        if v.number is not None:
+            return literal(fit(v.number, dtype))
+        return v.code if v.held == dtype else f"{v.code}.to(torch.{dtype})"
+
+    def tensor(self, v: Value, dtype: str) -> str:
+        """Text of the value as a tensor of this dtype."""
+        if v.number is None:
+            return self.cast(v, dtype)
+        return self.frame.assign(
+            "number", f"torch.tensor({literal(fit(v.number, dtype))}, dtype=torch.{dtype}, device=device)"
+        )
+
+    def condition(self, v: Value) -> str:
+        """Text of `v != 0` as a bool tensor."""
+        if v.number is not None:
+            return self.frame.assign("number", f"torch.tensor({bool(v.number)}, device=device)")
+        return v.code if v.held == "bool" else f"({v.code} != 0)"
+
+    def _make(self, e: Expr) -> Value:
+        match e:
+            case Int(n) | Float(n):
+                return _number(n)
+            case Inside():
+                return _number(1)
+            case Index(name):
+                return Value(self.frame.iota(name), WEAK_INT, "int64", frozenset((name,)))
+            case Access():
+                code, variables = self.frame.read(e)
+                t = self.frame.types[e.tensor]
+                held = self.held_as(t.dtype)
+                if held != t.dtype:
+                    code = self.frame.assign("wide", f"{code}.to(torch.{held})")
+                return Value(code, t.element(), held, variables)
+            case Pad():
+                return self._pad(e)
+            case Call("ident" | "reverse_grad", (x, *_)):
+                return self._values[x]
+            case Call():
+                return self._call(e)
+        raise AssertionError(f"{type(e).__name__} is no value in a body")
+
+    def _pad(self, e: Pad) -> Value:
+        access = e.access if isinstance(e.access, Access) else e.access.access
+        inside = self.frame.inside(access)
+        value = self._values[e.value]
+        read = self._make(e.access)
+        t = promote(read.type, value.type)
+        held = self.held_as(t.dtype)
+        if inside is None:
+            if read.number is not None:
+                n = fit(read.number, t.dtype)
+                return Value(literal(n), t, None, number=n)
+            return Value(self.cast(read, held), t, held, read.variables)
+        code = f"torch.where({inside[0]}, {self.tensor(read, held)}, {self.tensor(value, held)})"
+        return Value(self.frame.assign("padded", code), t, held, inside[1] | read.variables | value.variables)
+
+    def _call(self, e: Call) -> Value:
+        args = [self._values[a] for a in e.args]
+        result = call_type(e.function, [a.type for a in args], e.span)
+        variables = frozenset().union(*(a.variables for a in args))
+        if all(a.number is not None for a in args):
+            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
+            if folded is not None:
+                return Value(literal(folded), result, None, number=folded)
+        depth = 1 + max(a.depth for a in args)
+        combined = self._multiply_add(e, self.held_as(result.dtype))
+        if combined is not None:
+            code, held = combined, self.held_as(result.dtype)
+            call: str | None = code[:-1] + ", out={0})"
+        else:
+            code, held = self._text(e.function, args, result, self._counters(e) if e.function in RANDOM else None)
+            call = self._writing(e.function, args, code, held)
+        if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
+            return Value(self._laid_out(call, held, variables), result, held, variables)
+        return Value(code, result, held, variables, depth=depth, call=call)
+
+    def _multiply_add(self, e: Call, held: str) -> str | None:
+        """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
+        if e.function not in ("add", "sub") or kind(held) != 2:
+            return None
+        sign = 1 if e.function == "add" else -1
+        for x, m in ((e.args[0], e.args[1]), (e.args[1], e.args[0]))[: 2 if sign == 1 else 1]:
+            if self._values[x].number is not None or not self._inline_product(m, held):
+                continue
+            assert isinstance(m, Call)
+            factors: list[Expr] = list(m.args)
+            scale: float | int = sign
+            for f in m.args:
+                n = self._values[f].number
+                if n is not None:
+                    (other,) = (g for g in m.args if g is not f)
+                    scale *= n
+                    factors = list(other.args) if self._inline_product(other, held) else [other]  # type: ignore[attr-defined]
+                    break
+            if any(self._values[f].number is not None for f in factors):
+                continue
+            texts = ", ".join(self.cast(self._values[f], held) for f in (x, *factors))
+            if len(factors) == 1:
+                return f"torch.add({texts}, alpha={literal(scale)})"
+            return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
+        return None
+
+    def _inline_product(self, e: Expr, held: str) -> bool:
+        """Whether an expression is a product whose text may be left out: used once, and written inline."""
+        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1:
+            return False
+        v = self._values[e]
+        return v.call is not None and v.held == held
+
+    def _laid_out(self, call: str, held: str, variables: frozenset[str]) -> str:
+        """The call's result in a tensor laid out like the frame: left alone, torch takes over the order of an operand,
+        and every later step of the block walks against it."""
+        sizes = tuple_text([self.frame.size(v) if v in variables else "1" for v in self.frame.order])
+        room = self.frame.assign_new("t", f"torch.empty({sizes}, dtype=torch.{held}, device=device)")
+        self.frame.lines.append(call.format(room))
+        return room
+
+    def _writing(self, function: str, args: list[Value], code: str, held: str) -> str | None:
+        """The call that writes the value into a tensor `{0}`; None where torch has no such form."""
+        if function in WITH_OUT and code.startswith("torch."):
+            return code[:-1] + ", out={0})"
+        if function == "relu":
+            return f"torch.clamp_min({self.cast(args[0], held)}, 0, out={{0}})"
+        if function == "select" and not any(a.number is not None for a in args[1:]):
+            return code[:-1] + ", out={0})"
+        if function in ARITHMETIC and kind(held) == 2 and args[0].number is None:
+            return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
+        return None
+
+    def _counters(self, e: Call) -> str | None:
+        """The counter of a draw as a form in index variables: whether it counts up is then told without looking."""
+        try:
+            form = linear(e.args[1])
+        except AffineMistake:
+            return None
+        terms = []
+        for atom, c in form.terms:
+            if isinstance(atom, Index) and atom.name in self.frame.order:
+                terms.append(f"({c}, {self.frame.iota(atom.name)})")
+            elif isinstance(atom, Access) and not atom.index and atom in self._values:
+                terms.append(f"({c}, {self._values[atom].code})")
+        whole = all(c.denominator == 1 for c in (form.constant, *(c for _, c in form.terms)))
+        if not terms or len(terms) < len(form.terms) or not whole:
+            return None
+        return f"rt.philox.Counters({form.constant}, ({', '.join(terms)},))"
+
+    def _text(
+        self, function: str, args: list[Value], result: ElementType, counters: str | None = None
+    ) -> tuple[str, str]:
+        row = FUNCTIONS[function]
+        assert row.torch is not None or function == "as_type", function
+        held = self.held_as(result.dtype)
+        template = row.torch or "{0}"
+        if row.result == "bool" and function != "bool":
+            return self._comparison(template, args), "bool"
+        if function == "select":
+            condition = self.condition(args[0])
+            branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
+            return f"torch.where({condition}, {branches[0]}, {branches[1]})", held
+        if function in RANDOM:
+            return template.format(self.tensor(args[0], "int64"), counters or self.tensor(args[1], "int64")), held
+        if function == "as_type" or len(args) == 1 and function == result.dtype:
+            return self._converted(args[0], result.dtype)
+        if function in ("uint16", "uint32"):
+            code, _ = self._converted(args[0], "int64")
+            return f"torch.remainder({code}, 2 ** {function[4:]})", "int64"
+        if function in ("max", "min") and not _all_numbers(args) and any(a.number is not None for a in args):
+            x, n = (args[0], args[1]) if args[0].number is None else (args[1], args[0])
+            if held != "bool":
+                side = "min" if function == "max" else "max"
+                return f"torch.clamp({self.cast(x, held)}, {side}={self.cast(n, held)})", held
+        if kind(result.dtype) != 2 and function in ("div", "mod"):
+            name = "rt.divide_integers" if function == "div" else "rt.modulo_integers"
+            operands = [self.cast(a, held) for a in args]
+            if _all_numbers(args):
+                operands[0] = self.tensor(args[0], held)
+            return f"{name}({operands[0]}, {operands[1]})", held
+        negative = function == "pow" and kind(result.dtype) != 2 and (args[1].number or 0) < 0  # in a tensor only
+        if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
+            operands = [self.tensor(a, held) for a in args]
+        else:
+            operands = [self.cast(a, held) for a in args]
+        if template.count("{0}") > 1:
+            operands[0] = self.frame.assign("t", operands[0])
+        return template.format(*operands), held
+
+    def _converted(self, v: Value, dtype: str) -> tuple[str, str]:
+        """A cast that rounds as the type it names does."""
+        if dtype == "bool":
+            return self.condition(v), "bool"
+        held = self.held_as(dtype)
+        code = self.tensor(v, dtype) if v.type.dtype != dtype or v.held not in (dtype, held) else self.tensor(v, held)
+        if held != dtype and v.type.dtype != dtype:
+            code = f"{code}.to(torch.{held})"
+        return code, held
+
+    def _comparison(self, template: str, args: list[Value]) -> str:
+        """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
+        common = promote(*(a.type for a in args)).dtype
+        operands = [self.cast(a, common) for a in args]
+        if _all_numbers(args):
+            operands[0] = self.tensor(args[0], common)
+        if args[0].number is not None and args[1].number is None:
+            operands[0] = self.tensor(args[0], common)
+        return template.format(*operands)
+
+
+def _all_numbers(args: list[Value]) -> bool:
+    return all(a.number is not None for a in args)
+
+
+def _number(n: bool | int | float) -> Value:
+    t = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", weak=True)
+    return Value(literal(n), t, None, number=n)
+
+
+def identity_text(aggregation: str, dtype: str) -> str:
+    """Python text of what an element that no point reaches holds."""
+    return literal(identity(aggregation, dtype))

@@ -1,0 +1,172 @@
+"""Rule for several statements: those that walk the same points do so together, block by block.
+
+Statements fuse where the general rule would carry each of them out over the same box without masks, and they read the
+same large tensors: what they share is read and computed once (a gradient's sine and cosine, say).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.code import tuple_text
+from tilec.backends.common.domain import Domain
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limit, blocks
+from tilec.backends.torch.expr.scalar import Evaluator, identity_text
+from tilec.backends.torch.expr.task import Task
+from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.program import Access, Call, Expr, reads, walk
+
+
+@dataclass(frozen=True)
+class Member:
+    """A statement of the group, its variables renamed to those of the first."""
+
+    task: Task
+    body: Expr
+    outputs: tuple[str, ...]
+    reductions: tuple[str, ...]
+
+
+def fused(tasks: Sequence[Task]) -> tuple[int, list[str]] | None:
+    """How many of these statements, from the first on, go together, and the lines that carry them out."""
+    first = tasks[0]
+    domain = _box(first)
+    if domain is None:
+        return None
+    order = _order(first, domain)
+    if order is None or math.prod(domain.extent.values()) <= block_limit(first, domain):
+        return None
+    members = [_member(first, domain, {})]
+    written = {first.flat.output}
+    for task in tasks[1:]:
+        other = _box(task)
+        if other is None or written & set(reads(task.flat)):
+            break
+        names = _renaming(domain, other)
+        if names is None:
+            break
+        member = _member(task, other, names)
+        if not _calls(member.body) & {c for m in members for c in _calls(m.body)}:
+            break
+        members.append(member)
+        written.add(task.flat.output)
+    if len(members) < 2:
+        return None
+    return len(members), _lines(domain, order, members)
+
+
+def _calls(e: Expr) -> set[Expr]:
+    return {x for x in walk(e) if isinstance(x, Call)}
+
+
+def _box(task: Task) -> Domain | None:
+    """The statement's points where they are a box, unmasked, that fills the output."""
+    if task.flat.default is not None or task.flat.aggregation == "logsumexp" or not task.classes:
+        return None
+    (domain, *more) = task.classes
+    if more or domain.masked or not task.covered or task.part(domain) != task.out:
+        return None
+    if task.flat.aggregation == "assign" and any(domain.extent[v] > 1 for v in domain.reductions()):
+        return None
+    return domain
+
+
+def _order(task: Task, domain: Domain) -> tuple[str, ...] | None:
+    """All variables, in the order of a tensor that each of them indexes alone."""
+    for e in walk(domain.statement.body):
+        if isinstance(e, Access):
+            names = [linear(i).bare for i in e.index]
+            if None not in names and set(names) == set(domain.low) and len(set(names)) == len(names):
+                return tuple(n for n in names if n is not None)
+    return None
+
+
+def _renaming(first: Domain, other: Domain) -> dict[str, str] | None:
+    """Names of the first domain for the other's variables, by a tensor that both read with all their variables."""
+    if len(first.low) != len(other.low):
+        return None
+    accesses = [e for e in walk(first.statement.body) if isinstance(e, Access)]
+    for b in (e for e in walk(other.statement.body) if isinstance(e, Access)):
+        names = [linear(i).bare for i in b.index]
+        if None in names or set(names) != set(other.low):
+            continue
+        for a in accesses:
+            wanted = [linear(i).bare for i in a.index]
+            if a.tensor == b.tensor and None not in wanted and set(wanted) == set(first.low):
+                pairs = {v: u for v, u in zip(names, wanted, strict=True) if v is not None and u is not None}
+                same = all((other.low[v], other.extent[v]) == (first.low[u], first.extent[u]) for v, u in pairs.items())
+                if same and len(set(pairs.values())) == len(pairs) == len(first.low):
+                    return pairs
+    return None
+
+
+def _member(task: Task, domain: Domain, names: dict[str, str]) -> Member:
+    body = replace_indices(domain.statement.body, {v: Affine.variable(u) for v, u in names.items()})
+    outputs = tuple(names.get(v, v) for v in domain.output_variables())
+    return Member(task, body, outputs, tuple(names.get(v, v) for v in domain.reductions()))
+
+
+def _lines(domain: Domain, order: tuple[str, ...], members: Sequence[Member]) -> list[str]:
+    first = members[0].task
+    limit = block_limit(first, domain)
+    steps = blocks([(v, domain.extent[v]) for v in order], limit)
+    loops = Loops(first, domain, order, steps)
+    frame = Frame(domain, order, first.types, first.local, first.names, loops.ends)
+    evaluator = Evaluator(frame, *(m.body for m in members))
+    before: list[str] = []
+    after: list[str] = []
+    for m in members:
+        _write(m, domain, frame, evaluator, loops, before, after)
+    return [*before, *frame.prologue, *loops.wrap(frame.lines), *after]
+
+
+def _write(
+    m: Member,
+    domain: Domain,
+    frame: Frame,
+    evaluator: Evaluator,
+    loops: Loops,
+    before: list[str],
+    after: list[str],
+) -> None:
+    """Lines of one member: its output allocated, a block of it computed, and rounded at the end."""
+    task, aggregation, result = m.task, m.task.flat.aggregation, m.task.type.dtype
+    value = evaluator.value(m.body)
+    dtype = accumulation_dtype(aggregation, result) if m.reductions else result
+    shape = tuple_text(task.type.shape)
+    partial = any(v in loops.ends for v in m.reductions)
+    identity = identity_text(aggregation, dtype)
+    fill = f"torch.full({shape}, {identity}, " if partial else f"torch.empty({shape}, "
+    before.append(f"{task.out} = {fill}dtype=torch.{dtype}, device=device)")
+    kept = [v for v in frame.order if v in m.outputs]
+    target = task.out
+    if tuple(kept) != m.outputs:
+        target += f".permute({', '.join(str(m.outputs.index(v)) for v in kept)})"
+    target = loops.part(target, kept)
+    target = target if target.endswith("]") else target + "[...]"
+    if not m.reductions:
+        whole = all(v in value.variables or domain.extent[v] == 1 for v in m.outputs)
+        whole = whole and bool(value.variables or not m.outputs)  # one without axes does not fill a view that has some
+        if value.call is not None and value.held == dtype and whole:
+            frame.lines.append(value.call.format(target))
+        else:
+            frame.lines.append(f"{target} = {evaluator.tensor(value, dtype)}")
+        return
+    code = evaluator.condition(value) if aggregation in ("any", "all") else evaluator.tensor(value, value.held or dtype)
+    if aggregation in ("max", "min") and value.held != dtype:
+        code = evaluator.tensor(value, dtype)
+    if any(v not in value.variables and domain.extent[v] > 1 for v in m.reductions) or not value.variables:
+        needed = value.variables | set(m.reductions)
+        code = f"({code}).expand({tuple_text([frame.size(v) if v in needed else '1' for v in frame.order])})"
+    dims = [d for d, v in enumerate(frame.order) if v in m.reductions]
+    for part in [dims] if aggregation != "prod" else [[d] for d in reversed(dims)]:
+        code = REDUCE[aggregation].format(code, tuple_text(part), dtype)
+    if partial:
+        code = COMBINE[aggregation].format(target, code)
+    frame.lines.append(f"{target} = {code}")
+    if dtype != result:
+        after.append(f"{task.out} = {task.out}.to(torch.{result})")

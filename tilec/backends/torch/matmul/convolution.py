@@ -1,0 +1,392 @@
+"""Rule: convolutions that torch has, forward and both gradients, by torch's own.
+
+A convolution is a sum over two accesses in which, for each spatial dimension, one tensor's index is `s*o + d*k + c`
+where o and k index the other two: the input, output and kernel roles. Which role the statement's own output has says
+whether it is the convolution or one of its gradients. Every other variable stands bare in two of the tensors (batch,
+channels) or in all three (groups). Any layout is served, through permuted views.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.domain import build_domain, conditions_of
+from tilec.backends.common.terms import split_factors
+from tilec.backends.torch.expr.task import Task
+from tilec.errors import TileError
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Statement, expressions, index_variables
+from tilec.ir.types import kind
+
+INPUT, OUTPUT, KERNEL = range(3)
+GROUPS = {
+    (True, True, True): "group",
+    (True, True, False): "batch",
+    (False, True, True): "out",
+    (True, False, True): "in",
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of the statement, its index forms and its shape."""
+
+    tensor: str
+    rows: tuple[Affine, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """Axis of each role (None: the kernel has none), and input = stride*output + step*kernel + offset."""
+
+    axes: tuple[int, int, int | None]
+    stride: int
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Operands by role, the spatial dimensions, and the bare variables' axes: name -> axis in each role or None."""
+
+    operands: tuple[Operand, Operand, Operand]
+    spatial: tuple[Spatial, ...]
+    bare: dict[str, tuple[int | None, ...]]
+    written: int
+    scale: float | int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """One spatial dimension as torch takes it: the input's elements low..high, padded by `padding` on both sides, give
+    `computed` outputs, of which the first ones are wanted."""
+
+    low: int
+    high: int
+    padding: int
+    computed: int
+
+
+def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output, where the statement is a convolution that torch has, or a gradient of one. Where
+    what padding multiplies is not finite, the lines that `exact` gives run instead."""
+    if not task.options.library or task.flat.default is not None:
+        return None
+    c = recognise(task)
+    if c is None:
+        return None
+    lines, checked = library_lines(task, c)
+    if not checked:
+        return lines
+    test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
+    return [test, *indented(lines), "else:", *indented(exact(task))]
+
+
+def recognise(task: Task) -> Convolution | None:
+    s = task.flat
+    if s.aggregation != "sum" or s.guard is not None or s.index is None or kind(task.type.dtype) != 2:
+        return None
+    split = split_factors(s.body, task.types)
+    if split is None or len(split[0]) != 2:
+        return None
+    a, b = split[0]
+    if not isinstance(a, Access) or not isinstance(b, Access):
+        return None
+    if {task.types[a.tensor].dtype, task.types[b.tensor].dtype} != {task.type.dtype}:
+        return None
+    if not _says_nothing_more(s, replace(s, body=a * b, constraints=()), task):
+        return None
+    operands = [Operand(s.output, tuple(map(linear, s.index)), task.type.shape)]
+    operands += [Operand(x.tensor, tuple(map(linear, x.index)), task.types[x.tensor].shape) for x in (a, b)]
+    if any(not row.is_affine for o in operands for row in o.rows):
+        return None
+    found = []
+    for order in itertools.permutations(range(3)):
+        roles = tuple(operands[k] for k in order)
+        c = _with_roles(roles, order.index(0), split[1])
+        if c is not None:
+            found.append(c)
+    return min(found, key=_likeliness, default=None)
+
+
+def _says_nothing_more(s: Statement, bare: Statement, task: Task) -> bool:
+    """Whether the points of a statement are those of its two accesses, `bare`: what constraints, `in` and values that
+    are dropped ask is implied."""
+    own = set(conditions_of(bare, task.types))
+    further = [c for c in conditions_of(s, task.types) if c not in own]
+    if not further:
+        return True
+    try:
+        domain = build_domain(bare, task.types)
+    except TileError:
+        return False
+    if domain is None or not domain.low.keys() >= set(index_variables(*expressions(s))):
+        return False
+    return all(map(domain.holds, further))
+
+
+def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
+    """In which roles a variable stands."""
+    a, b, c = (axis is not None for axis in axes)
+    return a, b, c
+
+
+def _likeliness(c: Convolution) -> tuple[int, int, bool]:
+    """Where several roles fit: the smallest kernel, then one that need not be flipped, then the convolution itself."""
+    o = c.operands[KERNEL]
+    size = math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    return size, sum(s.step < 0 for s in c.spatial), c.written != OUTPUT
+
+
+def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:
+    """The statement as a convolution with these roles, None where it is none."""
+    where: dict[str, list[list[int]]] = {}
+    for role, o in enumerate(operands):
+        for axis, row in enumerate(o.rows):
+            if not row.terms and (row.constant != 0 or o.shape[axis] != 1):
+                return None
+            for v in row.variables():
+                where.setdefault(v, [[], [], []])[role].append(axis)
+    if any(len(axes) > 1 for roles in where.values() for axes in roles):
+        return None
+    axis_of = {v: tuple(axes[0] if axes else None for axes in roles) for v, roles in where.items()}
+    bare: dict[str, tuple[int | None, ...]] = {}
+    mixed: list[str] = []
+    for v, axes in axis_of.items():
+        present = [(o, a) for o, a in zip(operands, axes, strict=True) if a is not None]
+        sizes = {o.shape[a] for o, a in present}
+        if all(o.rows[a].bare == v for o, a in present) and len(sizes) == 1:
+            if _present(axes) not in GROUPS:
+                return None
+            bare[v] = axes
+        else:
+            mixed.append(v)
+    spatial = []
+    while mixed:
+        v = mixed[0]
+        found = next((axis_of[w][INPUT] for w in _companions(operands, axis_of, v)), None)
+        if found is None:
+            return None
+        s = _spatial(operands, found, axis_of)
+        if s is None:
+            return None
+        spatial.append(s)
+        done = {v for o, a in zip(operands, s.axes, strict=True) if a is not None for v in o.rows[a].variables()}
+        mixed = [v for v in mixed if v not in done]
+    if not 1 <= len(spatial) <= 3:
+        return None
+    return Convolution(operands, tuple(sorted(spatial, key=lambda s: s.axes[0])), bare, written, scale)
+
+
+def _companions(operands, axis_of, v: str) -> list[str]:
+    """Variables that share an axis with v, itself included, of which the input has one."""
+    rows = [o.rows[a] for o, a in zip(operands, axis_of[v], strict=True) if a is not None]
+    return [w for w in dict.fromkeys(w for row in rows for w in row.variables()) if axis_of[w][INPUT] is not None]
+
+
+def _spatial(operands, axis: int, axis_of) -> Spatial | None:
+    """The spatial dimension of an input axis: both its variables stand in one output axis and one kernel axis."""
+    variables = operands[INPUT].rows[axis].variables()
+    reached: tuple[str, ...] = ()
+    while variables != reached:
+        reached = variables
+        touched = {role: {axis_of[v][role] for v in reached} - {None} for role in (INPUT, OUTPUT, KERNEL)}
+        rows = [operands[role].rows[a] for role, axes in touched.items() for a in sorted(axes)]
+        variables = tuple(dict.fromkeys((*reached, *(v for row in rows for v in row.variables()))))
+    if touched[INPUT] != {axis} or len(touched[OUTPUT]) != 1 or len(touched[KERNEL]) > 1:
+        return None
+    (out,) = touched[OUTPUT]
+    kernel = next(iter(touched[KERNEL]), None)
+    rows = [operands[INPUT].rows[axis], operands[OUTPUT].rows[out]]
+    rows += [] if kernel is None else [operands[KERNEL].rows[kernel]]
+    if len(variables) != len(rows) - 1:
+        return None
+    solved = _solve(rows, variables)
+    return None if solved is None else Spatial((axis, out, kernel), *solved)
+
+
+def _solve(rows: list[Affine], variables: tuple[str, ...]) -> tuple[int, int, int] | None:
+    """(stride, step, offset) such that input = stride*output + step*kernel + offset, where the integer points of output
+    and kernel are exactly those of the variables."""
+    i, o = rows[0], rows[1]
+    if len(rows) == 2:
+        (u,) = variables
+        if abs(o.coefficient(u)) != 1 or o.constant.denominator != 1:
+            return None
+        stride = i.coefficient(u) / o.coefficient(u)
+        numbers = (stride, Fraction(1), i.constant - stride * o.constant)
+    else:
+        k = rows[2]
+        u, w = variables
+        o1, o2, k1, k2 = o.coefficient(u), o.coefficient(w), k.coefficient(u), k.coefficient(w)
+        i1, i2 = i.coefficient(u), i.coefficient(w)
+        det = o1 * k2 - o2 * k1
+        if det == 0:
+            return None
+        inverse = (k2 / det, o2 / det, o1 / det, k1 / det)
+        shifts = ((o2 * k.constant - k2 * o.constant) / det, (k1 * o.constant - o1 * k.constant) / det)
+        if any(x.denominator != 1 for x in (*inverse, *shifts)):
+            return None
+        stride, step = (i1 * k2 - i2 * k1) / det, (o1 * i2 - o2 * i1) / det
+        numbers = (stride, step, i.constant - stride * o.constant - step * k.constant)
+    if any(x.denominator != 1 for x in numbers) or numbers[0] <= 0 or numbers[1] == 0:
+        return None
+    return int(numbers[0]), int(numbers[1]), int(numbers[2])
+
+
+def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> Extent:
+    step = abs(s.step)
+    offset = s.offset + (s.step * (kernel - 1) if s.step < 0 else 0)
+    last = offset + s.stride * (outputs - 1) + step * (kernel - 1)
+    padding = max(-offset, 0)
+
+    def computed(length: int) -> int:
+        return (length + 2 * padding - step * (kernel - 1) - 1) // s.stride + 1
+
+    low, high = max(offset, 0), inputs - 1
+    if computed(high - low + 1) != outputs:
+        high = min(high, last)
+
+    if high < low or computed(high - low + 1) < outputs:
+        padding, low, high = 0, offset, last
+    return Extent(low, high, padding, computed(high - low + 1))
+
+
+def _size(o: Operand, axis: int | None) -> int:
+    """Size of an axis; 1 of one that the operand lacks."""
+    return 1 if axis is None else o.shape[axis]
+
+
+def library_lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
+    """Lines, and the tensors that must be finite for them to hold."""
+    sizes = [
+        (
+            _size(c.operands[INPUT], s.axes[INPUT]),
+            _size(c.operands[OUTPUT], s.axes[OUTPUT]),
+            _size(c.operands[KERNEL], s.axes[KERNEL]),
+        )
+        for s in c.spatial
+    ]
+    extents = [_extent(s, *n) for s, n in zip(c.spatial, sizes, strict=True)]
+    view = _Views(task, c)
+    groups = math.prod(view.size(INPUT, v) for v in view.of("group"))
+    settings = ", ".join(
+        (
+            tuple_text([s.stride for s in c.spatial]),
+            tuple_text([e.padding for e in extents]),
+            tuple_text([abs(s.step) for s in c.spatial]),
+            str(groups),
+        )
+    )
+    names = [task.names.fresh(n) for n in ("x", "y", "k")]
+    cropped = [(e.low, e.high) != (0, n - 1) for e, (n, _, _) in zip(extents, sizes, strict=True)]
+    flipped = [2 + d for d, s in enumerate(c.spatial) if s.step < 0]
+    scale = "" if c.scale == 1 else f" * {literal(c.scale)}"
+    padded = any(e.padding or e.low < 0 or e.high >= n for e, (n, _, _) in zip(extents, sizes, strict=True))
+    exceeding = any(e.computed > o for e, (_, o, _) in zip(extents, sizes, strict=True))
+    flip = f".flip({tuple_text(flipped)})" if flipped else ""
+    x, y, k = names
+    reach = view.reach(extents)
+    lines = []
+    if c.written != INPUT:
+        lines.append(f"{x} = {view.text(INPUT)}")
+        if any(cropped):
+            lines.append(f"{x} = rt.extend({x}, {reach})")
+    if c.written != KERNEL:
+        lines.append(f"{k} = {view.text(KERNEL)}{flip}")
+    if c.written != OUTPUT:
+        lines.append(f"{y} = {view.text(OUTPUT)}")
+        if exceeding:
+            low, high = [0] * (2 + len(sizes)), [*view.leading(OUTPUT), *(e.computed for e in extents)]
+            lines.append(f"{y} = rt.extend({y}, {tuple_text(low)}, {tuple_text([n - 1 for n in high])}, 0)")
+    if c.written == OUTPUT:
+        wanted = [f":{n}" if e.computed > n else ":" for e, (_, n, _) in zip(extents, sizes, strict=True)]
+        narrow = f"[:, :, {', '.join(wanted)}]" if exceeding else ""
+        lines.append(f"{task.out} = {view.back(OUTPUT, f'rt.convolution({x}, {k}, {settings}){narrow}')}{scale}")
+        return lines, [c.operands[KERNEL].tensor] if padded else []
+    if c.written == KERNEL:
+        shape = [*view.leading(KERNEL), *(n for _, _, n in sizes)]
+        result = f"rt.convolution_kernel({y}, {x}, {tuple_text(shape)}, {settings}){flip}"
+        lines.append(f"{task.out} = {view.back(KERNEL, result)}{scale}")
+        return lines, [c.operands[OUTPUT].tensor] * padded + [c.operands[INPUT].tensor] * exceeding
+    shape = [*view.leading(INPUT), *(e.high - e.low + 1 for e in extents)]
+    result = f"rt.convolution_input({y}, {tuple_text(shape)}, {k}, {settings})"
+    if any(cropped):
+        back_low = [0, 0, *(-e.low for e in extents)]
+        leading = [n - 1 for n in view.leading(INPUT)]
+        back_high = [*leading, *(n - 1 - e.low for e, (n, _, _) in zip(extents, sizes, strict=True))]
+        result = f"rt.extend({result}, {tuple_text(back_low)}, {tuple_text(back_high)}, 0)"
+    lines.append(f"{task.out} = {view.back(INPUT, result)}{scale}")
+    return lines, [c.operands[KERNEL].tensor]
+
+
+class _Views:
+    """Each role's tensor as torch's [batch, group*channels, ...] or [group*out, in, ...], and back."""
+
+    LAYOUT = {
+        INPUT: (("batch",), ("group", "in")),
+        OUTPUT: (("batch",), ("group", "out")),
+        KERNEL: (("group", "out"), ("in",)),
+    }
+
+    def __init__(self, task: Task, c: Convolution):
+        self.task, self.c = task, c
+
+    def of(self, group: str) -> list[str]:
+        """Bare variables of a kind; channels and groups in the order of the operands' own axes."""
+        names = [v for v, axes in self.c.bare.items() if GROUPS[_present(axes)] == group]
+        return sorted(names, key=lambda v: [a for a in self.c.bare[v] if a is not None])
+
+    def size(self, role: int, v: str) -> int:
+        return _size(self.c.operands[role], self.c.bare[v][role])
+
+    def leading(self, role: int) -> list[int]:
+        return [math.prod(self.size(role, v) for g in part for v in self.of(g)) for part in self.LAYOUT[role]]
+
+    def reach(self, extents: list[Extent]) -> str:
+        leading = self.leading(INPUT)
+        low = [0, 0, *(e.low for e in extents)]
+        high = [*(n - 1 for n in leading), *(e.high for e in extents)]
+        return f"{tuple_text(low)}, {tuple_text(high)}, 0"
+
+    def _parts(self, role: int) -> list[list[int]]:
+        """Axes of the tensor that make up each of torch's dimensions."""
+        parts = []
+        for part in self.LAYOUT[role]:
+            axes = [self.c.bare[v][role] for g in part for v in self.of(g)]
+            parts.append([a for a in axes if a is not None])
+        spatial = (s.axes[role] for s in self.c.spatial)
+        return [*parts, *([] if axis is None else [axis] for axis in spatial)]
+
+    def text(self, role: int) -> str:
+        code = self.task.local[self.c.operands[role].tensor]
+        parts = self._parts(role)
+        axes = [a for part in parts for a in part]
+        shape = self.c.operands[role].shape
+        dropped = [a for a in range(len(shape)) if a not in axes]
+        order = [*axes, *dropped]
+        if order != list(range(len(order))):
+            code += f".permute({', '.join(map(str, order))})"
+        if any(len(part) != 1 for part in parts) or dropped:
+            code += f".reshape({tuple_text([math.prod(shape[a] for a in part) for part in parts])})"
+        return code
+
+    def back(self, role: int, code: str) -> str:
+        """The inverse of `text`, on a result."""
+        parts = self._parts(role)
+        axes = [a for part in parts for a in part]
+        shape = self.c.operands[role].shape
+        dropped = [a for a in range(len(shape)) if a not in axes]
+        order = [*axes, *dropped]
+        if any(len(part) != 1 for part in parts) or dropped:
+            code += f".reshape({tuple_text([shape[a] for a in order])})"
+        inverse = [order.index(a) for a in range(len(order))]
+        if inverse != list(range(len(inverse))):
+            code += f".permute({', '.join(map(str, inverse))})"
+        return code

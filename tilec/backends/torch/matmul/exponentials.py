@@ -1,0 +1,182 @@
+"""Rule: sums of products with the exponential of a sum, as matrix products of exponentials: what the gradient of a log
+product is made of.
+
+`+(G[i, j] * exp(A[i, k] + B[k, j] - C[i, j]))` over j has an exponential a term. With a_i and b_j the maxima of A and B
+over k it is `exp(A - a) * ((G * exp(a + b - C)) @ exp(B - b))`. The outer exponentials are at most 1; where the inner
+exponent stays below 99 log 2 - log(terms) what they lose to underflow is below 2^-27 of G (float64: 966), which is
+tested at run time. Otherwise, and where something is infinite or NaN, the terms are added one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.domain import Domain
+from tilec.backends.common.terms import split_factors
+from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.scalar import Evaluator
+from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.matmul.factors import value_variables
+from tilec.ir.functions import ONE, ZERO
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Call, Expr
+
+WORTH = 4096  # terms, below which adding them one by one is as fast
+
+Variables = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The exponent's terms over some variables, and the factors beside the exponential over them."""
+
+    exponent: Expr
+    factor: Expr
+
+
+def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output, or None; `exact` adds the terms one by one."""
+    if task.flat.aggregation != "sum" or task.flat.default is not None or not task.classes or len(task.classes) > 1:
+        return None
+    (domain,) = task.classes
+    s = domain.statement
+    dtype = expression_type(s.body, task.types).dtype
+    if domain.conditions or not task.covered or task.part(domain) != task.out or dtype not in ("float32", "float64"):
+        return None
+    split = split_factors(s.body, task.types)
+    if split is None:
+        return None
+    powers = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
+    if len(powers) != 1 or math.prod(domain.extent.values()) < WORTH:
+        return None
+    factors = [f for f in split[0] if f is not powers[0]]
+    kept = [v for v in domain.output_variables() if domain.extent[v] > 1]
+    summed = [v for v in domain.reductions() if domain.extent[v] > 1]
+    terms = terms_of(powers[0].args[0])
+    sides = sides_of(terms, domain, summed)
+    if sides is None:
+        return None
+    batch = [v for v in kept if all(v in side for side in sides)]
+    inner, right, outer = sides
+    rows = [v for v in kept if v in inner and v not in batch]
+    columns = [v for v in kept if v in right and v not in batch]
+    whole = (set(batch + rows + summed), set(batch + columns + summed), set(batch + rows + columns))
+    if not summed or set(rows) & set(columns) or whole != tuple(map(set, sides)):
+        return None
+    parts = parts_of(terms, factors, s.guard, sides, domain)
+    if parts is None:
+        return None
+    orders = ([*batch, *rows, *summed], [*batch, *summed, *columns], [*batch, *rows, *columns])
+    groups = ((rows, summed), (summed, columns), (rows, columns))
+    lines: list[str] = []
+    texts: list[str] = []
+    for part, order, pair in zip(parts, orders, groups, strict=True):
+        shape = _shape(domain, batch, *pair)
+        for e in (part.exponent, part.factor):
+            texts.append(_matrix(task, domain, e, order, shape, dtype, lines))
+    test = "None"
+    if s.guard is not None:
+        test = _matrix(task, domain, s.guard, orders[0], _shape(domain, batch, *groups[0]), "bool", lines)
+    texts[2:4] = [f"rt.right_factor({', '.join(texts[2:4])})"]
+    result = f"rt.exponential_product({', '.join([*texts, test])})"
+    lines.append(f"{task.out} = {result}")
+    order = [*batch, *rows, *columns]
+    shaped = f"{task.out}.reshape({tuple_text([domain.extent[v] for v in order])})"
+    outputs = domain.output_variables()
+    permutation = [order.index(v) for v in kept]
+    if permutation != sorted(permutation):
+        shaped += f".permute({', '.join(map(str, permutation))})"
+    if len(outputs) != len(kept):
+        shaped += f".reshape({tuple_text(task.type.shape)})"
+    if split[1] != 1:
+        shaped += f" * {literal(split[1])}"
+    if dtype != task.type.dtype:
+        shaped = f"({shaped}).to(torch.{task.type.dtype})"
+    return [
+        *lines,
+        f"if {task.out} is None:",
+        *indented(exact(task)),
+        "else:",
+        f"    {task.out} = {shaped}",
+    ]
+
+
+def terms_of(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
+    """The terms of a sum, with their signs."""
+    match e:
+        case Call("add", (a, b)):
+            return [*terms_of(a, sign), *terms_of(b, sign)]
+        case Call("sub", (a, b)):
+            return [*terms_of(a, sign), *terms_of(b, -sign)]
+        case Call("neg", (a,)):
+            return terms_of(a, -sign)
+    return [(sign, e)]
+
+
+def sides_of(
+    terms: Sequence[tuple[int, Expr]], domain: Domain, reductions: Sequence[str]
+) -> tuple[Variables, Variables, Variables] | None:
+    """The three sets of variables of the terms: those of the result that is subtracted and, of the other two, those
+    with and without summed variables."""
+    found = {value_variables(e, domain) for _, e in terms}
+    largest = [v for v in found if not any(v < other for other in found)]
+    taken = {value_variables(e, domain) for sign, e in terms if sign < 0}
+    summed = set(reductions)
+    inner = [v for v in largest if v in taken and v & summed]
+    right = [v for v in largest if v not in taken and v & summed]
+    outer = [v for v in largest if not v & summed]
+    if (len(inner), len(right), len(outer)) != (1, 1, 1):
+        return None
+    return inner[0], right[0], outer[0]
+
+
+def parts_of(
+    terms: Sequence[tuple[int, Expr]],
+    factors: Sequence[Expr],
+    guard: Expr | None,
+    sides: tuple[Variables, Variables, Variables],
+    domain: Domain,
+) -> list[Part] | None:
+    """What stands over each of the three sets of variables; None where something, or the guard, does not."""
+    if guard is not None and not value_variables(guard, domain) <= sides[0]:
+        return None
+    exponents: list[Expr] = [ZERO, ZERO, ZERO]
+    products: list[Expr] = [ONE, ONE, ONE]
+    for sign, e in terms:
+        place = _place(e, sides, domain)
+        if place is None:
+            return None
+        exponents[place] = Call("add" if sign > 0 else "sub", (exponents[place], e))
+    for e in factors:
+        place = _place(e, sides, domain)
+        if place is None:
+            return None
+        products[place] = e if products[place] == ONE else Call("mul", (products[place], e))
+    return [Part(*pair) for pair in zip(exponents, products, strict=True)]
+
+
+def _place(e: Expr, sides: tuple[Variables, Variables, Variables], domain: Domain) -> int | None:
+    variables = value_variables(e, domain)
+    return next((k for k, side in enumerate(sides) if variables <= side), None)
+
+
+def _shape(domain: Domain, batch: Sequence[str], *groups: Sequence[str]) -> list[int]:
+    return [domain.extent[v] for v in batch] + [math.prod(domain.extent[v] for v in g) for g in groups]
+
+
+def _matrix(
+    task: Task, domain: Domain, e: Expr, order: Sequence[str], shape: Sequence[int], dtype: str, lines: list[str]
+) -> str:
+    """Text of an expression over `order` as a batch of matrices; the number 1 where it is that."""
+    if e == ONE:
+        return "1"
+    frame = Frame(domain, order, task.types, task.local, task.names)
+    evaluator = Evaluator(frame, e)
+    value = evaluator.value(e)
+    code = evaluator.condition(value) if dtype == "bool" else evaluator.tensor(value, dtype)
+    lines += [*frame.prologue, *frame.lines]
+    sizes = tuple_text([domain.extent[v] for v in order])
+    return f"({code}).expand({sizes}).reshape({tuple_text(shape)})"

@@ -1,0 +1,123 @@
+"""A lowered program as one Python function over torch, and the executable that holds it."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from tilec.backends.base import Kernel, Lowering, Options
+from tilec.backends.common.code import Names, identifier, indented
+from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
+from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.rules import lines_of_first
+from tilec.ir.program import Program, Statement, reads
+from tilec.language.show import show_statement
+
+RESERVED = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
+_count = 0
+
+
+class TorchProgram:
+    """The executable: `kernels` has one entry, the whole function."""
+
+    grouped = None
+    temporary_bytes = None
+    repeated_bytes = 0
+
+    def __init__(self, name: str, text: str, statements: tuple[str, ...]):
+        self._text = text
+        self.kernels = (Kernel(name, text, statements),)
+        self._function = _compiled(name, text)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return self._function(*inputs)
+
+    def source(self) -> str:
+        return self._text
+
+    def asm(self, kind: str) -> str:
+        """No assembly: torch's own kernels do the work."""
+        return ""
+
+
+def _compiled(name: str, text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Execute the text; tracebacks show its lines."""
+    global _count
+    _count += 1
+    filename = f"<tilec {name} {_count}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    scope: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {}
+    exec(compile(text, filename, "exec"), scope)  # type: ignore[arg-type]
+    return scope[name]
+
+
+def build(lowering: Lowering, options: Options) -> TorchProgram:
+    """The executable of a lowered program."""
+    flat = lowering.stages["flat"]
+    name = identifier(flat.name) if flat.name and flat.name not in RESERVED else "program"
+    functions = _functions(name, lowering, options)
+    body = "\n\n\n".join(functions)
+    text = ("import numpy as np\n" if "np." in body else "") + IMPORTS + "\n\n" + body + "\n"
+    return TorchProgram(name, text, tuple(s.output for s in flat.statements))
+
+
+def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[str] = ()) -> list[str]:
+    """The text of a program as a function, after those of the slabs that it is cut into."""
+    flat, types = lowering.stages["flat"], lowering.types
+    reduced = {s.output: s for s in lowering.stages["reduced"].statements}
+    defracted = {s.output: s for s in lowering.stages["defracted"].statements}
+    names = Names((*RESERVED, *taken, name))
+    local = {t: names.fresh(identifier(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
+    body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
+    functions: list[str] = []
+    hidden: set[str] = set()  # what exists in slabs alone
+
+    def slab(inner: Lowering) -> str:
+        made = names.fresh(f"{name}_slab")
+        functions.extend(_functions(made, inner, options, (*taken, name)))
+        return made
+
+    def task(s: Statement) -> Task:
+        kept = s.output in flat.outputs
+        return Task(s, reduced[s.output], defracted[s.output], types, local, names, options, kept)
+
+    steps = in_slabs(flat, types, options)
+    dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
+    while steps:
+        if (cut := steps[0].slab) is not None:
+            (first, *steps) = steps
+            group = first.members
+            lines = slab_lines(cut, types, local, names, slab)
+            hidden |= {s.output for s in group} - set(cut.wanted)
+        else:
+            alone = list(itertools.takewhile(lambda step: step.slab is None, steps))
+            count, lines = lines_of_first([task(s) for step in alone for s in step.members])
+            group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
+        comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]
+        body += ["", *comments, *lines]
+        unused = [local[t] for s in group for t in dead.get(s.output, ()) if t not in hidden]
+        if unused:
+            body.append(f"del {', '.join(unused)}")
+    results = ", ".join(local[o] for o in flat.outputs)
+    body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
+    header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
+    return [*functions, "\n".join([header, *indented(body)])]
+
+
+def _last_reads(program: Program) -> dict[str, list[str]]:
+    """For each statement, by output, the intermediates that nothing reads after it."""
+    last: dict[str, Statement] = {}
+    for s in program.statements:
+        last[s.output] = s
+        last.update(dict.fromkeys(reads(s), s))
+    result: dict[str, list[str]] = {}
+    for s in program.statements:
+        if s.output not in program.outputs:
+            result.setdefault(last[s.output].output, []).append(s.output)
+    return result

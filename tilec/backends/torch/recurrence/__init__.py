@@ -1,0 +1,1 @@
+"""Recurrences step by step, in torch or NumPy."""

@@ -1,0 +1,80 @@
+"""Which rule carries out a statement: the first, most specific first, that applies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from tilec.backends.torch.expr.general import general
+from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.fused import fused
+from tilec.backends.torch.matmul.convolution import convolution
+from tilec.backends.torch.matmul.exponentials import exponentials
+from tilec.backends.torch.matmul.product import product
+from tilec.backends.torch.recurrence.recurrence import recurrence
+from tilec.backends.torch.scan import scan
+from tilec.backends.torch.scatter import scatter
+from tilec.errors import InternalMistake
+
+Rule = Callable[[Task], list[str] | None]
+
+
+def empty(task: Task) -> list[str] | None:
+    """No valid point: every element holds the identity or the default."""
+    return None if task.flat_domain is not None else [f"{task.out} = {task.allocation(filled=True)}"]
+
+
+def scattered(task: Task) -> list[str] | None:
+    """Whatever the other rules leave: positions in the output are computed."""
+    return scatter(task, lines_for)
+
+
+def library(task: Task) -> list[str] | None:
+    """A convolution that torch has."""
+    return convolution(task, exact_lines)
+
+
+def cumulative(task: Task) -> list[str] | None:
+    """An aggregation over everything before, or after, each element."""
+    return scan(task, lines_for)
+
+
+def shifted_exponentials(task: Task) -> list[str] | None:
+    """The gradient of a log product."""
+    return exponentials(task, exact_lines)
+
+
+EXACT: tuple[Rule, ...] = (general, scattered)
+SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product)
+MOST_TOGETHER = 8  # statements in one group of loops
+
+
+def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str]]:
+    """How many statements, from the first on, are carried out together, and the lines that do it."""
+    special = _try(tasks[0], SPECIAL)
+    if special is not None:
+        return 1, special
+    alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
+    together = fused(alike) if len(alike) > 1 else None
+    return together or (1, _first(tasks[0], EXACT))
+
+
+def lines_for(task: Task) -> list[str]:
+    """Python lines after which the statement's output is bound to its local name."""
+    return _first(task, (*SPECIAL, *EXACT))
+
+
+def exact_lines(task: Task) -> list[str]:
+    """The same by point-wise evaluation with masks: nothing is added for points that are not valid."""
+    return _first(task, EXACT)
+
+
+def _try(task: Task, rules: tuple[Rule, ...]) -> list[str] | None:
+    return next((lines for rule in rules if (lines := rule(task)) is not None), None)
+
+
+def _first(task: Task, rules: tuple[Rule, ...]) -> list[str]:
+    lines = _try(task, rules)
+    if lines is None:
+        raise InternalMistake(f"no rule carries out the statement of {task.flat.output}", task.flat.span)
+    return lines

@@ -1,0 +1,393 @@
+"""What generated programs call beside torch: strided windows, padded reads, reductions that torch spells otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from tilec.backends.torch.expr import philox as philox
+
+Tensor = torch.Tensor
+Ints = Sequence[int]
+
+
+def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:
+    """The integers low, low + 1, ... along dimension `position` of `rank`."""
+    shape = [1] * rank
+    if rank:
+        shape[position] = extent
+    return torch.arange(low, low + extent, device=device).view(shape)
+
+
+def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequence[Sequence[int]]) -> Tensor:
+    """View of t whose element (d0, d1, ...) is `t[start + sum(d_i * steps[i])]`, every one inside t.
+
+    Dimensions that move backward in memory are flipped, which copies.
+    """
+    strides = t.stride()
+    offset = t.storage_offset()
+    for first, stride in zip(start, strides, strict=True):
+        offset += first * stride
+    moves = []
+    backward = []
+    for d, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+        move = 0
+        for count, stride in zip(step, strides, strict=True):
+            move += count * stride
+        if move < 0:
+            backward.append(d)
+            offset += (size - 1) * move
+            move = -move
+        moves.append(move)
+    view = t.as_strided(sizes, moves, offset)
+    return view.flip(backward) if backward else view
+
+
+def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> Tensor:
+    """The elements low..high of each dimension, inclusive, `value` where that lies outside t."""
+    amounts: list[int] = []
+    for size, first, last in zip(reversed(t.shape), reversed(low), reversed(high), strict=True):
+        amounts += (-first, last + 1 - size)
+    if not any(amounts):
+        return t
+    if t.numel() == 0:
+        return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
+    if min(amounts) < 0:  # crop first, as a view: torch's pad copies, and refuses to crop all of a dimension
+        start = [max(first, 0) for first in low]
+        count = [min(last + 1, n) - f for f, last, n in zip(start, high, t.shape, strict=True)]
+        if min(count) <= 0:
+            return t.new_full([last + 1 - first for first, last in zip(low, high, strict=True)], value)
+        t = t[tuple(slice(f, f + n) for f, n in zip(start, count, strict=True))]
+        amounts = [max(a, 0) for a in amounts]
+        if not any(amounts):
+            return t
+    return torch.nn.functional.pad(t, amounts, value=value)
+
+
+def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
+    """The rows of a tensor on the CPU as arrays that share its memory, from the last to the first where `falling`."""
+    array = t.detach().numpy()
+    if array.ndim == 1:
+        array = array[:, None]  # an element of a vector would be a number, not a view
+    return list(array[::-1] if falling else array)
+
+
+SCANS: dict[
+    str, tuple[Callable[..., Tensor], Callable[..., Tensor], float, float]
+] = {  # times, plus, and the elements that leave a state alone
+    "real": (torch.mul, torch.add, 1.0, 0.0),
+    "log": (torch.add, torch.logaddexp, 0.0, -math.inf),
+    "max-plus": (torch.add, torch.maximum, 0.0, -math.inf),
+    "min-plus": (torch.add, torch.minimum, 0.0, math.inf),
+}
+
+
+def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool, semiring: str) -> bool:
+    """Fill `out` [steps, lanes...] with the states h = a x h + b after `start`, from the last step if `falling`.
+
+    `a` and `b` broadcast to out's shape. False where the result may not be what step by step comes out: where it holds
+    an infinity or NaN that a composition of steps could have made.
+    """
+    times, plus, one, zero = SCANS[semiring]
+    steps, lanes = out.shape[0], out.shape[1:]
+    length = max(1, math.isqrt(steps))
+    chunks = -(-steps // length)
+    scale, offset = (torch.full((chunks * length, *lanes), x, dtype=out.dtype, device=out.device) for x in (one, zero))
+    for target, source in ((scale, a), (offset, b)):
+        source = source.expand(out.shape)
+        target[:steps] = source.flip(0) if falling else source
+    scale, offset = (t.view(chunks, length, *lanes).transpose(0, 1).contiguous() for t in (scale, offset))
+    for k in range(1, length):
+        plus(times(scale[k], offset[k - 1]), offset[k], out=offset[k])
+        times(scale[k], scale[k - 1], out=scale[k])
+    heads = torch.empty((chunks, *lanes), dtype=out.dtype, device=out.device)
+    heads[0] = start
+    for k in range(1, chunks):
+        plus(times(scale[-1, k - 1], heads[k - 1]), offset[-1, k - 1], out=heads[k])
+    states = plus(times(scale, heads), offset).transpose(0, 1).reshape(chunks * length, *lanes)[:steps]
+    if semiring == "real":
+        sure = finite(states)
+    else:
+        sure = below_infinity(-states if semiring == "min-plus" else states)
+    if sure:
+        out.copy_(states.flip(0) if falling else states)
+    return sure
+
+
+def still(t: Tensor, rank: int) -> Tensor:
+    """A tensor over time and lanes that is the same at all times, without its time; one of rank 0 has none."""
+    return t[0] if rank and t.dim() == rank else t
+
+
+def clamped(index: int, size: int) -> int:
+    """The nearest position inside."""
+    return min(max(index, 0), size - 1)
+
+
+def turned(t: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """`count` elements along a dimension from `start` on, going round; a view where no element comes twice."""
+    size = t.shape[dim]
+    pieces = []
+    while count > 0:
+        length = min(size - start, count)
+        pieces.append(t.narrow(dim, start, length))
+        start, count = 0, count - length
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
+def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """Truncating division, 0 where the divisor is."""
+    a, b = _both(a, b)
+    zero = b == 0
+    return torch.div(a, b.masked_fill(zero, 1), rounding_mode="trunc").masked_fill(zero, 0)
+
+
+def modulo_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """Floor modulo, 0 where the divisor is."""
+    a, b = _both(a, b)
+    zero = b == 0
+    return torch.remainder(a, b.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+
+def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor)
+    left, right = (
+        x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)
+    )
+    left, right = torch.broadcast_tensors(left, right)
+    return left, right
+
+
+def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Product over several dimensions that follow each other."""
+    return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
+
+
+@contextlib.contextmanager
+def own_precision() -> Iterator[None]:
+    """cuDNN in the precision that torch.get_float32_matmul_precision() asks of matrix products: it has a switch of its
+    own, which lets float32 convolutions round their operands by default."""
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    if torch.backends.cudnn.allow_tf32 == tf32:
+        yield
+        return
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, tf32
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether all elements are; may say no wrongly where a sum overflows, which only costs time."""
+    for t in tensors:
+        if t.is_floating_point():
+            total = t.sum(dtype=torch.float32) if t.element_size() < 4 else t.sum()
+            if not torch.isfinite(total):
+                return False
+    return True
+
+
+def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
+    """Matrix product of 16-bit operands, summed in float32; `wide` leaves the result in float32.
+
+    A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
+    """
+    native = a.device.type != "cpu" or a.dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    if native and not wide:
+        return torch.matmul(a, b)
+    result = torch.matmul(a.float(), b.float())
+    return result if wide else result.to(a.dtype)
+
+
+def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
+    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
+    if _widen(x):
+        return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
+    zero = [0] * len(stride)
+    return torch.convolution(x, _beside(x, k), None, stride, padding, dilation, False, zero, groups)
+
+
+def convolution_input(
+    g: Tensor, shape: Ints, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """The gradient of `convolution` by x, of that shape."""
+    if _widen(g):
+        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).half()
+    x = _empty(shape, g)
+    return _backward(g, x, _beside(g, k), stride, padding, dilation, groups, 0)
+
+
+def convolution_kernel(
+    g: Tensor, x: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """The gradient of `convolution` by k, of that shape."""
+    if _widen(g):
+        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).half()
+    return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
+
+
+def _backward(g, x, k, stride, padding, dilation, groups, which):
+    zero, mask = [0] * len(stride), [which == 0, which == 1, False]
+    backward = torch.ops.aten.convolution_backward
+    return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
+
+
+def _widen(t: Tensor) -> bool:
+    return t.dtype is torch.float16 and t.device.type == "cpu"
+
+
+def _empty(shape: Ints, beside: Tensor) -> Tensor:
+    """A tensor of which only shape and layout matter, laid out like the other one."""
+    return torch.empty(shape, dtype=beside.dtype, device=beside.device, memory_format=_format(beside))
+
+
+def _beside(x: Tensor, k: Tensor) -> Tensor:
+    """The kernel in the layout that goes with x. One stored as [height, width, in, out] is a matrix to transpose, which
+    torch does much faster than the same permutation of four dimensions."""
+    if x.dim() != 4 or _format(x) is torch.contiguous_format or k.is_contiguous(memory_format=torch.channels_last):
+        return k
+    stored = k.permute(2, 3, 1, 0)
+    if not stored.is_contiguous():
+        return k
+    height, width, ins, outs = stored.shape
+    return stored.flatten(0, 2).mT.contiguous().view(outs, height, width, ins).permute(0, 3, 1, 2)
+
+
+def _format(t: Tensor) -> torch.memory_format:
+    if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+        return torch.channels_last
+    if t.dim() == 5 and t.is_contiguous(memory_format=torch.channels_last_3d) and not t.is_contiguous():
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def below_infinity(*tensors: Tensor) -> bool:
+    """Whether all elements are below +inf and no NaN."""
+    return all(t.numel() == 0 or bool(t.amax() < float("inf")) for t in tensors)
+
+
+def log_cumulative(t: Tensor, dim: int) -> Tensor:
+    """logsumexp of all elements up to each, 16-bit ones in float32; what follows +inf is +inf, what follows NaN NaN."""
+    return torch.logcumsumexp(t, dim)
+
+
+def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: bool) -> Tensor:
+    """`size` elements along a dimension, those of t from place `first` on. Where t has none, an element that all
+    terms (past the last one of a sum that rises) or none of them make up."""
+    at = torch.arange(first, first + size, device=t.device)
+    outside = at < 0 if rising else at >= t.shape[dim]
+    shape = [1] * t.dim()
+    shape[dim] = size
+    return t.index_select(dim, at.clamp(0, t.shape[dim] - 1)).masked_fill(outside.view(shape), identity)
+
+
+CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
+
+
+def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
+    """`logsumexp_k(a[..., i, k] + b[..., k, j])` by a matrix product of exponentials, shifted by row and column maxima.
+
+    What underflow loses of a sum of K terms is a few K * 2^-126 (float64: 2^-1022), so where the sum is at least
+    K * 2^-99 (2^-966) it is as accurate as the product's arithmetic. The other elements, and those that are not finite,
+    are computed again term by term, within `budget` bytes; where no term is above -inf they are just that.
+    """
+    count = a.shape[-1]
+    top_a, top_b = _finite_or_zero(a.amax(-1, keepdim=True)), _finite_or_zero(b.amax(-2, keepdim=True))
+    total = torch.matmul(torch.exp(a - top_a), torch.exp(b - top_b))
+    result = torch.log(total).add_(top_a).add_(top_b)
+    certain = (total >= count * CERTAIN[a.dtype]) & (total < float("inf"))
+    if not certain.all():
+        _log_again(a, b, result, ~certain, budget)
+    return result
+
+
+def log_factor(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A right operand of `log_step`: itself, its column maxima, and its exponentials below them."""
+    top = _finite_or_zero(b.amax(-2, keepdim=True))
+    return b, top, torch.exp(b - top)
+
+
+def log_step(a: Tensor, factor: tuple[Tensor, Tensor, Tensor], budget: int) -> Tensor:
+    """`log_product` by the same matrix again and again; where something is not sure, by that function."""
+    b, top_b, exponentials = factor
+    top_a = a.amax(-1, keepdim=True)
+    total = torch.matmul(torch.sub(a, top_a).exp_(), exponentials)
+    least, most = torch.aminmax(total)
+    if least >= a.shape[-1] * CERTAIN[a.dtype] and most < float("inf"):
+        return total.log_().add_(top_a).add_(top_b)
+    return log_product(a, b, budget)
+
+
+def _finite_or_zero(t: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(t), t, 0.0)
+
+
+def exponential_product(
+    w: Tensor,
+    weights: Tensor | int,
+    right: tuple[Tensor, Tensor],
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+) -> Tensor | None:
+    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * factor[.., k, j]`, times
+    `outer[.., i, j]`, where `valid`, with `right` the `right_factor` of v and factor; None where that is not sure to be
+    as accurate as adding the terms up."""
+    top_u, (top_v, powers) = _finite_or_zero(u.amax(-1, keepdim=True)), right
+    exponent = w + top_u + top_v.mT
+    if valid is not None:
+        exponent = exponent.masked_fill(~valid, float("-inf"))
+    if not exponent.amax() <= -math.log(powers.shape[-2] * CERTAIN[u.dtype]):
+        return None
+    inner = exponent.exp_() * weights
+    if valid is not None:
+        inner = inner.masked_fill(~valid, 0.0)
+    result = torch.matmul(inner, powers) * torch.exp(u - top_u) * outer
+    return result if finite(result) else None
+
+
+def right_factor(v: Tensor, factor: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Row maxima of v, and its exponentials below them times a factor."""
+    top = _finite_or_zero(v.amax(-1, keepdim=True))
+    return top, torch.exp(v - top) * factor
+
+
+def exponential_step(
+    w: Tensor,
+    weights: Tensor | int,
+    right: tuple[Tensor, Tensor],
+    u: Tensor,
+    outer: Tensor | int,
+    valid: Tensor | None,
+    shape: Ints,
+    places: Ints,
+) -> Tensor | None:
+    """`exponential_product` with its dimensions taken apart and put in order: `places` says which of `shape` each
+    dimension of the result is, -1 for one of size 1."""
+    result = exponential_product(w, weights, right, u, outer, valid)
+    if result is None:
+        return None
+    result = result.reshape(shape).permute([p for p in places if p >= 0])
+    return result[tuple(slice(None) if p >= 0 else None for p in places)]
+
+
+def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
+    """Compute the failed elements of a log product term by term, into `result`."""
+    if below_infinity(a, b):
+        support = torch.matmul((a != float("-inf")).to(a.dtype), (b != float("-inf")).to(a.dtype))
+        result.masked_fill_(support == 0, float("-inf"))
+        failed = failed & (support > 0)
+    batch = result.shape[:-2]
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    step = max(1, budget // (4 * a.element_size() * a.shape[-1]))
+    places = failed.nonzero()
+    for first in range(0, len(places), step):
+        *lead, i, j = places[first : first + step].unbind(-1)
+        terms = a[(*lead, i)] + b.mT[(*lead, j)]
+        result[(*lead, i, j)] = torch.logsumexp(terms, -1)

@@ -1,0 +1,134 @@
+"""Rule: aggregations over all k up to i (or from i on), written with a constraint, as torch's cumulative functions.
+
+`O[i : N] = +(X[k]), i - k < N` has N^2 points and N different values to add up. It applies where the body does not
+depend on i, and i and one summed variable are held together by a single one-sided condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import Condition, Domain, boxed, free
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.torch.expr.task import Task
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Constraint, Index, Int, Statement, index_variables
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import bounds
+
+CUMULATIVE = {
+    "sum": "torch.cumsum({0}, {1})",
+    "prod": "torch.cumprod({0}, {1})",
+    "max": "torch.cummax({0}, {1}).values",
+    "min": "torch.cummin({0}, {1}).values",
+    "logsumexp": "rt.log_cumulative({0}, {1})",
+}
+LEAST = 4  # elements along the scan, below which the points are as few
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The output variable, the summed one, and the last (`rising`) or first element k = i + `shift` that counts."""
+
+    output: str
+    summed: str
+    rising: bool
+    shift: int
+    condition: Condition
+
+
+def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output, or None; `lines_for` carries out the statement of what is accumulated."""
+    s = task.flat
+    template = CUMULATIVE.get(s.aggregation)
+    if template is None or s.default is not None or task.flat_domain is None:
+        return None
+    domain = task.flat_domain
+    if not any(len(c.form.variables()) == 2 for c in domain.conditions):
+        return None
+    ranges = bounds(s, {name: t.shape for name, t in task.types.items()})
+    assert ranges is not None, "the domain is not empty"
+    domain = boxed(s, ranges, task.types)  # the other one may have turned the summed variable round
+    found = _scan(s, domain)
+    if found is None:
+        return None
+    terms, task = _terms(task, s, domain, found)
+    lines = lines_for(terms)
+    axis = next(a for a, e in enumerate(s.index or ()) if e == Index(found.output))
+    name = terms.out
+    dtype = accumulation_dtype(s.aggregation, task.type.dtype)
+    text = name if terms.type.dtype == dtype else f"{name}.to(torch.{dtype})"
+    text = text if found.rising else f"{text}.flip({axis})"
+    lines.append(f"{name} = {template.format(text, axis)}")
+    if not found.rising:
+        lines.append(f"{name} = {name}.flip({axis})")
+    size = task.type.shape[axis]
+    first = found.shift - domain.low[found.summed]  # the place of the term that belongs to element 0
+    if first or domain.extent[found.summed] != size:
+        lines.append(f"{name} = rt.placed({name}, {axis}, {first}, {size}, {task.identity}, {found.rising})")
+    if dtype != task.type.dtype:
+        lines.append(f"{name} = {name}.to(torch.{task.type.dtype})")
+    return [*lines, f"{task.out} = {name}"]
+
+
+def _scan(s: Statement, domain: Domain) -> Scan | None:
+    index = [linear(e).bare for e in s.index or ()]
+    if None in index or len(set(index)) < len(index):
+        return None
+    summed = [v for v, n in domain.extent.items() if v not in index and n > 1]
+    joint = [c for c in domain.conditions if free(c.form) & set(summed) and free(c.form) & {v for v in index if v}]
+    if len(summed) != 1 or len(joint) != 1:
+        return None
+    (k,), (c,) = summed, joint
+    pair = set(c.form.variables())
+    others = pair - {k}
+    if len(pair) != 2 or len(c.form.terms) != 2 or not c.form.is_integral:
+        return None
+    (i,) = others
+    guard = () if s.guard is None else (s.guard,)
+    if i in index_variables(s.body, *guard) or any(i in free(d.form) for d in domain.conditions if d is not c):
+        return None
+    size = dict(zip(index, (n.value for n in s.sizes or () if isinstance(n, Int)), strict=True))
+    if domain.extent[k] < LEAST or any(
+        (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i and v
+    ):
+        return None
+    sign = c.form.coefficient(i)
+    if abs(sign) != 1 or c.form.coefficient(k) != -sign:
+        return None
+    low, high = domain.interval(c.form)
+    if (low < 0) == (high >= c.bound):
+        return None  # a window has two ends
+    # 0 <= sign * (i - k) + constant, or sign * (i - k) + constant <= bound - 1
+    lower = low < 0
+    limit = c.form.constant if lower else c.bound - 1 - c.form.constant
+    rising = (sign > 0) == lower
+    shift = limit if rising else -limit
+    return Scan(i, k, rising, int(shift), c)
+
+
+def _terms(task: Task, s: Statement, domain: Domain, found: Scan) -> tuple[Task, Task]:
+    """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
+    name = s.output + "_terms"
+    while name in task.types:
+        name += "_"
+    k, low, count = found.summed, domain.low[found.summed], domain.extent[found.summed]
+    place = (Affine.variable(k) - low).to_expr()
+    index = tuple(place if e == Index(found.output) else e for e in s.index or ())
+    sizes = tuple(
+        Int(count) if e == Index(found.output) else n for e, n in zip(s.index or (), s.sizes or (), strict=True)
+    )
+    kept = tuple(c for c in s.constraints if not _is(c, found.condition))
+    element = expression_type(s.body, task.types)
+    dtype = element.dtype if s.aggregation in ("max", "min") else task.type.dtype
+    made = replace(s, output=name, index=index, sizes=sizes, constraints=kept, default=None, attributes=())
+    types = {**task.types, name: TensorType(tuple(n.value for n in sizes if isinstance(n, Int)), dtype)}
+    local = {**task.local, name: task.names.fresh(task.out + "_terms")}
+    part = replace(task, flat=made, reduced=made, defracted=made, types=types, local=local, returned=False)
+    return part, task
+
+
+def _is(c: Constraint, condition: Condition) -> bool:
+    return linear(c.expr) == condition.form and isinstance(c.bound, Int) and c.bound.value == condition.bound

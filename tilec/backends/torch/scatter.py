@@ -1,0 +1,245 @@
+"""Rule: an output index that is no change of variables (elements of tensors, `%`, `clamp`): values are added, or
+combined otherwise, at computed positions. Deterministic on the CPU, where torch does it in order.
+
+Output axes that are plain variables stay dimensions; the others make one position. Points that are not valid write to
+an extra row that is dropped. Variables that the output index lacks are reduced first, by whichever rule does that best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.code import tuple_text
+from tilec.backends.common.domain import Domain, free, row_major
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.general import Loops, block_limit, blocks
+from tilec.backends.torch.expr.scalar import Evaluator, identity_text
+from tilec.backends.torch.expr.task import Task
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Int, Statement
+from tilec.ir.types import TensorType
+
+HOW = {"max": "amax", "min": "amin", "prod": "prod", "any": "amax", "all": "amin", "logsumexp": "amax"}
+
+
+@dataclass(frozen=True)
+class Positions:
+    """`plain`: output axes that are variables of their own; `rest`: the others, which make one position in row-major
+    order among themselves."""
+
+    plain: tuple[int, ...]
+    rest: tuple[int, ...]
+    rows: tuple[Affine, ...]
+
+    def variables(self) -> tuple[str, ...]:
+        """Those that the positions depend on."""
+        found = [v for a in self.rest for v in sorted(free(self.rows[a]))]
+        return tuple(dict.fromkeys(found))
+
+
+def scatter(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output, for any statement; `lines_for` carries out a reduction that comes first."""
+    domain = task.flat_domain
+    assert domain is not None
+    positions = _positions(task.flat, domain)
+    written = {*positions.variables(), *(v for a in positions.plain for v in positions.rows[a].variables())}
+    others = [v for v in domain.low if v not in written and domain.extent[v] > 1]
+    count = math.prod(domain.extent[v] for v in written)
+    if others and task.flat.aggregation != "assign" and 8 * count <= task.options.memory_budget:
+        return _reduced_first(task, domain, tuple(v for v in domain.low if v in written), lines_for)
+    return _scatter_lines(task, domain, positions)
+
+
+def _positions(s: Statement, domain: Domain) -> Positions:
+    assert s.index is not None
+    rows = tuple(map(linear, s.index))
+    uses: dict[str, int] = {}
+    for row in rows:
+        for v in free(row):
+            uses[v] = uses.get(v, 0) + 1
+    plain = tuple(
+        a
+        for a, row in enumerate(rows)
+        if row.is_affine and len(row.terms) == 1 and row.terms[0][1] == 1 and uses[row.variables()[0]] == 1
+        and not any(c.form == row for c in domain.conditions)
+    )  # fmt: skip
+    return Positions(plain, tuple(a for a in range(len(rows)) if a not in plain), rows)
+
+
+def _reduced_first(
+    task: Task, domain: Domain, kept: tuple[str, ...], lines_for: Callable[[Task], list[str]]
+) -> list[str]:
+    """Two statements: the aggregation over what the output index lacks, then the scatter of its result."""
+    s = task.flat
+    name = _unused(s.output + "_parts", task)
+    sizes = tuple(Int(domain.extent[v]) for v in kept)
+    shifted = tuple((Affine.variable(v) - domain.low[v]).to_expr() for v in kept)
+    first = replace(s, output=name, index=shifted, sizes=sizes, default=None)
+    shape = tuple(n.value for n in sizes)
+    inner = TensorType(shape, accumulation_dtype(s.aggregation, task.type.dtype))
+    types = {**task.types, name: inner}
+    local = {**task.local, name: task.names.fresh(task.local[s.output] + "_parts")}
+    part = replace(task, flat=first, reduced=first, defracted=first, types=types, local=local, returned=False)
+    second = replace(s, body=Access(name, shifted), guard=None, constraints=())
+    whole = replace(task, flat=second, reduced=second, defracted=second, types=types, local=local)
+    rest = whole.flat_domain
+    assert rest is not None
+    return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest)), f"del {local[name]}"]
+
+
+def _unused(name: str, task: Task) -> str:
+    while name in task.types:
+        name += "_"
+    return name
+
+
+def _scatter_lines(task: Task, domain: Domain, positions: Positions) -> list[str]:
+    s = domain.statement
+    shape = task.type.shape
+    plain_variables = tuple(positions.rows[a].variables()[0] for a in positions.plain)
+    order = (*(v for v in domain.low if v not in plain_variables), *plain_variables)
+    count = math.prod(shape[a] for a in positions.rest)
+    aggregation = s.aggregation
+    dtype = accumulation_dtype(aggregation, task.type.dtype)
+    held = "uint8" if dtype == "bool" else dtype
+    buffer = task.names.fresh(task.out.lower())
+    rows = count + (1 if domain.masked else 0)
+    buffer_shape = tuple_text([rows, *(shape[a] for a in positions.plain)])
+    initial = (
+        int(identity_text(aggregation, "bool") == "True") if dtype == "bool" else identity_text(aggregation, dtype)
+    )
+    lines = [f"{buffer} = torch.full({buffer_shape}, {initial}, dtype=torch.{held}, device=device)"]
+    seen = None
+    if s.default is not None:
+        seen = task.names.fresh("reached")
+        lines.append(f"{seen} = torch.zeros({buffer_shape}, dtype=torch.bool, device=device)")
+    part = _Pass(task, domain, positions, order, plain_variables, count, held)
+    lines += part.lines(buffer, aggregation, seen)
+    if aggregation == "logsumexp":
+        total = task.names.fresh("total")
+        lines.append(f"{buffer} = {buffer}.nan_to_num(nan=float('nan'), posinf=float('inf'), neginf=0.0)")
+        lines.append(f"{total} = torch.zeros_like({buffer})")
+        lines += part.lines(total, "sum", None, shift=buffer)
+        infinite = f"torch.isinf({buffer})"
+        lines.append(f"{buffer} = torch.where({infinite}, {buffer}, {buffer} + torch.log({total}))")
+    result = buffer if rows == count else f"{buffer}[:{count}]"
+    result += f".view({tuple_text([shape[a] for a in (*positions.rest, *positions.plain)])})"
+    axes = (*positions.rest, *positions.plain)
+    permutation = [axes.index(a) for a in range(len(shape))]
+    if permutation != sorted(permutation):
+        result += f".permute({', '.join(map(str, permutation))})"
+    if held != task.type.dtype:
+        result += f".to(torch.{task.type.dtype})"
+    if seen is not None:
+        assert s.default is not None
+        mask = seen if rows == count else f"{seen}[:{count}]"
+        mask += f".view({tuple_text([shape[a] for a in axes])})"
+        if permutation != sorted(permutation):
+            mask += f".permute({', '.join(map(str, permutation))})"
+        default = task.local[s.default]
+        if task.types[s.default].dtype != task.type.dtype:
+            default += f".to(torch.{task.type.dtype})"
+        result = f"torch.where({mask}, {result}, {default})"
+    return [*lines, f"{task.out} = {result}"]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One walk over the points that combines their values into a buffer of rows."""
+
+    task: Task
+    domain: Domain
+    positions: Positions
+    order: tuple[str, ...]
+    plain: tuple[str, ...]
+    count: int
+    held: str
+
+    def lines(self, buffer: str, aggregation: str, seen: str | None, shift: str | None = None) -> list[str]:
+        task, domain, order, plain = self.task, self.domain, self.order, self.plain
+        s = domain.statement
+        steps = blocks([(v, domain.extent[v]) for v in order], block_limit(task, domain))
+        loops = Loops(task, domain, order, steps)
+        frame = Frame(domain, order, task.types, task.local, task.names, loops.ends)
+        evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        mask = frame.mask()
+        if s.guard is not None:
+            test = evaluator.condition(evaluator.value(s.guard))
+            mask = test if mask is None else f"{mask} & {test}"
+        value = evaluator.value(s.body)
+        truth = task.type.dtype == "bool"
+        code = f"{evaluator.condition(value)}.to(torch.uint8)" if truth else evaluator.tensor(value, self.held)
+        position = frame.index(self._row())
+        if not self._row().terms:
+            position = f"torch.full({tuple_text([1] * len(order))}, {position}, device=device)"
+        if mask is not None:
+            position = f"torch.where({mask}, {position}, {self.count})"
+        lines = frame.lines
+        sizes = [loops.size(v, domain) for v in order]
+        split = len(order) - len(plain)
+        flat = [*sizes[:split]]
+        tail = sizes[split:]
+        name = task.names.fresh("values")
+        lines.append(f"{name} = ({code}).expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})")
+        at = task.names.fresh("at")
+        masked_plain = (
+            mask is not None
+            and any(v in plain for c in domain.conditions for v in free(c.form))
+            or s.guard is not None
+            and bool(plain)
+        )
+        whole = [*flat, *(tail if masked_plain else ["1"] * len(tail))]
+        lines.append(f"{at} = ({position}).expand({tuple_text(whole)}).reshape({tuple_text(['-1', *whole[split:]])})")
+        lines += self._combine(buffer, name, at, aggregation, seen, loops, masked_plain, shift)
+        return [*frame.prologue, *loops.wrap(lines)]
+
+    def _row(self) -> Affine:
+        rest = self.positions.rest
+        shape = self.task.type.shape
+        return row_major([self.positions.rows[a] for a in rest], [shape[a] for a in rest])
+
+    def _combine(
+        self,
+        buffer: str,
+        values: str,
+        at: str,
+        aggregation: str,
+        seen: str | None,
+        loops: Loops,
+        full: bool,
+        shift: str | None,
+    ) -> list[str]:
+        domain, shape = self.domain, self.task.type.shape
+        parts = []
+        for a, v in zip(self.positions.plain, self.plain, strict=True):
+            low, n = domain.low[v] + int(self.positions.rows[a].constant), domain.extent[v]
+            offset = f" + {low}" if low else ""
+            if v in loops.ends:
+                first, last = loops.ends[v]
+                parts.append(f"{first}{offset}:{last}{offset}")
+            else:
+                parts.append(":" if low == 0 and n == shape[a] else f"{low}:{low + n}")
+        while parts and parts[-1] == ":":
+            parts.pop()
+        target = f"{buffer}[:, {', '.join(parts)}]" if parts else buffer
+        lines = []
+        flat_at = at if full or not self.plain else f"{at}.reshape(-1)"
+        wide_at = at if full or not self.plain else f"{at}.expand_as({values})"
+        if shift is not None:
+            shifted = target.replace(buffer, shift, 1)
+            lines.append(f"{values} = torch.exp({values} - torch.gather({shifted}, 0, {wide_at}))")
+        if aggregation == "sum" and not full:
+            lines.append(f"{target}.index_add_(0, {flat_at}, {values})")
+        elif aggregation == "sum":
+            lines.append(f"{target}.scatter_add_(0, {at}, {values})")
+        elif aggregation == "assign":
+            lines.append(f"{target}.scatter_(0, {wide_at}, {values})")
+        else:
+            lines.append(f"{target}.scatter_reduce_(0, {wide_at}, {values}, '{HOW[aggregation]}')")
+        if seen is not None:
+            mark = target.replace(buffer, seen, 1)
+            lines.append(f"{mark}.scatter_(0, {wide_at}, torch.ones_like({values}, dtype=torch.bool))")
+        return lines

@@ -1,0 +1,111 @@
+"""What several statements of a slab compute is computed once: a statement of its own, which stays in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilec.ir.functions import RANDOM
+from tilec.ir.infer import expression_type, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    children,
+    index_variables,
+    rebuild,
+    substitute,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import Names
+
+MOST = 16  # statements made of one program
+EXACT = ("float32", "float64")  # types in which a value is the same whether it is stored or not
+
+
+def share(program: Program, types: Mapping[str, TensorType]) -> Program:
+    """The same flat program; the largest expressions that two statements have come first."""
+    statements, known = list(program.statements), dict(types)
+    names = Names.of(program)
+    for _ in range(MOST):
+        found = _largest(statements, known)
+        if found is None:
+            break
+        key, first = found
+        made = _made(names.fresh("Shared"), key, statements[first], known)
+        known[made.output] = statement_type(made, known)
+        statements = [_using(s, key, made) for s in statements]
+        statements.insert(first, made)
+    return replace(program, statements=tuple(statements))
+
+
+def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType]) -> tuple[Expr, int] | None:
+    """The expression, in canonical variables, and the first statement that has it."""
+    seen: dict[Expr, list[int]] = {}
+    for number, s in enumerate(statements):
+        for root in _roots(s):
+            for e in walk(root):
+                if isinstance(e, Call) and (key := _canonical(e)) is not None:
+                    places = seen.setdefault(key, [])
+                    if number not in places:
+                        places.append(number)
+    several = [(_size(key), -places[0], key) for key, places in seen.items() if len(places) > 1]
+    for _, first, key in sorted(several, key=lambda x: x[:2], reverse=True):
+        if _extents(key, types) is not None and expression_type(key, types).dtype in EXACT:
+            return key, -first
+    return None
+
+
+def _roots(s: Statement) -> list[Expr]:
+    return [s.body] if s.guard is None else [s.guard, s.body]
+
+
+def _size(e: Expr) -> int:
+    return sum(1 for _ in walk(e))
+
+
+def _canonical(e: Expr) -> Expr | None:
+    """The expression in the variables v0, v1, ... in order of appearance; None where it draws numbers."""
+    if any(isinstance(x, Call) and x.function in RANDOM for x in walk(e)):
+        return None
+    return substitute(e, {v: Index(f"v{k}") for k, v in enumerate(index_variables(e))})
+
+
+def _extents(key: Expr, types: Mapping[str, TensorType]) -> dict[str, int] | None:
+    """The size of each variable, where every access of the expression is inside its tensor over all of them."""
+    found: dict[str, int] = {}
+    for e in walk(key):
+        if not isinstance(e, (Access, Call, Index, Int)) and children(e):
+            return None
+        if isinstance(e, Access):
+            for i, n in zip(e.index, types[e.tensor].shape, strict=True):
+                if isinstance(i, Int) and i.value < n:
+                    continue
+                if not isinstance(i, Index) or found.setdefault(i.name, n) != n:
+                    return None
+    return found if found and set(found) == set(index_variables(key)) else None
+
+
+def _made(name: str, key: Expr, like: Statement, types: Mapping[str, TensorType]) -> Statement:
+    extents = _extents(key, types)
+    assert extents is not None
+    variables = index_variables(key)
+    return Statement(name, tuple(map(Index, variables)), tuple(Int(extents[v]) for v in variables), key, span=like.span)
+
+
+def _using(s: Statement, key: Expr, made: Statement) -> Statement:
+    """The statement with what is now computed before it read."""
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Call) and _canonical(e) == key:
+            return Access(made.output, tuple(map(Index, index_variables(e))), span=e.span)
+        return e if isinstance(e, Access) or not children(e) else rebuild(e, visit)
+
+    body = visit(s.body)
+    guard = None if s.guard is None else visit(s.guard)
+    return s if body == s.body and guard == s.guard else replace(s, body=body, guard=guard)

@@ -1,0 +1,1 @@
+"""The text of kernels: scopes, scalar expressions, accumulators, epilogues, device functions."""

@@ -1,0 +1,111 @@
+"""How a kernel combines the values of an output element's points: the running state, a step, the result.
+
+logsumexp runs on a maximum and a sum relative to it, all others on one value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.backends.common.code import literal
+from tilec.backends.common.scalars import NARROW, accumulation_dtype, identity
+from tilec.backends.triton.emit.kernel import triton_type
+from tilec.backends.triton.emit.scalar import held_as
+
+COMBINE = {
+    "sum": "{0} + {1}",
+    "assign": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "maximum_({0}, {1})",
+    "min": "minimum_({0}, {1})",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+}
+REDUCE = {
+    "sum": "tl.sum({0}, {1})",
+    "assign": "tl.sum({0}, {1})",
+    "prod": "tl.reduce({0}, {1}, multiply_)",
+    "max": "tl.reduce({0}, {1}, maximum_)",
+    "min": "tl.reduce({0}, {1}, minimum_)",
+    "any": "tl.reduce({0}, {1}, either_)",
+    "all": "tl.reduce({0}, {1}, both_)",
+}
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """`dtype`: what values are combined in, never a 16-bit float. `suffix`: of the names of the running values, where a
+    kernel has several."""
+
+    aggregation: str
+    dtype: str
+    suffix: str = ""
+
+    @staticmethod
+    def of(aggregation: str, result: str) -> Accumulator:
+        if result == "bool" and aggregation in ("assign", "max"):
+            aggregation = "any"
+        if result == "bool" and aggregation == "min":
+            aggregation = "all"
+        dtype = accumulation_dtype(aggregation, result)
+        return Accumulator(aggregation, "float32" if dtype in NARROW else held_as(dtype))
+
+    @property
+    def identity_text(self) -> str:
+        return literal(identity(self.aggregation, self.dtype))
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the running values."""
+        names = ("top", "total") if self.aggregation == "logsumexp" else ("acc",)
+        return tuple(name + self.suffix for name in names)
+
+    def start(self, shape: str, like: str | None = None) -> list[str]:
+        """Lines that begin the state. `like`: a block of zeros whose layout it takes."""
+        kind_ = triton_type(self.dtype)
+
+        def filled(value: str) -> str:
+            block = f"tl.full({shape}, {value}, {kind_})"
+            return block if like is None else f"tl.where({like} == 0, {block}, tl.full({shape}, 1, {kind_}))"
+
+        first = f"{self.state[0]} = {filled(self.identity_text)}"
+        return [first, f"{self.state[1]} = {filled('0')}"] if len(self.state) == 2 else [first]
+
+    def step(self, value: str) -> list[str]:
+        """Lines that add a block of values, of the state's own shape."""
+        if self.aggregation == "logsumexp":
+            top, total = self.state
+            return [
+                f"new_top = maximum_({top}, {value})",
+                f"{total} = {total} * shifted_exp_({top}, new_top) + shifted_exp_({value}, new_top)",
+                f"{top} = new_top",
+            ]
+        (acc,) = self.state
+        combined = COMBINE[self.aggregation].format(acc, value)
+        return [f"{acc} = ({combined}).to({triton_type(self.dtype)})"]
+
+    def reduce(self, axis: int) -> list[str]:
+        """Lines that combine the state along a dimension."""
+        if self.aggregation == "logsumexp":
+            top, total = self.state
+            return [
+                f"highest = tl.reduce({top}, {axis}, maximum_)",
+                f"scaled = {total} * shifted_exp_({top}, tl.expand_dims(highest, {axis}))",
+                f"{total} = tl.sum(scaled, {axis})",
+                f"{top} = highest",
+            ]
+        return self.at_once(self.state[0], axis)
+
+    def result(self) -> str:
+        return f"log_of_sum_({', '.join(self.state)})" if self.aggregation == "logsumexp" else self.state[0]
+
+    def at_once(self, value: str, axis: int) -> list[str]:
+        """Lines that combine all of a block of values along a dimension into the state."""
+        if self.aggregation == "logsumexp":
+            top, total = self.state
+            return [
+                f"{top} = tl.reduce({value}, {axis}, maximum_)",
+                f"{total} = tl.sum(shifted_exp_({value}, tl.expand_dims({top}, {axis})), {axis})",
+            ]
+        text = REDUCE[self.aggregation].format(value, axis)
+        return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]

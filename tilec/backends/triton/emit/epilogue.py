@@ -1,0 +1,94 @@
+"""Elementwise statements that ride on the one they read: computed on its block before it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.triton.emit.kernel import Frame, triton_type
+from tilec.backends.triton.emit.scalar import NARROW, Evaluator, Value, held_as
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.ir.functions import ZERO
+from tilec.ir.index import linear, replace_indices
+from tilec.ir.program import Access, Call, Program, Statement, index_variables, reads, walk
+from tilec.ir.types import TensorType, kind
+
+
+def riders(
+    program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = ()
+) -> tuple[Statement, ...]:
+    """The statements, in order, that can ride on the statement at that place: each reads the one before it at its own
+    element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not."""
+    found: list[Statement] = []
+    carrier = program.statements[place]
+    there = {*program.input_names(), *(s.output for s in program.statements[:place])}
+    while carrier.output not in program.outputs:
+        readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
+        if len(readers) != 1 or readers[0].output in barred:
+            break
+        reader = _settled(readers[0], types)
+        if not _rides(reader, carrier, there, types):
+            break
+        carrier = reader
+        found.append(carrier)
+    return tuple(found)
+
+
+def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+    """A sum that has one term an element as an assignment: what its guard drops is 0."""
+    guard = () if s.guard is None else (s.guard,)
+    if s.aggregation != "sum" or kind(types[s.output].dtype) != 2 or s.constraints:
+        return s
+    if not set(index_variables(s.body, *guard)) <= set(index_variables(*(s.index or ()))):
+        return s
+    body = s.body if s.guard is None else Call("select", (s.guard, s.body, ZERO))
+    return replace(s, aggregation="assign", body=body, guard=None)
+
+
+def _rides(s: Statement, carrier: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
+    if s.aggregation != "assign" or s.guard is not None or s.default is not None or s.constraints or s.index is None:
+        return False
+    bare = [linear(e).bare for e in s.index]
+    if None in bare or len(set(bare)) != len(bare) or types[s.output].shape != types[carrier.output].shape:
+        return False
+    if not set(reads(s)) <= there | {carrier.output}:
+        return False
+    accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor == carrier.output]
+    if not accesses or any(a.index != s.index for a in accesses):
+        return False
+    space = build_space(s, types)
+    return space is not None and not space.reductions and not space.valid and space.covers
+
+
+def ridden(space: Space, statements: Sequence[Statement]) -> list[Statement]:
+    """The riders over the carrier's own index variables."""
+    rows = space.rows
+    result = []
+    for s in statements:
+        names = [linear(e).bare for e in s.index or ()]
+        mapping = {v: row for v, row in zip(names, rows, strict=True) if v is not None}
+        result.append(replace(s, index=tuple(r.to_expr() for r in rows), body=replace_indices(s.body, mapping)))
+    return result
+
+
+def finish(frame: Frame, space: Space, value: str, held: str, statements: Sequence[Statement]) -> tuple[str, str]:
+    """Text and dtype of the last rider's value, given the carrier's."""
+    before = space.statement
+    variables = frozenset((*space.outputs, *space.residues))
+    for s in ridden(space, statements):
+        t = frame.types[before.output]
+        text = value if held == t.dtype else f"({value}).to({triton_type(t.dtype)})"
+        text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
+        name = frame.kernel.names.fresh(before.output.lower().replace(".", "_").replace("'", "_"))
+        frame.kernel.emit(f"{name} = {text}")
+        given = Value(name, t.element(), held_as(t.dtype), variables, exact=True)
+        access = Access(before.output, tuple(r.to_expr() for r in space.rows))
+        evaluator = Evaluator(frame, s.body, given={access: given})
+        result = evaluator.value(s.body)
+        out = frame.types[s.output].dtype
+        if out == "bool":
+            value, held = evaluator.condition(result), "bool"
+        else:
+            value, held = evaluator.tensor(result, held_as(out)), held_as(out)
+        before = s
+    return value, held

@@ -1,0 +1,295 @@
+"""Scalar expressions as Triton text, with every promotion written out.
+
+16-bit floating values are held in float32 and rounded where they are compared, cast or stored. A value made of numbers
+alone is computed here; one that meets a tensor takes the tensor's type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tilec.backends.common.code import literal
+from tilec.backends.common.scalars import NARROW, count_uses, fit, fold, value_children
+from tilec.backends.triton.emit.kernel import Frame, free_of, triton_type
+from tilec.errors import TileError
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import call_type
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
+from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+
+DEEPEST = 6  # operators nested in one line
+BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
+
+
+@dataclass(frozen=True)
+class Value:
+    """`code`: text of a tensor of dtype `held`, or, where `held` is None, of the number `number`. `exact`: a 16-bit
+    value as it is stored, though it is held in float32."""
+
+    code: str
+    type: ElementType
+    held: str | None
+    variables: frozenset[str] = frozenset()
+    number: bool | int | float | None = None
+    depth: int = 0
+    exact: bool = False
+
+
+def held_as(dtype: str) -> str:
+    """The dtype in which a value of this type is computed."""
+    return "float32" if dtype in NARROW else dtype
+
+
+class Evaluator:
+    """Writes what expressions need into the kernel; equal subexpressions are computed once.
+
+    `given`: values of accesses that are at hand already.
+    """
+
+    def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, Value] | None = None):
+        self.frame = frame
+        self._values: dict[Expr, Value] = dict(given or {})
+        self._uses = count_uses(roots)
+
+    def give(self, e: Expr, v: Value) -> Value:
+        """Take a value that is at hand from now on."""
+        self._values[e] = v
+        return v
+
+    def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
+        """Read what the values of these need before any of them is computed, where some function looks at all of a
+        block: no load passes that by itself. `made`: tensors that are not read but computed here."""
+        pending, found = list(roots), list[Access]()
+        asks = False
+        while pending:
+            e = pending.pop()
+            asks |= isinstance(e, Call) and e.function in BLOCKWISE
+            if isinstance(e, Access):
+                found.append(e)
+            elif e not in self._values:
+                pending += value_children(e)
+        for access in found if asks and self.frame.kernel.blockwise else ():
+            if access not in self._values and access.tensor not in made:
+                self.value(access)
+
+    def value(self, root: Expr) -> Value:
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            missing = [] if e in self._values else [c for c in value_children(e) if c not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if e in self._values:
+                continue
+            v = self._make(e)
+            named = self._uses[e] > 1 or v.depth > DEEPEST
+            if v.held is not None and isinstance(e, Call) and named:
+                v = Value(self.frame.assign("t", v.code, v.variables), v.type, v.held, v.variables, exact=v.exact)
+            self._values[e] = v
+        return self._values[root]
+
+    def cast(self, v: Value, dtype: str) -> str:
+        """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
+        if v.number is not None:
+            n = fit(v.number, dtype)
+            return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
+        return v.code if v.held == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
+
+    def tensor(self, v: Value, dtype: str) -> str:
+        """Text of the value as a tensor of this dtype."""
+        if v.number is None:
+            return self.cast(v, dtype)
+        return f"tl.full((), {literal(fit(v.number, dtype))}, {triton_type(dtype)})"
+
+    def condition(self, v: Value) -> str:
+        if v.number is not None:
+            return f"tl.full((), {bool(v.number)}, tl.int1)"
+        return v.code if v.held == "bool" else f"({v.code} != 0)"
+
+    def rounded(self, v: Value, dtype: str) -> str:
+        """Text of the value as an element of this type is, in the dtype that holds it."""
+        if dtype in NARROW and v.number is not None:
+            n = torch.tensor(v.number, dtype=getattr(torch, dtype)).item()
+            return f"tl.full((), {literal(n)}, tl.float32)"
+        if dtype not in NARROW:
+            return self.tensor(v, held_as(dtype))
+        if v.type.dtype == dtype and v.exact:
+            return v.code
+        return f"{_operand(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
+
+    def _make(self, e: Expr) -> Value:
+        match e:
+            case Int(n) | Float(n):
+                return _number(n)
+            case Inside():
+                return _number(1)
+            case Index(name):
+                text = self.frame.variable(name)
+                text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
+                names = frozenset((name,))
+                return Value(self.frame.assign("i", text, names), WEAK_INT, "int64", names)
+            case Access():
+                t = self.frame.types[e.tensor]
+                code = self.frame.read(e, None)
+                held = held_as(t.dtype)
+                variables = free_of(e)
+                if held != t.dtype:
+                    code = self.frame.assign("wide", f"{code}.to({triton_type(held)})", variables)
+                return Value(code, t.element(), held, variables, exact=True)
+            case Pad():
+                return self._pad(e)
+            case Call("ident" | "reverse_grad", (x, *_)):
+                return self._values[x]
+            case Call():
+                return self._call(e)
+        raise AssertionError(f"{type(e).__name__} is no value in a body")
+
+    def _pad(self, e: Pad) -> Value:
+        access = e.access if isinstance(e.access, Access) else e.access.access
+        inside = self.frame.inside(access)
+        value = self._values[e.value]
+        read = self._make(e.access)
+        t = promote(read.type, value.type)
+        held = held_as(t.dtype)
+        variables = free_of(access) | value.variables
+        if inside is None:
+            if read.number is not None:
+                return _number(fit(read.number, t.dtype), t)
+            return Value(self.cast(read, held), t, held, read.variables, depth=read.depth + 1)
+        code = f"tl.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
+        return Value(self.frame.assign("padded", code, variables), t, held, variables, depth=1)
+
+    def _call(self, e: Call) -> Value:
+        args = [self._values[a] for a in e.args]
+        if FUNCTIONS[e.function].result == "random":
+            four = self._four(e, args)
+            if four is not None:
+                return four
+        result = call_type(e.function, [a.type for a in args], e.span)
+        if all(a.number is not None for a in args):
+            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
+            if folded is not None:
+                return _number(folded, result)
+        code, held = self._text(e.function, args, result)
+        variables = frozenset().union(*(a.variables for a in args))
+        exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
+        return Value(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
+
+    def _four(self, e: Call, args: list[Value]) -> Value | None:
+        """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
+        multiple of four."""
+        frame, kernel = self.frame, self.frame.kernel
+        axis = frame.axes[-1] if frame.axes else ""
+        if axis not in kernel.quarters or frame.axes not in (("row",), ("col",), ("row", "col")):
+            return None
+        try:
+            form = linear(e.args[1])
+        except TileError:
+            return None  # any integer may be a counter
+        on_it = (v for v, a in kernel.axis_of.items() if a.name == axis and v in a.variables)
+        along = [v for v in on_it if kernel.space.largest(v) > 1]
+        if len(along) != 1 or kernel.low(along[0]) != "0" or form.coefficient(along[0]) != 1:
+            return None
+        rest = form.substitute({along[0]: Affine()})
+        if not form.is_affine or any(c % 4 for _, c in rest.terms) or rest.constant % 4:
+            return None
+        base = self.tensor(self.value(rest.to_value()), "int64")
+        quarter = frame.spread(frame.assign("quarter", kernel.quarters[axis], frozenset((axis,))), axis)
+        here = {*frame.dimensions(frozenset(rest.variables())), axis}
+        blocks = [{"row": "BM", "col": "BN"}[a] if a in here else "1" for a in frame.axes]
+        shape = f"({', '.join(blocks)},)"
+        counter = f"tl.broadcast_to({base} + ({quarter}).to(tl.int64) * 4, ({', '.join(blocks)} // 4,))"
+        draws = f"{e.function}_four_({self.tensor(args[0], 'int64')}, {counter})"
+        variables = frozenset((axis, *along)).union(*(a.variables for a in args))
+        code = frame.assign("draws", f"tl.reshape({draws}, {shape})", variables)
+        return Value(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
+
+    def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
+        row = FUNCTIONS[function]
+        held = held_as(result.dtype)
+        if row.result == "bool" and function != "bool":
+            return self._comparison(row.triton or "", args), "bool"
+        if function == "select":
+            branches = [self.tensor(a, held) for a in args[1:]]
+            return f"tl.where({self.condition(args[0])}, {branches[0]}, {branches[1]})", held
+        if function == "as_type" or len(args) == 1 and function == result.dtype:
+            return self._converted(args[0], result.dtype), held
+        if function in ("uint16", "uint32"):
+            return f"({self._converted(args[0], 'int64')} & {2 ** int(function[4:]) - 1})", "int64"
+        if function in ("floor", "ceil", "round") and kind(result.dtype) != 2:
+            return self.tensor(args[0], held), held
+        if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
+            x = self.frame.assign("t", self.cast(args[0], held), args[0].variables)
+            return f"({' * '.join([x] * int(args[1].number))})", held
+        if row.result == "random":
+            seed, counter = (self.tensor(a, "int64") for a in args)
+            return (row.triton or "").format(seed, counter), held
+        if held == "bool" and function in ("add", "mul", "max", "min"):
+            a, b = (self.condition(x) for x in args)
+            return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", held
+        if function == "div" and held == "float32":
+            shared = self._shared_divisor(args[0], args[1])
+            if shared is not None:
+                return shared, held
+        template = row.triton
+        if function in BLOCKWISE and held == "float32" and self.frame.kernel.blockwise:
+            template = BLOCKWISE[function] if self.frame.dimensions(args[0].variables) else template
+        assert template is not None, function
+        plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
+        operands = [self.cast(a, held) if plain else self.tensor(a, held) for a in args]
+        if template.count("{0}") > 1 or template.startswith("(-"):
+            operands[0] = f"({operands[0]})"
+        text = template.format(*operands)
+        if kind(held) == 1 and held != "int64":  # narrow integers wrap at each step
+            text = f"{text}.to({triton_type(held)})"
+        return text, held
+
+    def _shared_divisor(self, a: Value, b: Value) -> str | None:
+        """A quotient by a number or by a value that all columns of a row share, whose inverse is taken once."""
+        frame = self.frame
+        if a.number is not None:
+            return None
+        along = ["col" in frame.axes and "col" in frame.dimensions(v.variables) for v in (a, b)]
+        if b.number is not None:
+            divisor = float(np.float32(b.number))
+            if not 2.0**-63 < abs(divisor) < 2.0**63:
+                return None
+            size, sign = abs(divisor), math.copysign(1.0, divisor)
+            nearest = float(np.float32(1) / np.float32(size))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {size!r}, {nearest!r}, {sign})"
+        if along != [True, False]:
+            return None
+        scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)
+        scaled = frame.assign("scaled", f"{_operand(self.cast(b, 'float32'))} * {scale}", b.variables)
+        inverse = frame.assign("inverse", f"tl.div_rn(tl.full((), 1.0, tl.float32), {scaled})", b.variables)
+        return f"times_inverse_({self.tensor(a, 'float32')}, {scaled}, {inverse}, {scale})"
+
+    def _converted(self, v: Value, dtype: str) -> str:
+        """A cast that rounds as the type it names does."""
+        if dtype == "bool":
+            return self.condition(v)
+        if dtype in NARROW:
+            return v.code if v.type.dtype == dtype and v.exact else f"{self.tensor(v, dtype)}.to(tl.float32)"
+        return self.tensor(v, dtype)
+
+    def _comparison(self, template: str, args: list[Value]) -> str:
+        """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
+        common = promote(*(a.type for a in args)).dtype
+        return template.format(*(self.rounded(a, common) for a in args))
+
+
+def _operand(code: str) -> str:
+    return code if code.replace("_", "").isalnum() else f"({code})"
+
+
+def _number(n: bool | int | float, t: ElementType | None = None) -> Value:
+    weak = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", True)
+    return Value(literal(n), t or weak, None, number=n)

@@ -1,0 +1,1 @@
+"""Which statements share a kernel, and which launches become one."""

@@ -1,0 +1,185 @@
+"""Which statements share a kernel that walks rows.
+
+Statements that walk the same points, and read each other's values at the same point only, form a group: a space of rows
+x columns. A group reads each outside tensor once and keeps what only its own statements read on the chip. It is formed
+where that saves memory traffic; products of matrices, windows over a group's own values and data-dependent outputs are
+none of its business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.fusion.grow_groups import (
+    Candidate,
+    Types,
+    form_of,
+    grown,
+    reduced,
+    stored_outside,
+    taken_by_products,
+)
+from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.ir.program import (
+    Access,
+    Attribute,
+    Index,
+    Int,
+    Program,
+    Statement,
+    reads,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import Names
+
+
+@dataclass(frozen=True)
+class Group:
+    """`statements`, over shared variables and in order; `rows` and `columns` are all of these. `stored`: the outputs
+    that somebody outside reads. `sums`: outputs that add up over rows, in two stages; `after`: statements over columns
+    that read those."""
+
+    statements: tuple[Statement, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    extent: Mapping[str, int]
+    stored: frozenset[str]
+    sums: frozenset[str]
+    after: tuple[Statement, ...] = ()
+
+    def count(self, variables: Sequence[str]) -> int:
+        return math.prod(self.extent[v] for v in variables)
+
+    def reductions(self, s: Statement) -> set[str]:
+        """The variables of more than one value that a member aggregates over."""
+        return reduced(s, self.extent)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A program whose statements stand in an order in which groups are contiguous. Some sums were cut in two: one over
+    the columns, in the group, and one over the rows. `groups`: by the output of the first statement. `rewritten`:
+    outputs of statements that are not the lowered program's."""
+
+    program: Program
+    types: Types
+    groups: Mapping[str, Group]
+    rewritten: frozenset[str] = frozenset()
+
+    def marked(self) -> Program:
+        """The program with `[[kernel(k)]]` before the members of group k."""
+        marks: dict[str, Attribute] = {}
+        for k, group in enumerate(self.groups.values()):
+            marks.update((s.output, Attribute("kernel", (str(k),))) for s in (*group.statements, *group.after))
+        statements = (
+            replace(s, attributes=(*s.attributes, marks[s.output])) if s.output in marks else s
+            for s in self.program.statements
+        )
+        return replace(self.program, statements=tuple(statements))
+
+
+def grouped(program: Program, types: Types) -> Grouped:
+    """The flat program with the groups that pay."""
+    program, selected = with_selections(program)
+    forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
+    for output in taken_by_products(program, types, forms):
+        forms.pop(output, None)
+    found: list[Candidate] = []
+    free = dict(forms)
+    for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
+        if seed.statement.output not in free:
+            continue
+        candidate = grown(seed, free, program, types)
+        if candidate is not None and _order(program, [*found, candidate]) is not None:
+            found.append(candidate)
+            for s in (*candidate.members, *candidate.after):
+                del free[s.output]
+    made = _assembled(program, types, found)
+    return replace(made, rewritten=made.rewritten | selected)
+
+
+# putting the program together
+
+
+def _order(program: Program, candidates: Sequence[Candidate]) -> list[tuple[str, ...]] | None:
+    """Outputs by kernel, each after what it reads; None where groups need each other."""
+    unit_of = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
+    units: dict[object, list[Statement]] = {}
+    for s in program.statements:
+        units.setdefault(unit_of.get(s.output, s.output), []).append(s)
+    there = set(program.input_names())
+    known = there | {s.output for s in program.statements}
+    order: list[tuple[str, ...]] = []
+    waiting = list(units.values())
+    while waiting:
+        for unit in waiting:
+            own = {s.output for s in unit}
+            if all(n in there or n in own or n not in known for s in unit for n in reads(s)):
+                break
+        else:
+            return None
+        waiting.remove(unit)
+        there |= own
+        order.append(tuple(s.output for s in unit))
+    return order
+
+
+def _assembled(program: Program, types: Types, candidates: Sequence[Candidate]) -> Grouped:
+    if not candidates:
+        return Grouped(program, types, {})
+    order = _order(program, candidates)
+    assert order is not None
+    statements = {s.output: s for s in program.statements}
+    of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
+    known = dict(types)
+    fresh_names = Names.of(program)
+    ordered: list[Statement] = []
+    groups: dict[str, Group] = {}
+    for unit in order:
+        if unit[0] not in of:
+            ordered += [statements[name] for name in unit]
+            continue
+        c = of[unit[0]]
+        members: list[Statement] = []
+        cut_rows: set[str] = set()
+        second: list[Statement] = []
+        for s in c.members:
+            if s.output in c.cut:
+                first, rest = _cut(s, fresh_names.fresh(f"{s.output}_rows"), c, known)
+                cut_rows.add(first.output)
+                members.append(first)
+                second.append(rest)
+            else:
+                members.append(s)
+        names = {s.output for s in (*members, *c.after)}
+        stored = frozenset(stored_outside(program, names) | cut_rows)
+        first_output = members[0].output
+        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after)
+        ordered += [*members, *c.after, *second]
+    cut = frozenset().union(*(c.cut for c in candidates))
+    return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
+
+
+def _cut(s: Statement, name: str, c: Candidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
+    """The aggregation of each row, of that name and held as wide as it is computed, and that of all. `types` learns the
+    former's."""
+    rows = [v for v in c.rows if c.extent[v] > 1]
+    shape = tuple(c.extent[v] for v in rows)
+    types[name] = TensorType(shape, Accumulator.of(s.aggregation, types[s.output].dtype).dtype)
+    index = tuple(map(Index, rows))
+    first = replace(s, output=name, index=index, sizes=tuple(map(Int, shape)))
+    rest = replace(
+        s, body=Access(name, index), guard=None, constraints=(), sizes=tuple(map(Int, types[s.output].shape))
+    )
+    return first, rest
+
+
+def conditions(s: Statement, group: Group, types: Types) -> tuple[Condition, ...]:
+    """What makes a point of the group's box a valid one of the statement."""
+    box = Domain(s, dict.fromkeys(group.extent, 0), group.extent, (), None)
+    found = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
+    return tuple(c for c in found if not box.holds(c))

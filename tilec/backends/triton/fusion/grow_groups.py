@@ -1,0 +1,335 @@
+"""Groups found: from a seed, all statements that walk the same points and can share its kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from tilec.backends.common.domain import constraining_accesses
+from tilec.backends.triton.emit.epilogue import riders
+from tilec.backends.triton.recurrence.epilogue import riders_on
+from tilec.cost import size_in_bytes
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
+from tilec.ir.types import TensorType
+
+FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
+ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
+WORTH = 1.15  # bytes apart over bytes together, at least
+Types = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A statement as a walk over a box: the extent of each variable."""
+
+    statement: Statement
+    extent: Mapping[str, int]
+
+
+def variables_of(s: Statement) -> tuple[str, ...]:
+    guard = () if s.guard is None else (s.guard,)
+    return index_variables(*(s.index or ()), s.body, *guard, *(c.expr for c in s.constraints))
+
+
+def accesses(s: Statement) -> Iterator[Access]:
+    for root in (s.body, s.guard):
+        if root is not None:
+            yield from (e for e in walk(root) if isinstance(e, Access))
+
+
+def form_of(s: Statement, types: Types) -> Form | None:
+    """None where the statement is no walk over a box, or reads less than it walks, as products do."""
+    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
+        return None
+    outputs = [linear(e).bare for e in s.index]
+    if None in outputs or len(set(outputs)) != len(outputs):
+        return None
+    names = tuple(v for v in outputs if v is not None)
+    extent = dict(zip(names, types[s.output].shape, strict=True))
+    reductions = tuple(v for v in variables_of(s) if v not in extent)
+    roots = [r for r in (s.body, s.guard) if r is not None]
+    bounding = [a for r in roots for a in constraining_accesses(r)]
+    for v in reductions:
+        sizes = [
+            n for a in bounding for e, n in zip(a.index, types[a.tensor].shape, strict=True) if linear(e).bare == v
+        ]
+        if not sizes:
+            return None
+        extent[v] = min(sizes)
+    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses(s)):
+        return None
+    form = Form(s, extent)
+    if any(extent[v] > 1 for v in reductions):
+        many = {v for v, n in extent.items() if n > 1}
+        if s.aggregation == "assign" or not any(many <= _bare(a) for a in bounding):
+            return None
+    return form
+
+
+def _bare(a: Access) -> set[str]:
+    found = [linear(e).bare for e in a.index]
+    bare = [v for v in found if v is not None]
+    return set(bare) if len(set(bare)) == len(bare) else set()
+
+
+def taken_by_products(program: Program, types: Types, forms: Mapping[str, Form]) -> set[str]:
+    """Outputs of elementwise statements that ride on a product's kernel or on a recurrence's."""
+    taken: set[str] = set()
+    for place, s in enumerate(program.statements):
+        if reads_itself(s):
+            taken |= {r.output for r in riders_on(program, place, types)}
+        elif s.output not in forms and s.aggregation != "assign":
+            taken |= {r.output for r in riders(program, place, types)}
+    return taken
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Members over shared variables, those that follow their sums, and which of them are sums over rows or are cut."""
+
+    members: tuple[Statement, ...]
+    after: tuple[Statement, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    extent: Mapping[str, int]
+    sums: frozenset[str]
+    cut: frozenset[str]
+
+
+def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) -> Candidate | None:
+    shared = Shared(seed, types)
+    pending = True
+    while pending:
+        pending = False
+        for output, form in free.items():
+            if output not in shared.statements and shared.admit(form):
+                pending = True
+    if len(shared.statements) < 2:
+        return None
+    in_order = [shared.statements[s.output] for s in program.statements if s.output in shared.statements]
+    split = _split(in_order, shared.extent)
+    if split is None:
+        return None
+    rows, columns = split
+    members, after, sums, cut = _members(program, in_order, rows, columns, shared.extent)
+    if len(members) < 2:
+        return None
+    many = [v for v in columns if shared.extent[v] > 1]
+    statistics = any(reduced(s, shared.extent) for s in members)
+    count = math.prod(shared.extent[v] for v in rows)
+    if statistics and count < FEW_ROWS and math.prod(shared.extent[v] for v in many) > LONG_ROW:
+        return None
+    if not _pays(program, members, sums | cut, types):
+        return None
+    return Candidate(tuple(members), tuple(after), rows, columns, shared.extent, frozenset(sums), frozenset(cut))
+
+
+class Shared:
+    """Statements renamed to the variables of the first one."""
+
+    def __init__(self, seed: Form, types: Types):
+        self.types = types
+        self.extent = dict(seed.extent)
+        self.statements: dict[str, Statement] = {}
+        self._read: dict[str, list[tuple[str | None, ...]]] = {}  # how tensors are indexed
+        self._add(seed.statement)
+
+    def copy(self) -> Shared:
+        made = copy(self)
+        made.extent, made.statements = dict(self.extent), dict(self.statements)
+        made._read = {name: list(forms) for name, forms in self._read.items()}
+        return made
+
+    def _add(self, s: Statement) -> None:
+        self.statements[s.output] = s
+        for a in (Access(s.output, s.index or ()), *accesses(s)):
+            forms = tuple(linear(e).bare for e in a.index)
+            if forms not in self._read.setdefault(a.tensor, []):
+                self._read[a.tensor].append(forms)
+
+    def admit(self, form: Form) -> bool:
+        """Take the statement in if its variables can be matched with the group's, through the tensors both touch."""
+        match = self._match(form)
+        if match is None:
+            return False
+        for v, n in form.extent.items():
+            if v not in match:
+                if n > 1:
+                    return False
+                match[v] = self._unit(v)
+        renamed = substitute_affine(form.statement, {v: Affine.variable(w) for v, w in match.items()})
+        self._add(renamed)
+        return True
+
+    def _unit(self, v: str) -> str:
+        """A new variable of one value."""
+        name = v
+        while name in self.extent:
+            name += "_"
+        self.extent[name] = 1
+        return name
+
+    def _match(self, form: Form) -> dict[str, str] | None:
+        s = form.statement
+        match: dict[str, str] = {}
+        touched = [Access(s.output, s.index or ()), *accesses(s)]
+        own = [a for a in touched if a.tensor in self.statements or a.tensor == s.output]
+        others = [a for a in touched if a not in own]
+        linked = False
+        for a in (*own, *others):
+            if len(self._read.get(a.tensor, ())) != 1:
+                continue
+            (there,) = self._read[a.tensor]
+            for e, w in zip(a.index, there, strict=True):
+                v = linear(e).bare
+                if v is None or w is None or v not in form.extent:
+                    continue
+                if form.extent[v] != self.extent.get(w) or match.get(v, w) != w:
+                    continue
+                if v not in match and w in match.values():
+                    continue
+                match[v] = w
+                linked = True
+        return match if linked else None
+
+
+def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
+    written = index_variables(*(s.index or ()))
+    return {v for v in variables_of(s) if v not in written and extent[v] > 1}
+
+
+def _split(
+    statements: Sequence[Statement], extent: Mapping[str, int]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Rows and columns, each as memory runs. Columns are what the first statistic that is needed at each point again
+    aggregates over; where there is none, the fastest axes of a tensor that spans the space which all aggregations treat
+    alike."""
+    order = _memory_order(statements, extent)
+    if order is None:
+        return None
+    columns: Collection[str] = ()
+    for s in statements:
+        summed = reduced(s, extent)
+        if summed and _is_needed_again(s, statements, extent):
+            columns = summed
+            break
+    sets = [r for s in statements if (r := reduced(s, extent))]
+    if not columns:
+        many = [v for v in order if extent[v] > 1]
+        columns = many[-1:]
+        while sets and len(columns) < len(many) - 1 and _alike(many[-len(columns) - 1], many[-1], sets):
+            columns = many[-len(columns) - 1 :]
+    return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
+
+
+def _alike(v: str, w: str, sets: Sequence[set[str]]) -> bool:
+    return all((v in s) == (w in s) for s in sets)
+
+
+def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The variables as they stand in a tensor that has all of them; None where there is none."""
+    many = {v for v, n in extent.items() if n > 1}
+    for s in statements:
+        for a in (Access(s.output, s.index or ()), *accesses(s)):
+            names = [v for e in a.index if (v := linear(e).bare) is not None]
+            if many <= set(names) and len(set(names)) == len(names) == len(a.index):
+                return (*(v for v in extent if v not in names), *names)
+    return None
+
+
+def _is_needed_again(s: Statement, statements: Sequence[Statement], extent: Mapping[str, int]) -> bool:
+    """Whether a statement over more than the statistic's own variables reads it, by way of others perhaps."""
+    own = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
+    values = {s.output}
+    for t in statements:
+        if values & set(reads(t)):
+            if not {v for v in variables_of(t) if extent[v] > 1} <= own:
+                return True
+            values.add(t.output)
+    return False
+
+
+def _members(
+    program: Program,
+    statements: Sequence[Statement],
+    rows: tuple[str, ...],
+    columns: tuple[str, ...],
+    extent: Mapping[str, int],
+) -> tuple[list[Statement], list[Statement], set[str], set[str]]:
+    """Those that a kernel over these rows can hold; those that follow its sums; which add up over rows; which are cut
+    in two."""
+    by_name = {s.output: s for s in statements}
+    across = {v for v in rows if extent[v] > 1}
+    statistics = any(reduced(s, extent) == set(v for v in columns if extent[v] > 1) for s in statements)
+    along = {v for v in columns if extent[v] > 1}
+    members: dict[str, Statement] = {}
+    late: set[str] = set()  # what is not there while the kernel runs
+    sums: set[str] = set()
+    cut: set[str] = set()
+    after: dict[str, Statement] = {}
+    for original in program.statements:
+        s = by_name.get(original.output)
+        if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
+            kind = _kind(s, across, along, extent)
+            if kind == "sum" and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
+                kind = None
+            if kind is not None:
+                members[s.output] = s
+                if kind != "plain":
+                    late.add(s.output)
+                    (sums if kind == "sum" else cut).add(s.output)
+                continue
+        needs = (late | members.keys()) & set(reads(original))
+        if needs:
+            late.add(original.output)
+        over_columns = s is not None and {v for v in variables_of(s) if extent[v] > 1} <= along
+        if s is not None and needs and needs <= sums | after.keys() and over_columns and _reads_in_place(s, by_name):
+            after[s.output] = s
+    return list(members.values()), list(after.values()), sums, cut
+
+
+def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
+    """Whether it reads members at its own point alone: none through `pad`, none to find an index."""
+    hidden = {
+        a.tensor
+        for root in (s.body, s.guard)
+        if root is not None
+        for e in walk(root)
+        for inner in ((e.access,) if isinstance(e, Pad) else e.index if isinstance(e, Access) else ())
+        for a in walk(inner)
+        if isinstance(a, Access)
+    }
+    hidden |= {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
+    return not hidden & members.keys() and all(
+        a.index == members[a.tensor].index for a in accesses(s) if a.tensor in members
+    )
+
+
+def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
+    """What a member is: "plain" (a value at each point, row or column, or a statistic of each row), a "sum" over rows
+    for each column, a "cut" aggregation over columns and rows; None where it is none of these."""
+    summed = reduced(s, extent)
+    written = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
+    if not summed or (summed == along and written == across):
+        return "plain"
+    if summed == across and written == along:
+        return "sum"
+    if along and along < summed and not written & along and s.aggregation != "assign":
+        return "cut"
+    return None
+
+
+def _pays(program: Program, members: Sequence[Statement], late: set[str], types: Types) -> bool:
+    names = {s.output for s in members}
+    apart = sum(size_in_bytes(types[n]) for s in members for n in (s.output, *reads(s)) if n in types)
+    read = {n for s in members for n in reads(s) if n in types} - names
+    together = sum(size_in_bytes(types[n]) for n in read | set(stored_outside(program, names)) | late)
+    return apart >= WORTH * together
+
+
+def stored_outside(program: Program, names: set[str]) -> set[str]:
+    read = {n for s in program.statements if s.output not in names for n in reads(s)}
+    return names & (read | set(program.outputs))

@@ -1,0 +1,1 @@
+"""The points of a statement as blocks over its index variables."""

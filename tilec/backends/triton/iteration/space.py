@@ -1,0 +1,126 @@
+"""The points of a statement as boxes of its index variables, one a residue class, over the whole output.
+
+Where the torch backend's domain is the tight box of the valid points, output variables range over every element of the
+output here: an element without valid points is computed like the others and comes out as the identity, so that nothing
+has to be filled beforehand. Residues stay variables, with one number a class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import (
+    Condition,
+    Domain,
+    point_conditions,
+    size_of,
+)
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Int, Statement, index_variables
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import bounds
+from tilec.transforms.util.roles import roles
+
+MOST_CLASSES = 64  # classes enumerated on the grid, each with its own ranges; beyond, residues are output variables
+
+
+@dataclass(frozen=True)
+class Space:
+    """`outputs` name an element within a class, `reductions` are aggregated over, `residues` name the class.
+
+    `low` and `extent` hold, for each class, every variable's range; a class of no points has reductions of extent 0.
+    `valid`: conditions on a point that some class's box does not imply; `stored`: the same for the element written.
+    `covers`: whether the classes write every element of the output, each once.
+    """
+
+    statement: Statement
+    outputs: tuple[str, ...]
+    reductions: tuple[str, ...]
+    residues: tuple[str, ...]
+    classes: tuple[Mapping[str, int], ...]
+    low: tuple[Mapping[str, int], ...]
+    extent: tuple[Mapping[str, int], ...]
+    valid: tuple[Condition, ...]
+    stored: tuple[Condition, ...]
+    covers: bool
+
+    @property
+    def rows(self) -> tuple[Affine, ...]:
+        return tuple(map(linear, self.statement.index or ()))
+
+    def box(self, k: int) -> Domain:
+        """The box of class k, for interval arithmetic; residues have one value."""
+        return _box(self.statement, self.classes[k], self.low[k], self.extent[k])
+
+    def largest(self, v: str) -> int:
+        return max((e.get(v, 1) for e in self.extent), default=0)
+
+    def single(self, v: str) -> bool:
+        """Whether the variable has one value in every class, as residues do."""
+        return all(e.get(v, 1) == 1 for e in self.extent)
+
+    def count(self, variables: tuple[str, ...]) -> int:
+        """The greatest number of values over classes that the variables take together."""
+        return max((math.prod(e[v] for v in variables) for e in self.extent), default=0)
+
+
+def _box(s: Statement, residues: Mapping[str, int], low: Mapping[str, int], extent: Mapping[str, int]) -> Domain:
+    ones = dict.fromkeys(residues, 1)
+    at_least_one = {v: max(n, 1) for v, n in extent.items()}  # an empty range is read like one of a single value
+    return Domain(s, {**low, **residues}, {**at_least_one, **ones}, (), None)
+
+
+def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
+    """The space of a defracted statement, None where its output index is no change of variables."""
+    found = roles(s)
+    if found is None:
+        return None
+    moduli = dict(found.classes)
+    outputs = found.outputs
+    if math.prod(moduli.values()) > MOST_CLASSES:
+        outputs, moduli = (*outputs, *moduli), {}
+    free = index_variables(*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)))
+    constrained = (v for c in s.constraints for v in index_variables(c.expr))
+    reductions = tuple(v for v in dict.fromkeys((*free, *constrained)) if v not in outputs and v not in moduli)
+    shapes = {name: t.shape for name, t in types.items()}
+    classes = tuple(
+        dict(zip(moduli, values, strict=True)) for values in itertools.product(*map(range, moduli.values()))
+    )
+    ranges = [_ranges(s, c, outputs, reductions, shapes) for c in classes]
+    kept = [(c, r) for c, r in zip(classes, ranges, strict=True) if r is not None]
+    low = tuple({v: a for v, (a, _) in r.items()} for _, r in kept)
+    extent = tuple({v: n for v, (_, n) in r.items()} for _, r in kept)
+    classes = tuple(c for c, _ in kept)
+    boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
+    valid = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
+    stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
+    nonempty = [b for b, n in zip(boxes, extent, strict=True) if all(n[v] for v in reductions)]
+    open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)
+    open_stored = tuple(c for c in stored if not all(b.holds(c) for b in boxes))
+    written = sum(math.prod(n[v] for v in outputs) for n in extent)
+    covers = not open_stored and written == math.prod(types[s.output].shape)
+    return Space(s, outputs, reductions, tuple(moduli), classes, low, extent, open_valid, open_stored, covers)
+
+
+def _ranges(
+    s: Statement,
+    residues: Mapping[str, int],
+    outputs: tuple[str, ...],
+    reductions: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, tuple[int, int]] | None:
+    """Low end and extent of each variable in a class, None if the class has no element of the output."""
+    fixed = {v: Affine.of((), r) for v, r in residues.items()}
+    s = substitute_affine(s, fixed)
+    elements = bounds(replace(s, body=Int(1), guard=None, constraints=()), shapes)
+    if elements is None:
+        return None
+    points = bounds(s, shapes) if reductions else {}
+    found = {v: (a, b - a + 1) for v, (a, b) in elements.items()}
+    for v in reductions:
+        a, b = (0, -1) if points is None else points[v]
+        found[v] = (a, b - a + 1)
+    return {v: found[v] for v in (*outputs, *reductions)}

@@ -1,0 +1,1 @@
+"""Sums of products on tensor cores, products of exponentials included."""

@@ -1,0 +1,93 @@
+"""How a product is divided into blocks: a table of choices that is good untuned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import LEAST, Dot, accesses_in
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.ir.index import linear
+
+
+@dataclass(frozen=True)
+class Config:
+    """Block sizes, how the launch is split, and how it is compiled."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    parts: int = 1
+    group: int = 8
+
+
+TILES = {  # the larger first; each with enough work in flight for its size
+    2: ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
+    4: ((128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (32, 32, 32, 4, 3)),
+    8: ((64, 64, 16, 4, 2), (32, 64, 16, 4, 2), (32, 32, 16, 4, 2)),
+    1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
+}
+MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
+SIZES = {"int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+PROCESSORS = 132
+
+
+def choose_config(dot: Dot, space: Space, shared: int = 227 * 1024) -> Config:
+    """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
+    split; with as many stages as `shared` bytes of on-chip memory hold."""
+    config = _untuned(dot, space)
+    size = SIZES[dot.dtype]
+    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * size > shared:
+        config = replace(config, stages=config.stages - 1)
+    while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
+        config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
+    if dot.dtype == "int8":
+        config = replace(config, bk=max(config.bk, 32))
+        least = -(-space.count(dot.summed) // MOST_TERMS)
+        return replace(config, parts=max(config.parts, least))
+    return config
+
+
+def _untuned(dot: Dot, space: Space) -> Config:
+    m, n, k = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+    batch = space.count(dot.batch) * len(space.classes)
+    tiles = TILES[SIZES[dot.dtype]]
+    fitting = [t for t in tiles if t[0] <= max(32, 2 * power_of_two(m) // 2) and t[1] <= max(32, power_of_two(n))] or [
+        tiles[-1]
+    ]
+    for t in fitting:
+        if -(-m // t[0]) * -(-n // t[1]) * batch >= PROCESSORS:
+            return _config(t, m, n, k)
+    t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
+    programs = -(-m // t[0]) * -(-n // t[1]) * batch
+    steps = -(-k // t[2])
+    parts = max(1, min(2 * PROCESSORS // programs, steps // 8))
+    if parts == 1 and programs < PROCESSORS:
+        t = fitting[-1]
+    return replace(_config(t, m, n, k), parts=parts)
+
+
+def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
+    bm, bn = min(t[0], max(LEAST, power_of_two(m))), min(t[1], max(LEAST, power_of_two(n)))
+    return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
+
+
+def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[str, ...]:
+    """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
+    summed = list(dot.summed)
+    moves: dict[str, float] = dict.fromkeys(summed, math.inf)
+    for f in (*dot.left, *dot.right):
+        for a in accesses_in(f):
+            for e, stride in zip(a.index, seen.strides[a.tensor], strict=True):
+                for v in linear(e).variables():
+                    if v in moves and stride:
+                        moves[v] = min(moves[v], float(abs(linear(e).coefficient(v)) * stride))
+    best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
+    least = min(e[best] for e in space.extent)
+    if moves[best] == 1 and (least >= block or len(summed) == 1):
+        return (best,)
+    return tuple(summed)

@@ -1,0 +1,75 @@
+"""Products of three operands or more, as products of two: the pairs are chosen by cost, by opt_einsum.
+
+Sum a_ij b_jk c_kl over j and k costs IJKL as it stands, and IJK + IKL in two steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import opt_einsum
+
+from tilec.backends.common.terms import product_of, split_factors
+from tilec.backends.triton.iteration.space import Space
+from tilec.ir.index import Affine
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
+from tilec.ir.types import FLOATS, TensorType
+
+GAIN = 8  # two products must do at least this many times less work than the one
+
+
+def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> list[Statement] | None:
+    """The statement as several, each of two operands, in order; None where it has fewer than three, where points are
+    not a box, or where nothing is gained. The last one has the statement's own output."""
+    s = space.statement
+    if s.aggregation != "sum" or s.guard is not None or s.default is not None or space.valid or space.stored:
+        return None
+    if s.constraints or len(space.classes) != 1 or expression_type(s.body, types).dtype not in FLOATS:
+        return None
+    split = split_factors(s.body, types)
+    if split is None:
+        return None
+    if any(space.single(v) for f in split[0] for v in variables_of(f)):
+        return None  # a variable of one value would be summed over all of its axis in a statement of its own
+    groups: dict[frozenset[str], list[Expr]] = {}
+    for f in split[0]:
+        own = variables_of(f)
+        home = next((g for g in groups if own <= g), own)
+        groups.setdefault(home, []).append(f)
+    operands = [(g, product_of(fs)) for g, fs in groups.items()]
+    if len(operands) < 3:
+        return None
+    extent, low = space.extent[0], space.low[0]
+    names = [v for v in (*space.outputs, *space.reductions) if not space.single(v)]
+    symbol = {v: opt_einsum.get_symbol(k) for k, v in enumerate(names)}
+    kept = "".join(symbol[v] for v in space.outputs if v in symbol and any(v in g for g, _ in operands))
+    equation = ",".join("".join(symbol[v] for v in names if v in g) for g, _ in operands) + "->" + kept
+    shapes = [tuple(extent[v] for v in names if v in g) for g, _ in operands]
+    path, info = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
+    if math.prod(extent[v] for v in names) * len(operands) < GAIN * float(info.opt_cost):
+        return None
+    found: list[Statement] = []
+    for pair in path[:-1]:
+        chosen = [operands[k] for k in sorted(pair)]
+        operands = [o for k, o in enumerate(operands) if k not in pair]
+        later = set().union(*(g for g, _ in operands)) | set(space.outputs)
+        own = frozenset().union(*(g for g, _ in chosen))
+        order = [v for v in names if v in own & later]
+        name = f"{s.output}.{len(found) + 1}"
+        index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
+        body = product_of([e for _, e in chosen])
+        found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
+        operands.append((frozenset(order), Access(name, index)))
+    body = product_of([e for _, e in operands])
+    scale = split[1]
+    if scale != 1:
+        body = Call("mul", (body, _number(scale)))
+    return [*found, replace(s, body=body)]
+
+
+def _number(n: float | int) -> Expr:
+    e: Expr = Float(abs(n)) if isinstance(n, float) else Int(abs(n))
+    return Call("neg", (e,)) if n < 0 else e

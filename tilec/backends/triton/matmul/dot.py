@@ -1,0 +1,173 @@
+"""Which statements are sums of products of two operands, and what in them is whose.
+
+The factors of the body fall into a left operand, which holds the rows, and a right one, which holds the columns. A
+condition on the points zeroes an operand, or the result where it concerns outputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import Condition, free
+from tilec.backends.common.terms import split_factors
+from tilec.backends.triton.emit.kernel import free_of
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
+from tilec.ir.types import FLOATS
+
+LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
+NARROW = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Dot:
+    """`left` and `right`: factors of the operands. `zero_left`, `zero_right`: conditions that zero an operand;
+    `zero_result`: those on outputs alone. `dtype`: what tensor cores multiply."""
+
+    left: tuple[Expr, ...]
+    right: tuple[Expr, ...]
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    summed: tuple[str, ...]
+    zero_left: tuple[Condition | Expr, ...]
+    zero_right: tuple[Condition | Expr, ...]
+    zero_result: tuple[Condition | Expr, ...]
+    scale: float | int
+    dtype: str
+
+
+def recognise(space: Space, seen: Viewed) -> Dot | None:
+    """The statement as a product of two operands, None where it is none, or too small for tensor cores."""
+    s = space.statement
+    if s.aggregation != "sum" or s.default is not None or space.stored:
+        return None
+    split = split_factors(s.body, seen.types)
+    if split is None or len(split[0]) < 2:
+        return None
+    factors, scale = split
+    element = expression_type(s.body, seen.types)
+    dtype = _dot_type(factors, element.dtype, seen)
+    if dtype is None:
+        return None
+    found = sides_of(factors, space)
+    if found is None:
+        return None
+    if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
+        # a product of several stored elements is rounded, or wraps, where the casts in the text would not let it
+        if dtype == "int8":
+            return None
+        dtype = element.dtype
+    if dtype == "int8" and scale != 1 and element.dtype != "int64":
+        return None
+    return replace(found, scale=scale, dtype=dtype)
+
+
+def sides_of(factors: list[Expr], space: Space) -> Dot | None:
+    """Factors (or terms) as two operands that share a summed variable, None where they are not."""
+    wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+    groups: dict[frozenset[str], list[Expr]] = {}
+    for f in factors:
+        groups.setdefault(variables_of(f) & wide, []).append(f)
+    sides = _two_sides(groups, space, wide)
+    if sides is None:
+        return None
+    (left_set, left), (right_set, right) = sides
+    outputs = [v for v in space.outputs if v in wide]
+    summed = tuple(v for v in space.reductions if v in wide)
+    batch = tuple(v for v in outputs if v in left_set and v in right_set)
+    columns = tuple(v for v in outputs if v in right_set and v not in left_set)
+    rows = tuple(v for v in outputs if v not in batch and v not in columns)
+    if not any(v in left_set and v in right_set for v in summed):
+        return None
+    zeros = _zeros(space, wide, left_set, right_set, set(outputs))
+    if zeros is None:
+        return None
+    return Dot(tuple(left), tuple(right), batch, rows, columns, summed, zeros[0], zeros[1], zeros[2], 1, "")
+
+
+def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:
+    """The type that operands are multiplied in. 16-bit elements under a cast to float32 stay what they are: their
+    products are exact in the accumulator. So are those of 8-bit integers that are cast before they are multiplied."""
+    if element in ("int16", "int32", "int64"):
+        return "int8" if all(_stored(f, seen) == "int8" and isinstance(f, Call) for f in factors) else None
+    if element not in FLOATS:
+        return None
+    if element == "float32":
+        stored = {_stored(f, seen) for f in factors}
+        if len(stored) == 1 and (only := stored.pop()) in NARROW:
+            return only
+    return element
+
+
+def _stored(f: Expr, seen: Viewed) -> str | None:
+    match f:
+        case Call("float32" | "int16" | "int32" | "int64", (Access() as a,)):
+            return seen.types[a.tensor].dtype
+        case Access():
+            return seen.types[f.tensor].dtype
+    return None
+
+
+def variables_of(e: Expr) -> frozenset[str]:
+    match e:
+        case Inside():
+            return frozenset()
+        case Access():
+            return free_of(e)
+        case Index(name):
+            return frozenset((name,))
+        case Pad():
+            return frozenset(index_variables(e))
+    return frozenset().union(*(variables_of(c) for c in children(e)))
+
+
+def _two_sides(groups, space: Space, wide: set[str]):
+    """The factors as two operands: smaller sets of variables join a larger one that holds them."""
+    sets = sorted(groups, key=lambda g: -len(g))
+    roots: list[frozenset[str]] = []
+    for g in sets:
+        if not any(g <= r for r in roots):
+            roots.append(g)
+    if len(roots) != 2:
+        return None
+    last = next((v for v in reversed(space.outputs) if v in wide), None)
+    right = roots[1] if last in roots[1] or last not in roots[0] else roots[0]
+    left = roots[0] if right is roots[1] else roots[1]
+    sides: dict[frozenset[str], list[Expr]] = {left: [], right: []}
+    for g in groups:
+        home = left if g <= left else right
+        sides[home] += groups[g]
+    return (left, sides[left]), (right, sides[right])
+
+
+def _zeros(space: Space, wide: set[str], left: frozenset[str], right: frozenset[str], outputs: set[str]):
+    """Which operand, or the result, each condition zeroes; None if one concerns both sides."""
+    found: tuple[list, list, list] = ([], [], [])
+    guard = space.statement.guard
+    for c in (*space.valid, *(() if guard is None else (guard,))):
+        variables = (free(c.form) if isinstance(c, Condition) else variables_of(c)) & wide
+        places = (left, right, outputs)
+        home = next((k for k, p in enumerate(places) if variables <= p), None)
+        if home is None:
+            return None
+        found[home].append(c)
+    return tuple(map(tuple, found))
+
+
+def dot_is_whole(dot: Dot) -> bool:
+    """Whether it is a product of integers."""
+    return dot.dtype not in FLOATS
+
+
+def worthwhile(dot: Dot, space: Space) -> bool:
+    """Whether tensor cores have enough to do."""
+    return min(space.count(v) for v in (dot.rows, dot.columns, dot.summed)) >= LEAST
+
+
+def accesses_in(e: Expr) -> list[Access]:
+    if isinstance(e, Access):
+        return [e]
+    return [a for c in children(e) for a in accesses_in(c)]

@@ -1,0 +1,184 @@
+"""Sums of exp(l + r - c) * w, such as the gradients of logsumexp, on tensor cores.
+
+The exponent's terms fall into those that the sum does not reach (`beside`), those of one operand (`right`) and those of
+the weight w and what it depends on. With the greatest of the first two along what the weight does not know, p and q,
+the sum is exp(l - p) * sum w * exp(p + q - c) * exp(r - q): a product of matrices. The middle exponential may be large,
+where what underflow loses beside it would count: such a weight is made NaN, and a block that comes out not finite is
+computed again point by point from the statement's own terms, in the same kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.code import literal
+from tilec.backends.common.domain import Condition
+from tilec.backends.common.terms import product_of, split_factors, split_terms
+from tilec.backends.triton.emit.kernel import Frame, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_of, worthwhile
+from tilec.backends.triton.matmul.logsumexp_matmul import (
+    LOWEST,
+    NOTHING,
+    ExponentialWriter,
+    finite,
+    joined,
+    top_of,
+    where,
+)
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Statement
+
+FINITE = "(tl.abs(acc) < float('inf'))"
+WITHIN = "row_in[:, None] & col_in[None, :]"
+FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
+LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """`dot` is the product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
+    multiplied by; `exact` the statement's own factors. The exponent is the sum of `near` (of the output's element),
+    `far` (of the operand that is exponentials alone) and `inside` (of the weight); `weights` are the weight's factors
+    without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses."""
+
+    dot: Dot
+    tops: tuple[Statement, Statement]
+    beside: Expr
+    exact: tuple[Expr, ...]
+    near: Expr
+    far: Expr
+    inside: Expr | None
+    weights: tuple[Expr, ...]
+    first: bool
+    least: float
+
+
+def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
+    """The statement as such a sum, None where it is none or too small."""
+    s = space.statement
+    if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
+        return None
+    split = split_factors(s.body, seen.types)
+    element = expression_type(s.body, seen.types).dtype
+    if split is None or element not in ("float16", "bfloat16", "float32", "float64"):
+        return None
+    exponentials = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
+    others = [f for f in split[0] if f not in exponentials]
+    if len(exponentials) != 1 or not others:
+        return None
+    terms, added = split_terms(exponentials[0].args[0], seen.types)
+    wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+    weighing = [*others, *(() if s.guard is None else (s.guard,))]
+    known = frozenset().union(*(variables_of(f) for f in weighing)) & wide
+    beside = [t for t in terms if not variables_of(t) & wide <= known and variables_of(t) & wide <= set(space.outputs)]
+    right = [t for t in terms if t not in beside and not variables_of(t) & wide <= known]
+    weight = [t for t in terms if t not in beside and t not in right]
+    if not beside or not right:
+        return None
+    if added:
+        weight.append(Float(added) if added > 0 else Call("neg", (Float(-added),)))
+    dtype = "float64" if element == "float64" else "float32"
+    order = [v for v in (*space.outputs, *space.reductions) if v in known]
+    tops = tuple(
+        top_of(
+            s,
+            name,
+            tuple(v for v in order if any(v in variables_of(t) for t in side)),
+            joined(side, dtype),
+            dtype,
+            space,
+            seen.types,
+        )
+        for name, side in (("beside", beside), ("right", right))
+    )
+    p, q = (Access(t.output, t.index or ()) for t in tops)
+    # in an order that the sums of one exponent by its several terms have in common, so that their weights are equal
+    (_, first_top), (_, second_top) = sorted(((repr(beside), p), (repr(right), q)), key=lambda pair: pair[0])
+    lifted = joined([finite(first_top), finite(second_top), *weight], dtype)
+    least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), FEW_POINTS))
+    sure = Call("le", (lifted, Float(least)))
+    lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
+    weights = tuple(Call(dtype, (f,)) for f in others)
+    left = product_of([*weights, lift])
+    spread = Call("exp", (Call("sub", (joined(right, dtype), finite(q))),))
+    found = sides_of([left, spread], space)
+    if found is None:
+        return None
+    dot = replace(found, scale=split[1], dtype=dtype)
+    if not worthwhile(dot, space):
+        return None
+    near, far = joined(beside, dtype), joined(right, dtype)
+    factor = Call("exp", (Call("sub", (near, finite(p))),))
+    inside = joined(weight, dtype) if weight else None
+    first = found.left == (left,)
+    return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
+
+
+class WeightedWriter(ExponentialWriter):
+    def __init__(self, found: Weighted, *how):
+        super().__init__("_weighted_dot", found.dot, *how)
+        self.found = found
+
+    def _again(self) -> None:
+        k, found = self.kernel, self.found
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        evaluator = Evaluator(frame, found.beside)
+        factor = evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)
+        k.emit(f"acc = tl.where({WITHIN}, acc * {factor}, 0.0)")
+        self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
+
+    def _levelled(self, frame: Frame) -> list[str]:
+        """The product with the greatest terms of this block of outputs and of each block of the reduction."""
+        k, found, dtype = self.kernel, self.found, self.dot.dtype
+        axis, ours, theirs = (1, "[:, None]", "[None, :]") if found.first else (0, "[None, :]", "[:, None]")
+        evaluator = Evaluator(frame, found.near)
+        near = evaluator.tensor(evaluator.value(found.near), dtype)
+
+        def multiply(rows: Frame, columns: Frame) -> None:
+            weighing, spreading = (rows, columns) if found.first else (columns, rows)
+            far = self._terms(spreading, found.far)
+            k.emit(f"far_top = tl.maximum(tl.max({far}, {axis}), {LOWEST})")
+            spread = f"libdevice.exp({far} - far_top{ours})"
+            weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
+            operands = (weight, spread) if found.first else (spread, weight)
+            k.emit(f"total = tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
+
+        return [
+            f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {NOTHING}), {axis}), {LOWEST})",
+            f"total = tl.full((BM, BN), 0, {triton_type(dtype)})",
+            *self._blocks(multiply, rare=True),
+            f"total = tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)",
+            f"acc = tl.where({FINITE}, acc, total)",
+        ]
+
+    def _weight(self, frame: Frame, tops: str) -> str:
+        """A name of a block of weights that holds exp of the exponent with these greatest terms."""
+        k, found, dtype = self.kernel, self.found, self.dot.dtype
+        zeros = self.plain.zero_left if found.first else self.plain.zero_right
+        inside = () if found.inside is None else (found.inside,)
+        evaluator = Evaluator(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
+        exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])
+        factors = [f"({evaluator.tensor(evaluator.value(f), dtype)})" for f in found.weights]
+        tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
+        k.emit(f"lifted = {exponent}")
+        lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
+        code = " * ".join([*factors, lift])
+        k.emit(f"weight = {where(tests, code, '0.0')}")
+        return "weight"
+
+    def _exact(self) -> list[str]:
+        """Point by point, by the statement's own factors."""
+
+        def step(values: list[str], tests: list[str]) -> Sequence[str]:
+            return (f"total += {where(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
+
+        return [
+            f"total = tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})",
+            *self._each(self.found.exact, step),
+            f"acc = tl.where({FINITE}, acc, total)",
+        ]

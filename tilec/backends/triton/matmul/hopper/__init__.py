@@ -1,0 +1,1 @@
+"""Products through TMA and wgmma, in Gluon."""

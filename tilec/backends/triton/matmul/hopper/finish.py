@@ -1,0 +1,203 @@
+"""What a Hopper kernel does with its sums: takes them again where they may be wrong, stores them, adds up shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
+from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
+from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, choose, coordinate, start
+
+
+def staging(w: Lines, d: Design) -> None:
+    """Where a tile waits for its copy to the output."""
+    if d.out is not None:
+        w(f"staged = gl.allocate_shared_memory(out_map_0.dtype, [{', '.join(box_text(d.out))}], out_map_0.layout)")
+
+
+def finish(w: Lines, d: Design) -> None:
+    """Store a tile's sums."""
+    if not d.exact:
+        _store(w, d)
+        return
+    w("wrong = 0", f"suspect = {joined(_suspicions(d), '|', '')}")
+    with w.block("if suspect:"):
+        w('wrong = gl.max(gl.max(gl.where(gl.abs(sums) < float("inf"), 0, 1), 1), 0)')
+    with w.block("if wrong != 0:"):
+        _again(w, d)
+    with w.block("else:"):
+        _store(w, d)
+
+
+def _store(w: Lines, d: Design) -> None:
+    """Through shared memory: by tensor maps, or by wide stores of rows."""
+    scaled = "sums * scale" if d.scaled and not d.split else "sums"
+    if d.out is not None:
+        if d.specialise:
+            w("tma.store_wait(pendings=0)")
+        else:
+            staging(w, d)
+        w(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))", "fence_async_shared()")
+        at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
+        choose(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+        if not d.specialise:
+            w("tma.store_wait(pendings=0)")
+        return
+    w("BITS: gl.constexpr = out.dtype.element_ty.primitive_bitwidth")
+    w("WIDE: gl.constexpr = 128 // BITS if BN * BITS >= 128 else 1")
+    w("ACROSS: gl.constexpr = BN // WIDE if BN // WIDE < 32 else 32")
+    w("flat: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])")
+    w(f"values = gl.convert_layout(({scaled}).to(out.dtype.element_ty), flat)")
+    _spread(w, d, "flat", "i", "BN", "0")
+    _put(w, d, "i", "values")
+
+
+def _put(w: Lines, d: Design, mark: str, values: str) -> None:
+    """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it."""
+    p = d.problem
+    names = {v.name: f"{v.name}_{mark}" for v in p.rows + p.columns}
+    inside = f"rows_{mark}[:, None] & columns_{mark}[None, :]"
+    if not d.split:
+        scalar, row, column = _offsets(d, "out", names)
+        parts = [scalar, f"({row})[:, None]" if row else "", f"({column})[None, :]" if column else ""]
+        w(f"gl.store(out + ({joined([t for t in parts if t], '+', '')}), {values}, mask={inside})")
+        return
+    row, column = (_flat_index(group, names) for group in (p.rows, p.columns))
+    rows, columns, batches = (joined([f"{v.name}_n" for v in g], "*", "1") for g in (p.rows, p.columns, p.batch))
+    w(f"first_{mark} = (outer * ({batches}) + {_flat_index(p.batch, {})}).to(gl.int64) * ({rows})")
+    w(f"place_{mark} = ((first_{mark} + ({row})) * ({columns}))[:, None] + ({column})[None, :]")
+    w(f"gl.store(out + place_{mark}, {values}, mask={inside})")
+
+
+def _flat_index(group: Sequence[Variable], names: Mapping[str, str]) -> str:
+    text = ""
+    for v in group:
+        shown = names.get(v.name, v.name)
+        text = f"({text}) * {v.name}_n + {shown}" if text else shown
+    return text or "0"
+
+
+def _spread(w: Lines, d: Design, layout: str, mark: str, width: str, first: str) -> None:
+    """The variables of all rows and of `width` columns from `first` on as vectors, `<name>_<mark>`; `rows_<mark>` and
+    `columns_<mark>` say which are in range."""
+    terms: dict[str, list[str]] = {"rows": [], "columns": []}
+    groups = (("rows", d.problem.rows, "BM", "0", 1), ("columns", d.problem.columns, width, first, 0))
+    for side, group, size, start_at, axis in groups:
+        number = f"{side}_at_{mark}"
+        shift = "" if start_at == "0" else f"{start_at} + "
+        w(f"{number} = {shift}gl.arange(0, {size}, layout=gl.SliceLayout({axis}, {layout}))")
+        below = ""
+        for v in reversed(group):
+            w(f"{v.name}_{mark} = {v.name} + {number}{below} % B_{v.name}")
+            below += f" // B_{v.name}"
+            terms[side].append(f"({v.name}_{mark} < {v.name}_n)")
+    for axis in d.guards:
+        form = d.problem.out[axis]
+        side = "rows" if any(form.coefficient(v.name) for v in d.problem.rows) else "columns"
+        shown = {v.name: f"{v.name}_{mark}" for v in d.problem.rows + d.problem.columns}
+        terms[side].append(f"({spell(form, shown)} < out_size_{axis})")
+    for side, tests in terms.items():
+        w(f"{side}_{mark} = {joined(tests, '&', '')}")
+
+
+def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, str]:
+    """Element offsets of an operand: the scalar part, that of the rows, that of the columns."""
+    scalar: list[str] = [f"{side}_base"]
+    row: list[str] = []
+    column: list[str] = []
+    for name in d.symbols(side):
+        shown = names.get(name, name)
+        stride = f"{side}_{name}"
+        term = shown if stride in d.ones else f"{shown}.to(gl.int64) * {stride}"
+        {"r": row, "c": column}.get(name[0] if shown != name else "", scalar).append(term)
+    return " + ".join(scalar), " + ".join(row), " + ".join(column)
+
+
+def _again(w: Lines, d: Design) -> None:
+    """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
+    from the usual way."""
+    w("FEW: gl.constexpr = 32 if BN > 32 else BN")
+    w("few: gl.constexpr = gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])")
+    with w.block("for few_at in range(0, BN, FEW):"):
+        w("again = gl.zeros((BM, FEW), gl.float32, few)")
+        _spread(w, d, "few", "k", "FEW", "few_at")
+        start(w, d)
+        with w.block("for t in range(steps):"):
+            with w.block("for e in range(BK):"):
+                below, valid = "", []
+                for v in reversed(d.problem.summed):
+                    w(f"{v.name}_k = {v.name} + e{below} % B_{v.name}")
+                    below += f" // B_{v.name}"
+                    if v.name in d.boxed:
+                        valid.append(f"({v.name}_k < {v.name}_n)")
+                names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
+                for side, own in (("left", "rows_k"), ("right", "columns_k")):
+                    tests = [own, *valid]
+                    for axis in d.loose[side]:
+                        w(f"{side}_{axis}_at = {spell(d.forms[side][axis], names)}")
+                        tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
+                    w(f"{side}_ok = {joined(tests, '&', '')}")
+                    offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
+                    w(f"{side}_value = gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
+                w("both = left_ok[:, None] & right_ok[None, :]")
+                w("again += gl.where(both, left_value[:, None] * right_value[None, :], 0.0)")
+            advance(w, d)
+        if d.scaled and not d.split:
+            w("again = again * scale")
+        _put(w, d, "k", "again.to(out.dtype.element_ty)")
+
+
+def _suspicions(d: Design) -> list[str]:
+    """Scalar tests, one of which holds where a tile meets a point outside an operand."""
+    sizes = {v.name for v in d.problem.rows + d.problem.columns}
+    summed = {v.name for v in d.problem.summed}
+    found = [f"({name}_n % B_{name} != 0)" for name in d.tails]
+    for side in ("left", "right"):
+        for axis in d.loose[side]:
+            form = d.forms[side][axis]
+            low, high = str(int(form.constant)), str(int(form.constant))
+            for name, c in coefficients(form):
+                first, last = name, name
+                if name in sizes:
+                    last = f"gl.minimum({name} + B_{name}, {name}_n) - 1"
+                elif name in summed:
+                    first, last = "0", f"{name}_n - 1"
+                if c < 0:
+                    first, last = last, first
+                low += f" + {c} * ({first})"
+                high += f" + {c} * ({last})"
+            found.append(f"({low} < 0) | ({high} >= {side}_size_{axis})")
+    return found
+
+
+TOTAL = '''"""The shares of a sum, added in order."""
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["total"])
+def {name}(parts, out, total, {sizes}, {strides}{scale}, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    sums = tl.load(parts + i, mask=inside, other=0.0)
+    for k in range(1, SPLIT):
+        sums += tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)
+'''
+
+
+def total(d: Design) -> tuple[str, str, list[str], list[str]]:
+    """The text of the kernel that adds the shares; its name, and its sizes and strides in order."""
+    order = (*d.problem.batch, *d.problem.rows, *d.problem.columns)
+    sizes = [f"{v.name}_n" for v in order]
+    strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
+    name = f"{d.name}_total"
+    w = Lines(1)
+    for v in reversed(order):
+        w(f"{v.name} = i % {v.name}_n", f"i = i // {v.name}_n")
+    terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
+    w(f"place = {joined(['out_base', *terms], '+', '')}")
+    w(f"tl.store(out + place, (sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty), mask=inside)")
+    text = TOTAL.format(
+        name=name, sizes=", ".join(sizes), strides=", ".join(strides), scale=", scale" if d.scaled else ""
+    )
+    return text + "\n".join(w.lines) + "\n", name, sizes, strides

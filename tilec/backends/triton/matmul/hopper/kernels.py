@@ -1,0 +1,318 @@
+"""Kernels for Hopper: products of two tensors, summed, through TMA and wgmma.
+
+`plan_hopper` says how one is carried out, or None where the chip's rules do not fit; the pointer kernels serve those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.triton.matmul.hopper.configs import configs
+from tilec.backends.triton.matmul.hopper.design import Design
+from tilec.backends.triton.matmul.hopper.finish import total
+from tilec.backends.triton.matmul.hopper.form import (
+    Config,
+    Dot,
+    Operand,
+    Problem,
+    Variable,
+    bounds,
+    coefficients,
+    normalise,
+)
+from tilec.backends.triton.matmul.hopper.source import constants, kernel, parameters
+from tilec.backends.triton.matmul.hopper.views import Tensor, View, descriptors, ends, may_leave, view
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
+from tilec.ir.index import Affine
+
+__all__ = ["Config", "Dot", "Operand", "configs", "default_config", "plan_hopper"]
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
+TOTAL_BLOCK = 1024
+PROCESSORS = 132
+MAX_COUNT = 2**31 - 1
+SHARED_MEMORY = 227 * 1024
+
+
+def plan_hopper(
+    dot: Dot,
+    shapes: Mapping[str, tuple[int, ...]],
+    strides: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    config: Config,
+) -> list[Launch] | None:
+    """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
+
+    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32"
+    for both operands; the output any of these).
+    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and
+    `Pointer(output + ".parts")` names a float32
+    workspace of `split` times the output's elements: the second launch's `total` times the first's constant SPLIT.
+    """
+    if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in BYTES for t in _names(dot)):
+        return None
+    if dtypes[dot.left.tensor] == "float32" and not config.tf32:
+        return None
+    tensors = {t: Tensor(t, shapes[t], strides[t], dtypes[t], BYTES[dtypes[t]]) for t in _names(dot)}
+    dot = _oriented(dot, tensors[dot.output])
+    problem = normalise(dot)
+    if (
+        problem is None
+        or all(r is None for r in problem.ranges)
+        or not (problem.rows and problem.columns and problem.summed)
+    ):
+        return None
+    named = dict(config.boxes)
+    boxes = {v.name: named.get(v.source, 1) for v in problem.variables}
+    if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
+        return None
+    return _launches(dot, problem, boxes, config, tensors)
+
+
+def default_config(
+    dot: Dot,
+    shapes: Mapping[str, tuple[int, ...]],
+    strides: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    tf32: bool = False,
+) -> Config | None:
+    """The likeliest of the candidates that `plan_hopper` can carry out, None where there is none."""
+    candidates = configs(dot, shapes, strides, dtypes, tf32)
+    return next((c for c in candidates if plan_hopper(dot, shapes, strides, dtypes, c) is not None), None)
+
+
+def _names(dot: Dot) -> tuple[str, str, str]:
+    return dot.output, dot.left.tensor, dot.right.tensor
+
+
+def _oriented(dot: Dot, out: Tensor) -> Dot:
+    """With the output's contiguous axis among the columns."""
+    walked = () if out.inner is None else dot.index[out.inner].variables()
+    return dot.turned() if any(v in dot.rows for v in walked) else dot
+
+
+def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int, out_size: int) -> bool:
+    """Do a tile's extents suit wgmma, its registers and shared memory?"""
+    m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
+    powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
+    staged = m * n * (4 if config.split > 1 else out_size) * config.consumers
+    shared = config.stages * (m + n) * k * size + staged
+    varying = any(v.varies and boxes[v.name] > 1 for v in problem.summed)
+    rows = 16 * config.warps
+    return (
+        powers
+        and not varying
+        and config.warps in (4, 8)
+        and config.consumers * config.warps <= 8
+        and m % rows == 0
+        and 16 <= n <= 256
+        and m * n <= rows * 256
+        and k * size >= 32
+        and config.stages >= 2
+        and shared <= SHARED_MEMORY - 1024
+        and (config.split == 1 or len(problem.table) == 1)
+    )
+
+
+def _launches(
+    dot: Dot, problem: Problem, boxes: Mapping[str, int], config: Config, tensors: Mapping[str, Tensor]
+) -> list[Launch] | None:
+    tail = [v for v in problem.summed if v.size % boxes[v.name]]
+    names = {
+        role: [v.name for v in group]
+        for role, group in zip("brcs", (problem.batch, problem.rows, problem.columns, problem.summed), strict=True)
+    }
+    sides = {
+        "left": (dot.left.tensor, problem.left, names["r"]),
+        "right": (dot.right.tensor, problem.right, names["c"]),
+    }
+    views: dict[str, View] = {}
+    loose: dict[str, tuple[int, ...]] = {}
+    ended: dict[str, set[str]] = {}
+    for side, (name, forms, own) in sides.items():
+        tensor = tensors[name]
+        clip = {
+            a: size
+            for a, form in enumerate(forms)
+            for v in tail
+            if (size := _clipped(form, v)) is not None and size < tensor.shape[a]
+        }
+        ended[side] = {
+            v.name for v in tail if any(ends(v, f, clip.get(a, tensor.shape[a]), problem) for a, f in enumerate(forms))
+        }
+        found = _operand_view(tensor, forms, problem, boxes, own, names["s"], clip)
+        if found is None or (tensor.dtype == "float32" and found.inner not in names["s"]):
+            return None
+        views[side] = found
+        loose[side] = tuple(a for a, form in enumerate(forms) if may_leave(form, tensor.shape[a], problem))
+    if any(v.name not in ended["left"] | ended["right"] for v in tail):
+        return None
+    guards = _guards(problem, tensors[dot.output].shape)
+    if guards is None:
+        return None
+    out = None
+    if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
+        out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
+    written = {**sides, "out": (dot.output, problem.out, ())}
+    steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
+    design = Design(
+        name="product",
+        problem=problem,
+        left=views["left"],
+        right=views["right"],
+        out=out,
+        loose=loose,
+        tails=tuple(v.name for v in tail if not (v.name in ended["left"] and v.name in ended["right"])),
+        guards=guards,
+        ones=frozenset(
+            f"{side}_{name}" for side, found in steps.items() for name, s in found.items() if s == 1 and name != "base"
+        ),
+        split=config.split > 1,
+        scaled=dot.scale != 1.0,
+        consumers=config.consumers,
+        boxed=frozenset(name for name, box in boxes.items() if box > 1),
+    )
+    return _assemble(dot, design, boxes, config, tensors, steps)
+
+
+def _clipped(form: Affine, v: Variable) -> int | None:
+    """The size of an axis that ends with a variable, where the form holds that variable alone."""
+    if form.variables() != (v.name,) or v.varies or form.coefficient(v.name) < 1:
+        return None
+    return int(form.coefficient(v.name)) * (v.size - 1) + int(form.constant) + 1
+
+
+def _operand_view(
+    tensor: Tensor,
+    forms: Sequence[Affine],
+    problem: Problem,
+    boxes: Mapping[str, int],
+    own: Sequence[str],
+    summed: Sequence[str],
+    clip: Mapping[int, int],
+) -> View | None:
+    """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the
+    other way round."""
+    for order, other in ((own, summed), (summed, own)):
+        found = view(tensor, forms, problem, boxes, order, clip)
+        if found is not None and found.inner in other:
+            needed = [n for n in (*own, *summed) if boxes[n] > 1]
+            return found if sorted(d.boxed for d in found.dims if d.boxed is not None) == sorted(needed) else None
+    return None
+
+
+def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
+    """The maps through which a tile is stored, if there are some that do not reach past the last row or column."""
+    clip: dict[int, int] = {}
+    for v in problem.rows + problem.columns:
+        for axis, form in enumerate(problem.out):
+            if v.size % boxes[v.name] and form.coefficient(v.name):
+                size = _clipped(form, v)
+                if size is None and not ends(v, form, tensor.shape[axis], problem):
+                    return None
+                clip[axis] = tensor.shape[axis] if size is None else min(size, tensor.shape[axis])
+    found = view(tensor, problem.out, problem, boxes, order, clip)
+    if found is None:
+        return None
+    boxed = [d.boxed for d in found.dims if d.boxed is not None]
+    return found if boxed == [n for n in order if boxes[n] > 1] else None
+
+
+def _guards(problem: Problem, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The output's axes at which rows or columns end that end earlier in some classes; None where none says so."""
+    axes = []
+    for v in problem.rows + problem.columns:
+        if not v.varies:
+            continue
+        for axis, form in enumerate(problem.out):
+            lone = form.coefficient(v.name) > 0 and all(n == v.name or n[0] == "z" for n in form.variables())
+            past = ({**r, v.name: (r[v.name][1] + 1,) * 2} for r in problem.ranges if r is not None)
+            if lone and all(bounds(form, r)[0] >= shape[axis] for r in past):
+                axes.append(axis)
+                break
+        else:
+            return None
+    return tuple(dict.fromkeys(axes))
+
+
+def _strides(forms: Sequence[Affine], tensor: Tensor) -> dict[str, int]:
+    """Elements by which a tensor's element moves with each variable, and where it is when all are zero ("base")."""
+    found = {"base": 0}
+    for form, stride in zip(forms, tensor.strides, strict=True):
+        found["base"] += int(form.constant) * stride
+        for name, c in coefficients(form):
+            found[name] = found.get(name, 0) + c * stride
+    return found
+
+
+def _assemble(
+    dot: Dot,
+    design: Design,
+    boxes: Mapping[str, int],
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    steps: Mapping[str, Mapping[str, int]],
+) -> list[Launch] | None:
+    p = design.problem
+    out = dot.output + PARTS if design.split else dot.output
+    values: dict[str, object] = {
+        "left": Pointer(dot.left.tensor),
+        "right": Pointer(dot.right.tensor),
+        "out": Pointer(out),
+        "scale": dot.scale,
+    }
+    for side, name, found in (
+        ("left", dot.left.tensor, design.left),
+        ("right", dot.right.tensor, design.right),
+        ("out", dot.output, design.out),
+    ):
+        maps: tuple[Descriptor, ...] = () if found is None else descriptors(tensors[name], found, boxes)
+        values |= {f"{side}_map_{k}": each for k, each in enumerate(maps)}
+        values |= {f"{side}_{symbol}": step for symbol, step in steps[side].items()}
+        values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
+    values |= {f"{name}_n": size for name, size in p.sizes.items()}
+    maps_, pointers, sizes, strides = parameters(design)
+    scale = ["scale"] if design.scaled and not design.split else []
+    counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
+    tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
+    if tiles > MAX_COUNT:
+        return None
+    choices = {"GROUP": config.group, "SPLIT": config.split, "STAGES": config.stages} | {
+        f"B_{name}": box for name, box in boxes.items()
+    }
+    first = Launch(
+        kernel=design.name,
+        text=kernel(design),
+        grid=(min(tiles, PROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles, 1, 1),
+        arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
+        constants=tuple((n, choices[n]) for n in constants(design)),
+        warps=config.warps,
+        stages=config.stages,
+        statements=(dot.output,),
+    )
+    if not design.split:
+        return [first]
+    elements = math.prod(v.size for v in (*p.batch, *p.rows, *p.columns))
+    if elements > MAX_COUNT:
+        return None
+    text, name, order, moves = total(design)
+    tail = (("scale", dot.scale),) if design.scaled else ()
+    second = Launch(
+        kernel=name,
+        text=text,
+        grid=(-(-elements // TOTAL_BLOCK), 1, 1),
+        arguments=(
+            ("parts", Pointer(out)),
+            ("out", Pointer(dot.output)),
+            ("total", elements),
+            *((n, values[n]) for n in (*order, *moves)),
+            *tail,
+        ),
+        constants=(("SPLIT", config.split), ("BLOCK", TOTAL_BLOCK)),
+        warps=4,
+        stages=1,
+        statements=(dot.output,),
+    )
+    return [first, second]

@@ -1,0 +1,219 @@
+"""The text of a Hopper kernel for a product of two tensors, summed.
+
+A tile's boxes are copied by TMA into a ring of shared-memory buffers and read from there by wgmma, seen as matrices of
+rows (columns) by summed points.
+What TMA reads outside a tensor is zero, so a point at which an operand is outside adds nothing, unless the other
+operand is infinite or NaN there: tiles for which that
+may be look at their sums, and where one is not finite take them again from the valid points alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.backends.triton.matmul.hopper.design import Design, Lines
+from tilec.backends.triton.matmul.hopper.finish import finish, staging
+from tilec.backends.triton.matmul.hopper.tiles import (
+    advance,
+    box_text,
+    choose,
+    coordinate,
+    counts,
+    extents,
+    place,
+    start,
+)
+
+HEADER = '''"""Sums of products of two tensors: boxes copied by TMA, multiplied by wgmma."""
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+'''
+
+
+def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Tensor maps, pointers, integers, and integers that may be specialised, in the order of the signature."""
+    maps = [f"{side}_map_{k}" for side, v in (("left", d.left), ("right", d.right)) for k in range(len(v.choices))]
+    maps += [f"out_map_{k}" for k in range(0 if d.out is None else len(d.out.choices))]
+    pointers = ["left", "right"] if d.exact else []
+    written = d.out is None or d.exact
+    if written:
+        pointers.append("out")
+    sizes = [f"{v.name}_n" for v in d.problem.variables if not (v.varies and v in d.problem.summed)]
+    # stores are wide where masks are known to change at multiples of a vector
+    strides = [s for s in sizes if s[0] == "c"] if d.out is None else []
+    sizes = [s for s in sizes if s not in strides]
+    for side in ("left", "right") if d.exact else ():
+        sizes += [f"{side}_size_{a}" for a in d.loose[side]]
+        strides += [f"{side}_{s}" for s in (*d.symbols(side), "base")]
+    if written:
+        sizes += [f"out_size_{a}" for a in d.guards]
+        strides += [] if d.split else [f"out_{s}" for s in (*d.symbols("out"), "base")]
+    return maps, pointers, sizes, [s for s in strides if s not in d.ones]
+
+
+def constants(d: Design) -> list[str]:
+    return [f"B_{v.name}" for v in d.problem.variables if v not in d.problem.batch] + ["GROUP", "SPLIT", "STAGES"]
+
+
+def kernel(d: Design) -> str:
+    """The whole file of a kernel."""
+    maps, pointers, sizes, strides = parameters(d)
+    scale = ["scale"] if d.scaled and not d.split else []
+    given = [*maps, *pointers, *sizes, *strides, *scale]
+    fixed = constants(d)
+    w = Lines()
+    if d.specialise:
+        _specialised(w, d, given, fixed, sizes)
+    else:
+        w("", "", f"@gluon.jit(do_not_specialize={sizes!r})")
+        with w.block(f"def {d.name}({', '.join(given)}, {', '.join(f'{c}: gl.constexpr' for c in fixed)}):"):
+            counts(w, d)
+            _buffers(w, d)
+            w("bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+            with w.block("for k in gl.static_range(STAGES):"):
+                w("mbarrier.init(bars.index(k), count=1)")
+            w("tile = gl.program_id(0)")
+            place(w, d)
+            start(w, d)
+            with w.block("for k in gl.static_range(STAGES - 1):"):
+                _fill(w, d, "k", "k < steps")
+                advance(w, d)
+            w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+            with w.block("for t in range(steps):"):
+                w("slot = t % STAGES", "mbarrier.wait(bars.index(slot), (t // STAGES) & 1)")
+                _multiply(w, d)
+                w(
+                    "acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))",
+                    "ahead = t + STAGES - 1",
+                )
+                _fill(w, d, "ahead % STAGES", "ahead < steps")
+                advance(w, d)
+            w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+            with w.block("for k in gl.static_range(STAGES):"):
+                w("mbarrier.invalidate(bars.index(k))")
+            finish(w, d)
+    return HEADER + "\n".join(w.lines) + "\n"
+
+
+def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str], sizes: Sequence[str]) -> None:
+    """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
+    multiply. Two take turns, so that one stores while the
+    other multiplies."""
+    shared = ["left_ring", "right_ring", "full", "free"] + ["done"] * (d.consumers == 2)
+    everything = [*shared, *given, *fixed]
+    header = ", ".join([*shared, *given, *(f"{c}: gl.constexpr" for c in fixed)])
+    every = "for number in range(gl.program_id(0), tiles, gl.num_programs(0)):"
+    w("", "", "@gluon.jit")
+    with w.block(f"def produce({header}):"):
+        counts(w, d)
+        w("turn = 0")
+        with w.block(every):
+            w("tile = number")
+            place(w, d)
+            start(w, d)
+            with w.block("for t in range(steps):"):
+                w("slot = turn % STAGES", "mbarrier.wait(free.index(slot), ((turn // STAGES) & 1) ^ 1)")
+                _fill(w, d, "slot", None)
+                advance(w, d)
+                w("turn += 1")
+    w("", "", "@gluon.jit")
+    with w.block(f"def consume({header}, WHICH: gl.constexpr):"):
+        counts(w, d)
+        staging(w, d)
+        w("turn = 0", "count = 0")
+        with w.block(every):
+            w("tile = number")
+            place(w, d)
+            if d.consumers == 1:
+                _consume(w, d)
+            else:
+                with w.block("if count % 2 == WHICH:"):
+                    _consume(w, d)
+                w("count += 1")
+            w("turn += steps")
+        if d.out is not None:
+            w("tma.store_wait(pendings=0)")
+    w("", "", f"@gluon.jit(do_not_specialize={list(sizes)!r})")
+    with w.block(f"def {d.name}({', '.join(given)}, {', '.join(f'{c}: gl.constexpr' for c in fixed)}):"):
+        extents(w, d)
+        _buffers(w, d)
+        w("full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+        w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+        with w.block("for k in gl.static_range(STAGES):"):
+            w("mbarrier.init(full.index(k), count=1)", "mbarrier.init(free.index(k), count=1)")
+        if d.consumers == 2:
+            w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
+            w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
+        given_all = ", ".join(everything)
+        parts = [f"(consume, ({given_all}, {k}))" for k in range(d.consumers)] + [f"(produce, ({given_all}))"]
+        warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
+        w("gl.warp_specialize(", f"    [{', '.join(parts)}],", f"    {warps},", f"    {registers},", ")")
+
+
+def _consume(w: Lines, d: Design) -> None:
+    """One tile of a program that stays."""
+    start(w, d)
+    w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    if d.consumers == 2:
+        # a barrier tells two phases apart: who waits for a buffer must not be further ahead of it than that
+        w("mbarrier.wait(done.index(1 - WHICH), ((count - 1) // 2) & 1, pred=count > 0)")
+    with w.block("for t in range(steps):"):
+        w("at = turn + t", "slot = at % STAGES", "mbarrier.wait(full.index(slot), (at // STAGES) & 1)")
+        _multiply(w, d)
+        w("acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))")
+        w("mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=t > 0)")
+    if d.consumers == 2:
+        w("mbarrier.arrive(done.index(WHICH), count=1)")
+    w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    w("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
+    finish(w, d)
+
+
+def _buffers(w: Lines, d: Design) -> None:
+    for side in ("left", "right"):
+        box = ", ".join(box_text(d.left if side == "left" else d.right))
+        w(f"{side}_ring = gl.allocate_shared_memory({side}_map_0.dtype, [STAGES, {box}], {side}_map_0.layout)")
+
+
+def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
+    """Have one step's boxes copied."""
+    w(f"bar = {'full' if d.specialise else 'bars'}.index({slot})")
+    if when is not None:
+        w(f"some = {when}")
+    condition = "" if when is None else ", pred=some"
+    w(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + right_map_0.block_type.nbytes{condition})")
+    for side, view in (("left", d.left), ("right", d.right)):
+        at = ", ".join(coordinate(w, side, dim) for dim in view.dims)
+        choose(
+            w,
+            side,
+            view,
+            [
+                f"copy_in({side}_map_{k}, [{at}], bar, {side}_ring.index({slot}){condition})"
+                for k in range(len(view.choices))
+            ],
+        )
+
+
+def _multiply(w: Lines, d: Design) -> None:
+    summed = {v.name for v in d.problem.summed}
+    left = "left_ring.index(slot)" + (
+        ".reshape([BM, BK])" if d.left.inner in summed else ".reshape([BK, BM]).permute((1, 0))"
+    )
+    right = "right_ring.index(slot)" + (
+        ".reshape([BN, BK]).permute((1, 0))" if d.right.inner in summed else ".reshape([BK, BN])"
+    )
+    w(f"acc = warpgroup_mma({left}, {right}, acc, is_async=True)")

@@ -1,0 +1,118 @@
+"""Which products go to Hopper's own kernels, and what those need around them."""
+
+from __future__ import annotations
+
+from tilec.backends.common.domain import Condition, access_conditions, free
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Call, Expr
+
+NARROW = ("float16", "bfloat16")
+HOPPER = 90
+
+
+def hopper_steps(
+    dot: Dot, space: Space, seen: Viewed, setting: Setting, config: hopper.Config | None = None
+) -> list[Step] | None:
+    """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
+    product = hopper_product(dot, space, seen, setting)
+    if product is None:
+        return None
+    shapes, strides, dtypes = layouts(product, seen)
+    tf32 = dot.dtype == "float32"
+    choice = config or hopper.default_config(product, shapes, strides, dtypes, tf32=tf32)
+    if config is None and choice is not None and _mostly_outside(choice, dot, space):
+        return None
+    launches = None if choice is None else hopper.plan_hopper(product, shapes, strides, dtypes, choice)
+    if choice is None or launches is None:
+        return None
+    if len(launches) == 1:
+        return list(launches)
+    total = dict(launches[1].arguments)["total"]
+    assert isinstance(total, int)
+    parts = f"{product.output}.parts"
+    return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
+
+
+def _mostly_outside(config: hopper.Config, dot: Dot, space: Space) -> bool:
+    """Whether half or more of what boxes bring along the reduction is zeros: 64 channels of 16. Pointer kernels take
+    what there is."""
+    return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
+
+
+def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.Config]:
+    """Tiles worth measuring, the likeliest first."""
+    product = hopper_product(dot, space, seen, setting)
+    if product is None:
+        return []
+    shapes, strides, dtypes = layouts(product, seen)
+    return hopper.configs(product, shapes, strides, dtypes, tf32=dot.dtype == "float32")
+
+
+def layouts(product: hopper.Dot, seen: Viewed):
+    """Shapes, strides and element types of the tensors of a product, by name."""
+    names = (product.output, product.left.tensor, product.right.tensor)
+    return (
+        {n: seen.types[n].shape for n in names},
+        {n: tuple(seen.strides[n]) for n in names},
+        {n: seen.types[n].dtype for n in names},
+    )
+
+
+def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> hopper.Dot | None:
+    """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
+    beside those of reading them. None where it has no such form, or on another chip."""
+    if setting.capability != HOPPER or dot.zero_result or not space.covers:
+        return None
+    if dot.dtype not in NARROW and (dot.dtype != "float32" or setting.precision == "highest"):
+        return None
+    left, right = _lone(dot.left, dot.dtype, seen), _lone(dot.right, dot.dtype, seen)
+    if left is None or right is None or {left.tensor, right.tensor} & set(setting.misaligned):
+        return None
+    own: set[Condition | Expr] = {c for a in (left, right) for c in access_conditions(a, seen.types)}
+    if not {*dot.zero_left, *dot.zero_right} <= own:
+        return None
+    index = space.rows
+    forms = [tuple(map(linear, a.index)) for a in (left, right)]
+    if not all(f.is_affine and f.is_integral for row in (index, *forms) for f in row):
+        return None
+    known = {v for f in (*index, *forms[0], *forms[1]) for v in free(f)}
+    constants: dict[str, Affine] = {}
+    moving: list[str] = []  # summed variables of one value a class, and not the same one
+    for v in (*space.outputs, *space.reductions):
+        values = {a[v] for a in space.low}
+        if v in known and space.single(v) and len(values) == 1:
+            constants[v] = Affine.of((), values.pop())
+        elif v in known and space.single(v):
+            moving.append(v)
+    if any(v in space.outputs for v in moving):
+        return None
+    rows, *operands = (tuple(f.substitute(constants) for f in row) for row in (index, *forms))
+    return hopper.Dot(
+        space.statement.output,
+        rows,
+        hopper.Operand(left.tensor, operands[0]),
+        hopper.Operand(right.tensor, operands[1]),
+        dot.batch,
+        dot.rows,
+        dot.columns,
+        (*moving, *dot.summed),
+        space.classes,
+        space.low,
+        space.extent,
+        float(dot.scale),
+    )
+
+
+def _lone(side: tuple[Expr, ...], dtype: str, seen: Viewed) -> Access | None:
+    """The access that an operand is, under a cast or not."""
+    if len(side) != 1:
+        return None
+    e = side[0]
+    if isinstance(e, Call) and e.function == "float32" and dtype in NARROW:
+        e = e.args[0]
+    return e if isinstance(e, Access) and seen.types[e.tensor].dtype == dtype else None

@@ -1,0 +1,369 @@
+"""Family dot: sums of products of two operands, on tensor cores.
+
+The factors of the body fall into a left operand, which holds the rows, and a right one, which holds the columns;
+whatever stands in a factor beside a tensor's element is computed on the block that was read (a prologue). The reduction
+is walked in blocks of its innermost variable, window by window, or, where that variable is short or none runs along
+memory, in blocks of all summed variables together.
+
+A point that is not valid is a zero of one operand, which is nothing only while the other is finite there: where such
+points exist, an accumulator that comes out infinite or NaN is computed again point by point with masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tilec.backends.common.code import tuple_text
+from tilec.backends.common.domain import Condition
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, dot_is_whole, variables_of
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
+from tilec.ir.program import Access, Call, Expr, Statement
+from tilec.ir.types import CASTS, FLOATS
+
+BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
+PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
+
+
+def dot_steps(
+    dot: Dot,
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    setting: Setting,
+    riding: Sequence[Statement] = (),
+    config: Config | None = None,
+) -> list[Step] | None:
+    """Steps that compute the statement into its allocated output; with statements riding on it, the last one's. None
+    where they cannot ride."""
+    s = space.statement
+    config = config or choose_config(dot, space, setting.shared)
+    if riding and (config.parts > 1 or not space.covers):
+        return None
+    writer = DotWriter(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)
+    steps = launched(writer, flat, config.parts)
+    if config.parts == 1:
+        return steps
+    parts = f"{s.output}.parts"
+    shape = (config.parts, math.prod(seen.types[s.output].shape))
+    held = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
+    return [
+        Allocate(parts, shape, held.dtype, unwritten(space, held)),
+        *steps,
+        *combine_parts(space, seen, flat, config.parts, held, wide),
+        Release((parts,)),
+    ]
+
+
+def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
+    """The launch of a written kernel, and the table of its classes."""
+    k, config = writer.kernel, writer.config
+    text = module_text(writer.text(flat))
+    launch = Launch(
+        k.name,
+        text,
+        (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts),
+        tuple(k.parameters.items()),
+        tuple(k.constants.items()),
+        config.warps,
+        config.stages,
+        (writer.space.statement.output, *(r.output for r in writer.riding)),
+    )
+    return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
+
+
+def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool = False) -> list[Step]:
+    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
+    bm, bn = (min(n, max(LEAST, power_of_two(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
+    config = Config(bm, bn, LEAST, 4, 1)
+    writer = DotWriter(dot, space, seen, wide, "ieee", config, "_repair")
+    k = writer.kernel
+    text = writer.repair_text(flat)
+    grid = (_tiles(dot, space, config), len(space.classes), 1)
+    parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+    table: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
+    launch = Launch(k.name, module_text(text), grid, parameters, constants, 4, 1, (space.statement.output,))
+    return [*table, launch]
+
+
+def _tiles(dot: Dot, space: Space, config: Config) -> int:
+    per_class = [
+        -(-math.prod(e[v] for v in dot.rows) // config.bm)
+        * -(-math.prod(e[v] for v in dot.columns) // config.bn)
+        * math.prod(e[v] for v in dot.batch)
+        for e in space.extent
+    ]
+    return max(per_class)
+
+
+class DotWriter:
+    def __init__(
+        self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot", riding=()
+    ):
+        self.repairs = suffix == "_repair"
+        self.dot, self.space, self.seen, self.config = dot, space, seen, config
+        self.precision, self.riding = precision, tuple(riding)
+        s = space.statement
+        self.kernel = Kernel(python_name(s.output) + suffix, space, seen.types, seen.strides, wide)
+        self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
+        self.integer = "tl.int64" if wide else "tl.int32"
+
+    def text(self, flat: Statement) -> str:
+        k, _dot = self.kernel, self.dot
+        k.residues()
+        for v in (*self.space.outputs, *self.space.reductions):
+            if self.space.single(v):
+                k.value_of[v] = k.low(v)
+        self._place()
+        self._loop()
+        if self._must_look():
+            self._again()
+        self._store()
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
+        return k.text(flat, *self.riding)
+
+    def _must_look(self) -> bool:
+        """Whether some point may be a zero beside an infinity."""
+        return bool(self.dot.zero_left or self.dot.zero_right) and not dot_is_whole(self.dot)
+
+    def repair_text(self, flat: Statement) -> str:
+        k = self.kernel
+        k.residues()
+        for v in (*self.space.outputs, *self.space.reductions):
+            if self.space.single(v):
+                k.value_of[v] = k.low(v)
+        self._place()
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        s = self.space.statement
+        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
+        k.emit(f"address = {address}")
+        kind_ = triton_type(self.accumulator.dtype)
+        k.emit(f"acc = tl.load(address, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
+        self._again()
+        inner = self._stored(frame)
+        place = k.scopes[-1].lines
+        place += [f"    {line}" for line in inner]
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
+        return k.text(flat)
+
+    def _stored(self, frame: Frame) -> list[str]:
+        k = self.kernel
+        k.scopes.append(Scope())
+        self._finish(frame)
+        dtype = self.seen.types[self.space.statement.output].dtype
+        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
+        k.emit(f"tl.store(address, acc{cast}, mask=row_in[:, None] & col_in[None, :])")
+        return k.scopes.pop().lines
+
+    def _place(self) -> None:
+        """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
+        k, dot = self.kernel, self.dot
+        pid = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
+        k.emit(f"down = tl.cdiv({k.count(dot.rows)}, BM)")
+        k.emit(f"across = tl.cdiv({k.count(dot.columns)}, BN)")
+        tile = pid
+        if dot.batch:
+            k.emit(f"batch = {pid} // (down * across)")
+            tile = f"{pid} % (down * across)"
+            if len(self.space.classes) > 1:
+                k.emit(f"if batch >= {k.count(dot.batch)}:")
+                k.emit("    return")
+        k.emit(f"tile = {tile}")
+        if not dot.batch and len(self.space.classes) > 1:
+            k.emit("if tile >= down * across:")
+            k.emit("    return")
+        k.constants["GROUP"] = self.config.group
+        k.emit("group = tile // (GROUP * across)")
+        k.emit("members = tl.minimum(down - group * GROUP, GROUP)")
+        k.emit("row = (group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
+        k.emit("col = (tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
+        k.emit(f"row_in = row < {k.count(dot.rows)}")
+        k.emit(f"col_in = col < {k.count(dot.columns)}")
+        for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
+            k.decode(axis)
+
+    def _loop(self) -> None:
+        k, dot, config = self.kernel, self.dot, self.config
+        inner = inner_variables(dot, self.space, self.seen, config.bk)
+        windows = tuple(v for v in dot.summed if v not in inner)
+        k.emit(f"steps = tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
+        if config.parts > 1:
+            k.constants["PARTS"] = config.parts
+            k.emit("part = tl.cdiv(steps, PARTS)")
+            k.emit("start = tl.program_id(2) * part")
+            k.emit("end = tl.minimum(start + part, steps)")
+        k.emit(f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        lines = self._blocks(self._multiplied)
+        k.scopes[-1].lines += lines
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        dot = self.dot
+        left = self._operand(rows, dot.left, dot.zero_left)
+        right = self._operand(columns, dot.right, dot.zero_right)
+        self.kernel.emit(f"acc = tl.dot({left}, {right}, acc{self._options()})")
+
+    def _options(self) -> str:
+        """How tensor cores multiply what the operands are held in."""
+        options = f', input_precision="{self.precision}"' if self.dot.dtype == "float32" else ""
+        return options + {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}.get(self.dot.dtype, "")
+
+    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> list[str]:
+        """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
+        `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
+        k, dot, config = self.kernel, self.dot, self.config
+        inner = inner_variables(dot, self.space, self.seen, config.bk)
+        windows = tuple(v for v in dot.summed if v not in inner)
+        count = k.count(inner)
+        even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
+        k.scopes.append(Scope())
+        k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
+        if windows:
+            k.emit(f"window = at_step // tl.cdiv({count}, BK)")
+            k.emit(f"red = at_step % tl.cdiv({count}, BK) * BK + tl.arange(0, BK)")
+            k.decode(Axis("window", windows, None))
+        else:
+            k.emit("red = at_step * BK + tl.arange(0, BK)")
+        tails = {} if even else {"red": "red_in"}
+        if not even:
+            k.emit(f"red_in = red < {count}")
+        k.decode(Axis("red", inner, "BK"))
+        loop = frozenset((*dot.summed, "red", "window"))
+        body(
+            Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop),
+            Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop),
+        )
+        lines = k.scopes.pop().lines
+        span = "start, end" if config.parts > 1 else "0, steps"
+        walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
+        return [f"for step in {walk}:", *(f"    {line}" for line in lines)]
+
+    def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
+        """A block of an operand, zero where it overhangs or its conditions fail."""
+        k, dtype = self.kernel, dtype or self.dot.dtype
+        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        lone = factors[0] if len(factors) == 1 else None
+        if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):
+            inner = lone.args[0]
+            stored = isinstance(inner, Access) and self.seen.types[inner.tensor].dtype == dtype
+            lone = inner if stored else lone
+        own: set[str] = set()
+        if isinstance(lone, Access) and self.seen.types[lone.tensor].dtype == dtype:
+            code = frame.read(lone, 0)
+            held = dtype
+            own = set(frame.access_tests(lone))
+        else:
+            values = [evaluator.value(f) for f in factors]
+            held = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
+            code = " * ".join(_parenthesised(evaluator.tensor(v, held)) for v in values)
+        tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
+        if not own or not isinstance(lone, Access):
+            tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
+        axes = frame.dimensions(frozenset().union(*(variables_of(f) for f in factors)))
+        if tests:
+            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, 0)"
+        if isinstance(lone, Access) and frame.tails.keys() - axes:
+            missing = [frame.spread(frame.tails[a], a) for a in frame.axes if a in frame.tails and a not in axes]
+            code = f"tl.where({' & '.join(missing)}, {code}, 0)"
+        if held != dtype or tests:
+            code = f"({code}).to({triton_type(dtype)})"
+        if len(axes) < 2:
+            code = f"tl.broadcast_to({code}, {tuple_text([BLOCKS[a] for a in frame.axes])})"
+        name = k.names.fresh("left" if frame.axes[0] == "row" else "right")
+        k.emit(f"{name} = {code}")
+        return name
+
+    def _tests(self, frame: Frame, evaluator: Evaluator, zeros) -> list[str]:
+        conditions = [z for z in zeros if isinstance(z, Condition)]
+        tests = frame.tests(conditions)
+        for z in zeros:
+            if not isinstance(z, Condition):
+                tests.append(evaluator.condition(evaluator.value(z)))
+        return tests
+
+    def _again(self) -> None:
+        """Lines that compute the block again, point by point, if some element is not finite."""
+        k = self.kernel
+        k.emit("if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:  # some sum is not finite")
+        kind_ = triton_type(self.accumulator.dtype)
+        lines = [f"acc = tl.full((BM, BN), 0, {kind_})", *self._points(self._added)]
+        k.scopes[-1].lines += [f"    {line}" for line in lines]
+
+    def _added(self, values: list[str], valid: str) -> list[str]:
+        return [f"acc += tl.where({valid}, {' * '.join(values)}, 0.0)"]
+
+    def _points(self, step: Callable[[list[str], str], list[str]]) -> list[str]:
+        """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
+        values and the test that the point is valid."""
+        k, dot = self.kernel, self.dot
+        inner = inner_variables(dot, self.space, self.seen, self.config.bk)
+        windows = tuple(v for v in dot.summed if v not in inner)
+        count = k.count(inner)
+        block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
+        steps = f"tl.cdiv({count}, {block})"
+        k.scopes.append(Scope())
+        k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
+        if windows:
+            k.emit(f"window = at_step // {steps}")
+            k.decode(Axis("window", windows, None))
+        place = f"at_step % {steps}" if windows else "at_step"
+        k.emit(f"red = {place} * {block} + lane")
+        k.decode(Axis("red", inner, None))
+        loop = frozenset((*dot.summed, "red", "window"))
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, loop)
+        zeros = (*dot.zero_left, *dot.zero_right)
+        factors = (*dot.left, *dot.right)
+        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        values = [_parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
+        tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
+        for line in step(values, " & ".join(dict.fromkeys(tests))):
+            k.emit(line)
+        lines = k.scopes.pop().lines
+        whole = f"{steps} * ({k.count(windows)})" if windows else steps
+        span = "start, end" if self.config.parts > 1 else f"0, {whole}"
+        nested = [f"for lane in range(0, {block}):", *(f"    {line}" for line in lines)]
+        return [f"for step in range({span}):", *(f"    {line}" for line in nested)]
+
+    def _finish(self, frame: Frame) -> None:
+        """What is done to the sums before they are stored."""
+        k, dot = self.kernel, self.dot
+        evaluator = Evaluator(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
+        tests = self._tests(frame, evaluator, dot.zero_result)
+        if dot.scale != 1:
+            k.emit(
+                f"acc = acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc = acc.to(tl.int64) * {dot.scale}"
+            )
+        if tests:
+            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
+
+    def _store(self) -> None:
+        k, s = self.kernel, self.space.statement
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        self._finish(frame)
+        value, held = finish(frame, self.space, "acc", self.accumulator.dtype, self.riding)
+        output = self.riding[-1].output if self.riding else s.output
+        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
+        dtype = self.seen.types[output].dtype
+        k.emit(f"result = {value}")
+        cast = "" if dtype == held else f".to({triton_type(dtype)})"
+        if self.config.parts > 1:
+            pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
+            del k.parameters[pointer]
+            step = k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
+            address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
+            cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
+        k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")
+
+
+def _parenthesised(text: str) -> str:
+    return text if text.replace("_", "").isalnum() else f"({text})"

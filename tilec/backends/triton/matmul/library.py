@@ -1,0 +1,76 @@
+"""torch's own matrix products and convolutions as candidates, where a statement is exactly one.
+
+What torch adds as zeros (padding) must not meet an infinity. Instead of asking beforehand, which would wait for the
+device, a kernel looks at the result and computes again, exactly, the blocks that hold anything not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilec.backends.base import Options
+from tilec.backends.common.code import Names
+from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines
+from tilec.backends.torch.matmul.convolution import recognise as recognise_convolution
+from tilec.backends.torch.matmul.product import product
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.matmul.kernel import repair_steps
+from tilec.backends.triton.plan.plan import Step, TorchLines, python_name
+from tilec.ir.infer import statement_type
+from tilec.ir.program import Access, Statement, reads
+from tilec.ir.types import TensorType
+
+RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+
+
+def library_steps(
+    defracted: Statement,
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    dot: Dot,
+    space: Space,
+    seen: Viewed,
+    wide: bool = False,
+) -> list[Step] | None:
+    """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
+    result is to be wider than torch's, which is rounded."""
+    if types[flat.output].dtype != statement_type(flat, types).dtype:
+        return None
+    task = _task(defracted, flat, types)
+    c = recognise_convolution(task)
+    if c is not None:
+        if _slow(c):
+            return None
+        lines, checked = library_lines(task, c)
+        if task.type.dtype == "float32":
+            lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
+        lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
+        first: Step = _step(task, lines)
+        return [first, *repair_steps(dot, space, seen, flat, wide)] if checked else [first]
+    plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
+    lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
+    if not plain or not lone:
+        return None
+    found = product(task)
+    if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
+        return None
+    return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
+
+
+def _slow(c: Convolution) -> bool:
+    """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do."""
+    return c.written == INPUT and any(s.stride > 1 for s in c.spatial)
+
+
+def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:
+    local = {name: python_name(name) for name in types}
+    names = Names((*RESERVED, *local.values()))
+    return Task(flat, flat, defracted, types, local, names, Options(memory_budget=2**40), True)
+
+
+def _step(task: Task, lines: list[str]) -> TorchLines:
+    s = task.flat
+    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,))

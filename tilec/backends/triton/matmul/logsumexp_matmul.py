@@ -1,0 +1,325 @@
+"""logsumexp over sums of two operands, on tensor cores.
+
+With a_i and b_j the greatest left and right term of a row and a column, log sum_k exp(l_ik + r_kj) is
+a_i + b_j + log S where S = sum_k exp(l_ik - a_i) * exp(r_kj - b_j) is a product of matrices. What underflow loses of K
+terms is a few K * 2^-126, so where S is at least K * 2^-99 the result is as accurate as the product (float64: 2^-966).
+Rows and columns that are -inf throughout are exactly that, and no failure. A block in which some S is smaller, or not
+finite, goes on in the same kernel: pairs of terms that are not -inf are counted, and what still is not certain is added
+term by term. Elements that are certain keep what they have, so that none depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.code import literal, tuple_text
+from tilec.backends.common.domain import Condition, constraining_accesses
+from tilec.backends.common.terms import product_of, split_terms, sum_of
+from tilec.backends.triton.emit.kernel import Axis, Frame, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
+from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
+from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.semiring_matmul import NEVER, at_once
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Int,
+    Statement,
+    index_variables,
+)
+from tilec.ir.types import FLOATS, TensorType
+
+Types = Mapping[str, TensorType]
+
+CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
+CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
+LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
+TOGETHER = 2  # points whose reads come first where single terms are added
+NOTHING = "float('-inf')"
+Step = Callable[[list[str], list[str]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class LogDot:
+    """`dot` multiplies the exponentials; `tops` are the statements of the greatest terms, left and right, `reads` how
+    the kernel reads them; `left` and `right` the terms themselves; `added` a number that stands beside them."""
+
+    dot: Dot
+    tops: tuple[Statement, Statement]
+    reads: tuple[Access, Access]
+    left: Expr
+    right: Expr
+    added: float | int
+
+
+def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
+    """The statement as such a product, None where it is none or too small."""
+    s = space.statement
+    if s.aggregation != "logsumexp" or s.default is not None or space.stored or len(space.classes) != 1:
+        return None
+    element = expression_type(s.body, seen.types).dtype
+    terms, added = split_terms(s.body, seen.types)
+    if element not in FLOATS or len(terms) < 2:
+        return None
+    dtype = "float64" if element == "float64" else "float32"
+    found = sides_of(terms, space)
+    if found is None:
+        return None
+    left, right = (joined(side, dtype) for side in (found.left, found.right))
+    outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
+    tops = tuple(
+        top_of(s, name, variables, side, dtype, space, seen.types)
+        for name, variables, side in zip(("left", "right"), outputs, (left, right), strict=True)
+    )
+    reads = tuple(Access(t.output, t.index or ()) for t in tops)
+    operands = tuple(
+        (Call("exp", (Call("sub", (side, finite(read))),)),) for side, read in zip((left, right), reads, strict=True)
+    )
+    dot = replace(found, left=operands[0], right=operands[1], dtype=dtype)
+    if not worthwhile(dot, space):
+        return None
+    return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def where(tests: Sequence[str], code: str, other: str) -> str:
+    return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})" if tests else code
+
+
+def joined(terms: Sequence[Expr], dtype: str) -> Expr:
+    """The terms added in this type, whatever narrower ones they have themselves."""
+    return sum_of([Call(dtype, (t,)) for t in terms])
+
+
+def finite(read: Expr) -> Expr:
+    infinite = Call("lt", (Call("abs", (read,)), Float(float("inf"))))
+    return Call("select", (infinite, read, Float(0.0)))
+
+
+def top_of(
+    s: Statement, name: str, variables: tuple[str, ...], body: Expr, dtype: str, space: Space, types: Types
+) -> Statement:
+    """The greatest terms of one side as a statement over the side's own variables. What the other side alone confines
+    the points to, as a kernel does a window, is written out."""
+    low, extent = space.low[0], space.extent[0]
+    index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
+    sizes = tuple(Int(extent[v]) for v in variables)
+    whole = {
+        linear(e).bare
+        for a in constraining_accesses(body)
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+        if n == extent.get(linear(e).bare or "") and low[linear(e).bare or ""] == 0
+    }
+    summed = [v for v in index_variables(body) if v in extent and v not in variables and v not in whole]
+    constraints = tuple(Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v])) for v in summed)
+    return Statement(
+        f"{s.output}.top_{name}", index, sizes, Call(dtype, (body,)), "max", constraints=constraints, span=s.span
+    )
+
+
+def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
+    """With the types and strides of the greatest terms' tensors."""
+    types, strides = dict(seen.types), dict(seen.strides)
+    for t in tops:
+        shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
+        types[t.output] = TensorType(shape, expression_type(t.body, types).dtype)
+        strides[t.output] = contiguous(shape)
+    return Viewed(seen.statement, types, strides)
+
+
+def with_guards(dot: Dot) -> Dot:
+    """The product with guards in its factors rather than beside them, so that these can be computed beforehand."""
+    sides = []
+    for factors, zeros in ((dot.left, dot.zero_left), (dot.right, dot.zero_right)):
+        guards = [z for z in zeros if not isinstance(z, Condition)]
+        if guards:
+            whole = product_of(list(factors))
+            for g in guards:
+                whole = Call("select", (g, whole, Float(0.0)))
+            factors = (whole,)
+        sides.append((factors, tuple(z for z in zeros if isinstance(z, Condition))))
+    (left, zero_left), (right, zero_right) = sides
+    return replace(dot, left=left, right=right, zero_left=zero_left, zero_right=zero_right)
+
+
+class ExponentialWriter(DotWriter):
+    """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
+
+    `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
+    operands that may be computed beforehand, in `parts` perhaps (`parts.py`)."""
+
+    def __init__(
+        self,
+        suffix: str,
+        plain: Dot,
+        product: Dot,
+        space: Space,
+        seen: Viewed,
+        wide: bool,
+        precision: str,
+        config,
+        riding,
+        parts: Parts | None,
+    ):
+        super().__init__(product, space, seen, wide, precision, config, suffix, riding)
+        self.plain, self.parts = plain, parts
+
+    def _loop(self) -> None:
+        if self.parts is None:
+            super()._loop()
+            return
+        self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
+        self.kernel.emit(f"one = tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
+        super()._loop()
+        self.kernel.emit("acc += rest")
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        if self.parts is None:
+            super()._multiplied(rows, columns)
+            return
+        left, right = (
+            [self._operand(frame, (read,), (), PART) for read in reads]
+            for frame, reads in ((rows, self.parts.left), (columns, self.parts.right))
+        )
+        for i, j in SMALLER:
+            self.kernel.emit(f"rest = tl.dot({left[i]}, {right[j]}, rest)")
+        self.kernel.emit(f"acc += tl.dot({left[0]}, {right[0]}) * one")
+
+    def _must_look(self) -> bool:
+        return True
+
+    def _in_turn(self, some_left: str, ways: Sequence[list[str]]) -> None:
+        """One way after the other, while some element of the block is left."""
+        lines: list[str] = []
+        for way in reversed(ways):
+            lines = [f"if tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0:", *indented([*way, *lines])]
+        self.kernel.scopes[-1].lines += lines
+
+    def _terms(self, frame: Frame, side: Expr) -> str:
+        """A name of a block of one operand's terms, -inf where they are not valid."""
+        k, dtype = self.kernel, self.dot.dtype
+        zeros = self.plain.zero_left if frame.axes[0] == "row" else self.plain.zero_right
+        evaluator = Evaluator(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
+        code = evaluator.tensor(evaluator.value(side), dtype)
+        tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
+        shape = tuple_text([BLOCKS[a] for a in frame.axes])
+        name = k.names.fresh("terms")
+        k.emit(f"{name} = tl.broadcast_to({where(tests, code, NOTHING)}, {shape})")
+        return name
+
+    def _each(self, factors: Sequence[Expr], step: Step) -> list[str]:
+        """A loop over the program's own points of the reduction, few at a time: `step` makes its lines of the factors'
+        values and the tests that the point is valid."""
+        k, dot = self.kernel, self.dot
+        together = math.gcd(TOGETHER, *(e[dot.summed[-1]] for e in self.space.extent))
+        headers, scopes = [], []
+        walks = (("window", dot.summed[:-1], "at_window", 1), ("red", dot.summed[-1:], "(at_red + step)", together))
+        for axis, variables, place, by in walks:
+            if variables:
+                k.scopes.append(Scope())
+                k.emit(f"{axis} = tl.full((), 0, {self.integer}) + {place}")
+                k.decode(Axis(axis, variables, None))
+                headers.append(f"for at_{axis} in range(0, {k.count(variables)}, {by}):")
+                scopes.append(frozenset((*variables, axis)))
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
+        zeros = (*self.plain.zero_left, *self.plain.zero_right)
+        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
+        tests = self._tests(frame, evaluator, zeros)
+        for line in step(values, tests):
+            k.emit(line)
+        lines: list[str] = []
+        for header in reversed(headers):
+            own = k.scopes.pop().lines
+            lines = [header, *indented([*own, *lines] if lines else at_once(own, together, k.names))]
+        return lines
+
+
+class LogWriter(ExponentialWriter):
+    def __init__(self, log: LogDot, *how):
+        super().__init__("_log_dot", log.dot, *how)
+        self.log = log
+
+    def _again(self) -> None:
+        """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
+        k, log = self.kernel, self.log
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        evaluator = Evaluator(frame, *log.reads, *map(finite, log.reads))
+        raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
+        left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
+        none = [f"({r} == {NOTHING})" for r in raw]
+        outside = "(row_in[:, None] & col_in[None, :] ^ True)"
+        k.emit(f"base = {left} + {right}")
+        sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
+        k.emit(f"acc = tl.where({sure}, acc, float('nan'))")
+        self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
+        k.emit("acc = libdevice.log(acc) + base")
+
+    def _certain(self, total: str, base: str) -> str:
+        """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
+        no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
+        logarithm.)"""
+        least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
+        test = f"({total} >= {least}) & ({total} < float('inf'))"
+        return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
+
+    def _absent(self, tops: Sequence[str]) -> list[str]:
+        """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or
+        NaN is about, which beside -inf gives NaN."""
+
+        def count(rows: Frame, columns: Frame) -> None:
+            left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
+            there = [f"({side} != {NOTHING}).to(tl.float16)" for side in (left, right)]
+            self.kernel.emit(f"pairs = tl.dot({there[0]}, {there[1]}, pairs)")
+
+        bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
+        return [
+            "pairs = tl.full((BM, BN), 0, tl.float32)",
+            *self._blocks(count, rare=True),
+            f"acc = tl.where((pairs == 0) & {bounded}, 0.0, acc)",
+        ]
+
+    def _exact(self, frame: Frame) -> list[str]:
+        """Term by term: first the greatest of each element, then the sum relative to it. The block is laid out as its
+        output is for that, by a read of it that reads nothing."""
+        dtype = triton_type(self.dot.dtype)
+
+        def with_value(line: str) -> Step:
+            return lambda values, tests: (f"value = {where(tests, ' + '.join(values), NOTHING)}", line)
+
+        s, sides = self.space.statement, (self.log.left, self.log.right)
+        output = self.riding[-1].output if self.riding else s.output
+        place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
+        return [
+            f"zeros = tl.load({place}, mask={NEVER}, other=0)",
+            f"top = tl.where(zeros == 0, tl.full((BM, BN), {NOTHING}, {dtype}), tl.full((BM, BN), 0, {dtype}))",
+            *self._each(sides, with_value("top = maximum_(top, value)")),
+            "highest = tl.where(tl.abs(top) < float('inf'), top, 0.0)",
+            f"total = tl.where(zeros == 0, tl.full((BM, BN), 0, {dtype}), tl.full((BM, BN), 1, {dtype}))",
+            *self._each(sides, with_value("total += share_exp_(value - highest)")),
+            "base = tl.where(acc != acc, highest, base)",
+            "acc = tl.where(acc != acc, total, acc)",
+        ]
+
+    def _finish(self, frame: Frame) -> None:
+        k, dot = self.kernel, self.dot
+        evaluator = Evaluator(frame)
+        tests = self._tests(frame, evaluator, dot.zero_result)
+        if self.log.added:
+            k.emit(f"acc = acc + {literal(float(self.log.added))}")
+        if tests:
+            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, float('-inf'))")

@@ -1,0 +1,91 @@
+"""Copies of operands in the layout that tensor cores read fastest.
+
+float32 products (tf32, tf32x3) run on Hopper's wide instructions only where both operands lie along the reduction. A
+product with enough work repays a copy of the smaller evil: the operand that does not, with that axis moved last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.blocks import inner_variables
+from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.plan.plan import Allocate, Release, Step
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.pointwise import pointwise
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild
+
+LEAST_WORK = 2**27  # multiplications that repay a copy
+LEAST_REUSE = 64  # times that each element must be used
+
+
+def packed(
+    dot: Dot, space: Space, seen: Viewed, wide: bool = False
+) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
+    """Steps that copy an operand, the statement over the copy, and steps afterwards; None where nothing is gained."""
+    if dot.dtype != "float32":
+        return None
+    inner = inner_variables(dot, space, seen, LEAST_REUSE // 2)
+    if work(dot, space) < LEAST_WORK or len(inner) != 1:
+        return None
+    before: list[Step] = []
+    after: list[Step] = []
+    for side, other in ((dot.left, dot.columns), (dot.right, dot.rows)):
+        access = side[0] if len(side) == 1 else None
+        if not isinstance(access, Access) or space.count(other) < LEAST_REUSE:
+            continue
+        axis = _axis(access, inner[0])
+        if axis is None or seen.strides[access.tensor][axis] == 1:
+            continue
+        name = f"{access.tensor}.packed{axis}"
+        shape = seen.types[access.tensor].shape
+        order = [*(a for a in range(len(shape)) if a != axis), axis]
+        strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
+        if name not in seen.types:  # a tensor times itself is copied once
+            types = {**seen.types, name: seen.types[access.tensor]}
+            moved = tuple(strides[a] for a in range(len(shape)))
+            seen = Viewed(seen.statement, types, {**seen.strides, name: moved})
+            before.append(Allocate(name, tuple(shape[a] for a in order), types[name].dtype))
+            before += _copy(access.tensor, name, seen, wide)
+            after.append(Release((name,)))
+        swapped = replace(access, tensor=name)
+        renamed = {access: swapped}
+        s = seen.statement
+        seen = Viewed(replace(s, body=_renamed(s.body, renamed)), seen.types, seen.strides)
+        dot = replace(dot, left=_side(dot.left, renamed), right=_side(dot.right, renamed))
+    if not before:
+        return None
+    return before, seen, replace(space, statement=seen.statement), dot, after
+
+
+def work(dot: Dot, space: Space) -> int:
+    """Multiplications of a product."""
+    return math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
+
+
+def _axis(access: Access, v: str) -> int | None:
+    """The one axis that the variable walks, element by element."""
+    found = [a for a, e in enumerate(access.index) if linear(e).coefficient(v)]
+    return found[0] if len(found) == 1 and abs(linear(access.index[found[0]]).coefficient(v)) == 1 else None
+
+
+def _copy(source: str, target: str, seen: Viewed, wide: bool) -> list[Step]:
+    shape = seen.types[source].shape
+    index = tuple(Index(f"i{a}") for a in range(len(shape)))
+    s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
+    space = build_space(s, seen.types)
+    assert space is not None
+    return pointwise(space, Viewed(s, seen.types, seen.strides), s, wide) or []
+
+
+def _renamed(e: Expr, renamed: Mapping[Access, Access]) -> Expr:
+    return renamed[e] if isinstance(e, Access) and e in renamed else rebuild(e, lambda x: _renamed(x, renamed))
+
+
+def _side(factors: tuple[Expr, ...], renamed: Mapping[Access, Access]) -> tuple[Expr, ...]:
+    return tuple(_renamed(f, renamed) for f in factors)

@@ -1,0 +1,88 @@
+"""Operands of float32 products as three bfloat16 numbers each, made before the product: eight bits of a significand in
+each. Six products of them, the three smallest left out, are as accurate as float32's, whatever the range.
+
+Tensor cores multiply them in the time of the three tf32 products that they take the place of. They read them from
+shared memory as they lie, whichever way that is: no pass through registers, which splits an operand anew in every
+program, and no copies that lie along the reduction, so that a product and its gradients read the same tensors. Tensor
+cores cut sums off where they should round, and sums over many points come out too small. So each block's sum of the
+greatest products is added by itself. (It is multiplied by a 1 that the compiler does not know, or Triton would make one
+sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.blocks import Config
+from tilec.backends.triton.matmul.dot import Dot, variables_of
+from tilec.backends.triton.matmul.precompute_operands import LEAST_REUSE, assignment, operand_of
+from tilec.backends.triton.plan.plan import Prepared, Release, Step
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.program import Access, Call, Expr
+from tilec.ir.types import TensorType
+
+PART, COUNT = "bfloat16", 3
+SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the parts of both operands are read."""
+
+    left: tuple[Access, ...]
+    right: tuple[Access, ...]
+
+
+def _thirds(e: Expr) -> list[Expr]:
+    """The number to eight bits, what that leaves to eight bits, and once more."""
+    found: list[Expr] = []
+    rest = e
+    for _ in range(COUNT):
+        found.append(Call(PART, (rest,)))
+        rest = Call("sub", (rest, Call("float32", (found[-1],))))
+    return found
+
+
+def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, Parts, list[Step]] | None:
+    """Steps that make both operands' parts, the tensors known then, how the parts are read, and steps afterwards. None
+    where an operand is no tensor of its own, or too seldom used."""
+    if dot.dtype != "float32" or len(space.classes) != 1:
+        return None
+    steps: list[Step] = []
+    found: list[tuple[Access, ...]] = []
+    names: list[str] = []
+    for side, factors, other, zeros, own in (
+        ("left", dot.left, dot.columns, dot.zero_left, dot.rows),
+        ("right", dot.right, dot.rows, dot.zero_right, dot.columns),
+    ):
+        if zeros or space.count(other) < LEAST_REUSE:
+            return None
+        operand = operand_of(side, factors, dot.dtype, space, seen, None)
+        if operand is None:
+            return None
+        whole, shape, _ = operand
+        if not (variables_of(whole.body) & set(own) and variables_of(whole.body) & set(dot.summed)):
+            return None  # a block that is the same along one of its axes
+        reads = []
+        for place, body in enumerate(_thirds(whole.body)):
+            s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
+            types = {**seen.types, s.output: TensorType(shape, PART)}
+            seen = Viewed(seen.statement, types, {**seen.strides, s.output: contiguous(shape)})
+            alone = build_space(s, seen.types)
+            if alone is None or alone.valid or not alone.covers:
+                return None
+            steps.append(Prepared(s, seen.types, seen.strides, wide, partial(assignment, alone, seen, s, wide)))
+            reads.append(Access(s.output, s.index or ()))
+            names.append(s.output)
+        found.append(tuple(reads))
+    return steps, seen, Parts(found[0], found[1]), [Release(tuple(names))]
+
+
+def fitted(config: Config, shared: int) -> Config:
+    """With as many stages as the on-chip memory holds."""
+    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * 2 * COUNT > shared:
+        config = replace(config, stages=config.stages - 1)
+    return config

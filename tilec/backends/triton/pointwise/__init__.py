@@ -1,0 +1,1 @@
+"""Elementwise statements and reductions with any body."""

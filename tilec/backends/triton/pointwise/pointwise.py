@@ -1,0 +1,382 @@
+"""Families map and reduce: any body over tiles of outputs, any aggregation.
+
+`map` has no reduction. `tile` works on blocks of outputs x reduction, where memory runs along the reduction or the
+reduction is long. `loop` walks the reduction point by point over a block of rows x columns: short windows, and bodies
+whose operands each depend on one side, which are then read once a row or column and combined as an outer product.
+A long reduction with few outputs is split over programs; a second launch combines the parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.code import tuple_text
+from tilec.backends.common.scalars import identity
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.pointwise.semiring_matmul import (
+    BESIDE,
+    HALVES,
+    NEVER,
+    at_once,
+    calls_library,
+    tests_of_reads,
+    whole_blocks,
+)
+from tilec.backends.triton.pointwise.tiling import Tiling, choose_tiling, combining, passes_once
+from tilec.ir.program import Access, Call, Index, Int, Statement
+from tilec.ir.types import TensorType
+
+
+def pointwise(
+    space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step] | None:
+    """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
+    With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
+    tiling = choose_tiling(space, seen)
+    if riding and (tiling.parts > 1 or not space.covers):
+        return None
+    return _steps(space, seen, flat, tiling, wide, riding)
+
+
+def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
+    """What makes elements that no class writes the identity or the default's."""
+    s = space.statement
+    t = types[s.output]
+    if space.covers or not math.prod(t.shape):
+        return []
+    content = s.default if s.default is not None else identity(s.aggregation, t.dtype)
+    return [Allocate(s.output, t.shape, t.dtype, content)]
+
+
+# text
+
+
+def _steps(
+    space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
+) -> list[Step]:
+    s = space.statement
+    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
+    accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    if tiling.lanes is not None and tiling.lanes.narrow:
+        accumulator = replace(accumulator, dtype=HALVES)
+    k.residues()
+    axes = _output_axes(k, tiling)
+    tails = {a.name: f"{a.name}_in" for a in axes}
+    needed = tests_of_reads(space, *tiling.axes[1], tails) if tiling.outer else tails
+    reductions = [v for v in space.reductions if not space.single(v)]
+    body: list[str] = []
+    for v in space.reductions:
+        if v not in reductions:
+            k.value_of[v] = k.low(v)
+    outer_frame = Frame(k, [a.name for a in axes], tails)
+    shape = tuple_text([a.block for a in axes])
+    if reductions:
+        stored = riding[-1].output if riding else s.output
+        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body, stored)
+        value, held = accumulator.result(), accumulator.dtype
+        k.scopes[0].lines += body
+    else:
+        value, held, reached = _direct(k, outer_frame, accumulator)
+    target = s.output if tiling.parts == 1 else f"{s.output}.parts"
+    _store(k, outer_frame, value, held, reached, target, shape, riding)
+    blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
+    blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
+    k.constants = {**dict(blocks), **k.constants}
+    constants = tuple(k.constants.items())
+    tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
+    if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
+        return []
+    launch = Launch(
+        k.name,
+        module_text(k.text(flat, *riding)),
+        (tiles, len(space.classes), tiling.parts),
+        tuple(k.parameters.items()),
+        constants,
+        tiling.warps,
+        2,
+        (s.output, *(r.output for r in riding)),
+    )
+    steps: list[Step] = []
+    if k.columns:
+        steps.append(Table(k.table, k.table_rows()))
+    if tiling.parts == 1:
+        return [*steps, launch]
+    parts = f"{s.output}.parts"
+    return [
+        *steps,
+        Allocate(
+            parts,
+            (tiling.parts, math.prod(seen.types[s.output].shape)),
+            accumulator.dtype,
+            unwritten(space, accumulator),
+        ),
+        launch,
+        *combine_parts(space, seen, flat, tiling.parts, accumulator, wide),
+        Release((parts,)),
+    ]
+
+
+def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
+    """Positions of the output block's elements, decoded into variables."""
+    axes = [
+        Axis(name, variables, block)
+        for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
+    ]
+    tile = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
+    if len(axes) == 2:
+        k.emit(f"tile = {tile}")
+        k.emit(f"across = tl.cdiv({k.count(axes[1].variables)}, BN)")
+        places = ["tile // across", "tile % across"]
+    else:
+        places = [tile]
+    for axis, place, (_, size) in zip(axes, places, tiling.axes, strict=True):
+        start = place if place == tile else f"({place})"
+        if size >= 4:
+            k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
+        k.emit(f"{axis.name} = {start} * {axis.block} + tl.arange(0, {axis.block})")
+        count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
+        k.emit(f"{axis.name}_in = {axis.name} < {count}")
+        if tiling.outer and axis.name == "row":
+            k.emit(f"row = tl.minimum(row, {count} - 1)")
+        k.decode(axis)
+    for v in k.space.outputs:
+        if v not in k.value_of:
+            k.value_of[v] = k.low(v)
+    return axes
+
+
+def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
+    """A statement without reduction: its value where the point is valid."""
+    s = k.space.statement
+    k.blockwise = True
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    evaluator = Evaluator(frame, *roots)
+    evaluator.read_first(*roots)
+    mask = _mask(k, frame, evaluator)
+    value = evaluator.value(s.body)
+    if accumulator.dtype == "bool" or s.aggregation in ("any", "all"):
+        code, held = evaluator.condition(value), "bool"
+    else:
+        code, held = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
+    if mask is None:
+        return code, held, None
+    k.emit(f"valid = {mask}")
+    if s.default is not None:
+        return code, held, "valid"
+    return f"tl.where(valid, {code}, {Accumulator(s.aggregation, held).identity_text})", held, None
+
+
+def _mask(k: Kernel, frame: Frame, evaluator: Evaluator) -> str | None:
+    texts = frame.tests(k.space.valid)
+    if k.space.statement.guard is not None:
+        texts.append(evaluator.condition(evaluator.value(k.space.statement.guard)))
+    return " & ".join(dict.fromkeys(texts)) or None
+
+
+def _reduction(
+    k: Kernel,
+    axes: list[Axis],
+    tails: dict[str, str],
+    reductions: list[str],
+    tiling: Tiling,
+    accumulator: Accumulator,
+    body: list[str],
+    stored: str,
+) -> str | None:
+    """Lines of the loop over the reduction, into `body`, for the output `stored`; the name of the test that a point was
+    valid, where needed."""
+    s = k.space.statement
+    tiled, lanes = tiling.reduction is not None, tiling.lanes
+    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
+    frame = walk.frame
+    shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
+    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    mask = _mask(k, frame, evaluator)
+    truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+    if lanes is not None and lanes.narrow:
+        assert isinstance(s.body, Call)
+        reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))
+        code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*reads)
+    else:
+        value = evaluator.value(s.body)
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+    if tiled:
+        inside = frame.spread("red_in", "red")
+        mask = inside if mask is None else f"{inside} & {mask}"
+    if mask is not None:
+        k.emit(f"valid = {mask}")
+        code = f"tl.where(valid, {code}, {accumulator.identity_text})"
+    k.emit(f"value = {code}")
+    for line in accumulator.step("value"):
+        k.emit(line)
+    wants_reached = s.default is not None
+    if wants_reached:
+        k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
+    alone = tiling.outer and not whole_blocks(k.space)
+    if alone:
+        whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
+        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes))
+        never = NEVER if lanes is None else f"{NEVER.replace('None', 'None, None')} & ({BESIDE} < 0)"
+        place += "" if lanes is None else f" + {BESIDE} * 0"
+        body.append(f"zeros = tl.load({place}, mask={never}, other=0)")
+    body += accumulator.start(shape, "zeros" if alone else None)
+    if wants_reached:
+        body.append(f"reached = tl.full({shape}, False, tl.int1)")
+    body += walk.before
+    lines: list[str] = []
+    for headers in reversed(walk.headers):
+        own = k.scopes.pop().lines
+        if tiling.outer and not lines:
+            own, headers = at_once(own, k.constants.pop("UNROLL"), k.names), headers[:1]
+        lines = [*own, *lines]
+        for header in reversed(headers):
+            lines = [header, *(f"    {line}" for line in lines)]
+    body += lines
+    if lanes is not None:
+        body += accumulator.reduce(1)
+    if tiled:
+        body += accumulator.reduce(len(axes))
+        if wants_reached:
+            body.append(f"reached = tl.reduce(reached, {len(axes)}, either_)")
+    return "reached" if wants_reached else None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, the frame inside."""
+
+    before: tuple[str, ...]
+    headers: tuple[tuple[str, ...], ...]
+    frame: Frame
+
+
+def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+    """Block by block of all summed variables together; in parts where the reduction is split over programs."""
+    count = k.count(reductions)
+    k.scopes.append(Scope())
+    position = "first + tl.arange(0, BR)"
+    k.emit(f"red = ({position}).to(tl.int64)" if k.wide else f"red = {position}")
+    frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
+    start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
+    k.emit(f"red_in = red < {end}")
+    k.decode(Axis("red", tuple(reductions), "BR"))
+    if passes_once(k.space, k.types):
+        frame.how = ', eviction_policy="evict_first"'
+    before: list[str] = []
+    if tiling.parts > 1:
+        part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
+        program = "tl.program_id(2)" + (".to(tl.int64)" if k.wide else "")
+        before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
+    return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
+
+
+def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+    """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
+    their reads overlap."""
+    outer, lanes = tiling.outer, tiling.lanes
+    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
+    windows = tuple(v for v in reductions if v != inner)
+    integer = "tl.int64" if k.wide else "tl.int32"
+    headers: list[tuple[str, ...]] = []
+    scopes: list[frozenset[str]] = []
+    if windows:
+        k.scopes.append(Scope())
+        k.emit(f"window = tl.full((), 0, {integer}) + at_window")
+        k.decode(Axis("window", windows, None))
+        headers.append((f"for at_window in range(0, {k.count(windows)}):",))
+        scopes.append(frozenset((*windows, "window")))
+    unroll = _unroll(k.space, inner) if lanes is None else lanes.times
+    k.scopes.append(Scope())
+    if lanes is None:
+        k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
+    else:
+        k.constants["BR"] = lanes.count
+        k.emit(f"red = tl.arange(0, BR).to({integer}) + (first + step * BR)")
+    k.decode(Axis("red", (inner,), None if lanes is None else "BR"))
+    k.constants["UNROLL"] = unroll
+    block = "UNROLL" if not outer else str(unroll if lanes is None else unroll * lanes.count)
+    headers.append((f"for first in range(0, {k.extent(inner)}, {block}):", "for step in tl.static_range(UNROLL):"))
+    scopes.append(frozenset((inner, "red")))
+    frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], tails, *scopes)
+    if outer:
+        frame.untested = k.line("some", f"{k.count([v for v in axes[1].variables if k.space.largest(v) > 1])} > 0", 0)
+    return Walk((), tuple(headers), frame)
+
+
+MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
+
+
+def _unroll(space: Space, v: str) -> int:
+    """The largest power of two up to that many which divides the variable's extent in every class. A body that calls
+    the device's library has work enough to wait behind, and its text eight times over is too much for registers."""
+    return 1 if calls_library(space) else math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
+
+
+def _store(
+    k: Kernel,
+    frame: Frame,
+    value: str,
+    held: str,
+    reached: str | None,
+    target: str,
+    shape: str,
+    riding: Sequence[Statement],
+) -> None:
+    s, types = k.space.statement, k.types
+    rows = [frame.form(e) for e in s.index or ()]
+    mask = " & ".join(dict.fromkeys([
+        *(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(k.space.stored),
+    ]))  # fmt: skip
+    if reached is not None:
+        assert s.default is not None
+        other = f"tl.load({frame.address(s.default, rows, frozenset(frame.axes))}, mask={mask}, other=0)"
+        stored = types[s.default].dtype
+        if stored != held:
+            other = f"{other}.to({triton_type(held)})"
+        value = f"tl.where({reached}, {value}, {other})"
+    value, held = finish(frame, k.space, value, held, riding)
+    k.emit(f"result = {value}")
+    output = riding[-1].output if riding else s.output
+    dtype = types[output].dtype
+    cast = "" if held == dtype or target != s.output else f".to({triton_type(dtype)})"
+    address = frame.address(output, rows, frozenset(frame.axes))
+    if target != s.output:
+        pointer = k.pointer(s.output)
+        parts = k.pointer(target)
+        del k.parameters[pointer]
+        step = k.number("elements", "elements", math.prod(types[s.output].shape))
+        address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
+    k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
+
+
+def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | None:
+    """What parts hold at first: the identity, where the classes do not write every element."""
+    return None if space.covers else identity(accumulator.aggregation, accumulator.dtype)
+
+
+def combine_parts(
+    space: Space, seen: Viewed, flat: Statement, parts: int, accumulator: Accumulator, wide: bool
+) -> list[Step]:
+    """The launch that combines the parts of a split reduction, in order."""
+    s = space.statement
+    name = f"{s.output}.parts"
+    count = math.prod(seen.types[s.output].shape)
+    types = {
+        name: TensorType((parts, count), accumulator.dtype),
+        s.output: TensorType((count,), seen.types[s.output].dtype),
+    }
+    aggregation = {"assign": "sum"}.get(accumulator.aggregation, accumulator.aggregation)
+    total = Statement(s.output, (Index("e"),), (Int(count),), Access(name, (Index("p"), Index("e"))), aggregation)
+    second = build_space(total, types)
+    assert second is not None
+    viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
+    return _steps(second, viewed, total, combining(count, parts), wide)

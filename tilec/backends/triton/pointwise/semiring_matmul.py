@@ -1,0 +1,185 @@
+"""Blocks whose operands depend on one side each, walked point by point: an outer product in any semiring.
+
+Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading: a
+thread with R rows and C columns reads R + C values for R * C pairs, and Triton's own choice may be 32 rows and 1
+column. So the accumulator begins as a read of the output's block that reads nothing: its layout, four columns and rows
+8 apart, becomes the loop's. Rows that overhang are the last row again, since a test of each costs more than it saves.
+All reads of several steps come first, under a test that holds but that the compiler cannot see through: others it moves
+to where they are used, and waits for each.
+
+Where memory runs along the reduction in the rows' operand, and along the columns in the other, points of the reduction
+stand side by side in the block too (`Lanes`), and are combined when all are done. A thread then has more rows and
+columns of one of them, so that it reads less for each pair.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tilec.backends.common.code import Names
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.kernel import free_of
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.cost import size_in_bytes
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, walk
+from tilec.ir.types import TensorType
+
+# rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
+BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+PROGRAMS = 240  # nearly two a multiprocessor
+LEAST_LAID_OUT = 16  # rows and columns
+NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
+BESIDE = "tl.arange(0, BR)[None, :, None]"  # places of points that stand side by side
+MOST_LANES, FEWEST_LANES = 16, 4
+WORDS = 64  # registers of a thread for the combined values
+ROUND = 32  # points of the reduction whose reads are in flight together, at most
+HALVES = "float16"  # 16-bit values that are added and compared two at a time
+
+
+def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Rows and columns, where no access along the reduction depends on all outputs: the variables of the one with most,
+    and the others. What does not depend on the reduction is read before it."""
+    s = space.statement
+    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    sets = [free_of(a) & set(outputs) for a in accesses if free_of(a) & set(space.reductions)]
+    if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
+        return [], []
+    last = next(found for found in sets if outputs[-1] in found)
+    shared = set.intersection(*(set(f) for f in sets))
+    columns = [v for v in outputs if v in last and v not in shared]
+    return [v for v in outputs if v not in columns], columns
+
+
+def whole_blocks(space: Space) -> list[Access]:
+    """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
+    s = space.statement
+    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    wide = {v for v in space.outputs if space.largest(v) > 1}
+    return [a for a in accesses if free_of(a) >= wide and not free_of(a) & set(space.reductions)]
+
+
+def calls_library(space: Space) -> bool:
+    s = space.statement
+    called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
+    library = any("libdevice" in (FUNCTIONS[e.function].triton or "") for e in called)
+    return library or s.aggregation == "logsumexp"
+
+
+def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tuple[int, int, int]:
+    """Rows, columns and warps: the largest block that leaves no multiprocessor idle; a heavy body waits for itself, and
+    wants twice as many."""
+    m, n = space.count(tuple(rows)), space.count(tuple(columns))
+    least = PROGRAMS * (2 if calls_library(space) else 1)
+    for block in BLOCKS:
+        bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
+        if -(-m // bm) * -(-n // bn) * len(space.classes) >= least:
+            break
+    return bm, bn, warps
+
+
+def laid_out(space: Space, bm: int, bn: int) -> bool:
+    """Whether blocks of this size fill the threads, and the last row is there to be read again."""
+    return min(bm, bn) >= LEAST_LAID_OUT and all(e[v] for e in space.extent for v in space.outputs)
+
+
+def tests_of_reads(space: Space, columns: Sequence[str], block: int, tails: dict[str, str]) -> dict[str, str]:
+    """Those of the axes' tests that reads of a laid out block need: of columns, where they overhang."""
+    even = all(math.prod(e[v] for v in columns) % block == 0 for e in space.extent)
+    return {} if even else {"col": tails["col"]}
+
+
+def _named(names: Mapping[str, str], found: re.Match[str]) -> str:
+    return names[found[1]]
+
+
+def at_once(lines: Sequence[str], count: int, names: Names) -> list[str]:
+    """Lines of one `step` as those of so many, all reads before what is done with them."""
+    last = max((place for place, line in enumerate(lines) if "tl.load(" in line), default=-1)
+    own = [line.split(" = ")[0] for line in lines[: last + 1]]
+    found: tuple[list[str], list[str]] = ([], [])
+    for step in range(count):
+        renamed = {name: names.fresh(f"{name}_{step}") for name in own} | {"step": str(step)}
+        words = re.compile(rf"\b({'|'.join(map(re.escape, renamed))})\b")
+        for place, line in enumerate(lines):
+            found[place > last].append(words.sub(partial(_named, renamed), line))
+    return [*found[0], *found[1]]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`count` points of the summed variable `inner` side by side, `times` as many reads in flight; `warps`: of a
+    program. `narrow`: pairs are added and compared in 16 bits."""
+
+    inner: str
+    count: int
+    times: int
+    warps: int
+    narrow: bool
+
+
+def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: int, warps: int) -> Lanes | None:
+    """Points side by side for a laid out block, None where memory does not run that way, or the body does more than the
+    reading costs."""
+    s = space.statement
+    inner = _run_along(space, seen, columns)
+    if inner is None or s.aggregation == "logsumexp" or s.default is not None or calls_library(space):
+        return None
+    narrow = is_narrow_sum(space, seen)
+    dtype = HALVES if narrow else Accumulator.of(s.aggregation, seen.types[s.output].dtype).dtype
+    warps = 8 if bm * bn > 2048 else warps
+    words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
+    even = math.gcd(ROUND, *(e[inner] for e in space.extent))
+    count = min(MOST_LANES, even)
+    while count * words > WORDS:
+        count //= 2
+    if count < FEWEST_LANES:
+        return None
+    return Lanes(inner, count, min(2 if warps == 8 else 4, even // count), warps, narrow)
+
+
+def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None:
+    """The summed variable along which memory runs in all that depends on rows, where it runs along the columns in all
+    else; None where there is none."""
+    if whole_blocks(space):
+        return None
+    s, rows = space.statement, set(space.outputs) - set(columns)
+    found: set[str] = set()
+    for a in dict.fromkeys(e for root in (s.body, s.guard) if root is not None for e in walk(root)):
+        if not isinstance(a, Access) or not free_of(a) & set(space.reductions):
+            continue
+        moves = {
+            v: linear(e).coefficient(v) * step
+            for e, step in zip(a.index, seen.strides[a.tensor], strict=True)
+            for v in linear(e).variables()
+            if space.largest(v) > 1
+        }
+        fastest = {v for v, move in moves.items() if abs(move) == 1}
+        of_rows = any(v in rows and space.largest(v) > 1 and v not in columns for v in free_of(a))
+        if not of_rows and not free_of(a) & set(columns):
+            return None
+        if of_rows:
+            found |= fastest & set(space.reductions) or {""}
+        elif not fastest & set(columns):
+            return None
+    return found.pop() if len(found) == 1 and found != {""} else None
+
+
+def is_narrow_sum(space: Space, seen: Viewed) -> bool:
+    """Whether the greatest or least of sums of two 16-bit elements may be found in 16 bits, two at a time. Rounding is
+    monotone, so the greatest rounded sum is the rounded greatest sum; and a sum of two such elements that is rounded to
+    float32 first, and then to 16 bits, is the sum rounded once, since 24 bits are twice 11 and two more."""
+    s = space.statement
+    if s.aggregation not in ("max", "min") or s.guard is not None or seen.types[s.output].dtype != HALVES:
+        return False
+    match s.body:
+        case Call("add" | "sub", (Access() as a, Access() as b)):
+            return all(seen.types[x.tensor].dtype == HALVES for x in (a, b))
+    return False

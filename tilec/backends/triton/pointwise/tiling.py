@@ -1,0 +1,99 @@
+"""How maps and reductions are spread over programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.emit.contiguity import runs_along, turns
+from tilec.backends.triton.emit.scalar import BLOCKWISE
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
+from tilec.cost import size_in_bytes
+from tilec.ir.program import Access, Call, index_variables, walk
+from tilec.ir.types import TensorType
+
+PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
+SHORTEST_PART = 1024  # points of a part of a split reduction, at least
+MOST_PARTS = 128  # that a block combines at once
+MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
+PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
+    walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
+    is laid out for that; `lanes`: points of its reduction side by side."""
+
+    axes: tuple[tuple[tuple[str, ...], int], ...]
+    reduction: int | None
+    parts: int = 1
+    warps: int = 4
+    outer: bool = False
+    lanes: Lanes | None = None
+
+
+def choose_tiling(space: Space, seen: Viewed) -> Tiling:
+    """A first guess that is good untuned; see `pointwise` for the three forms."""
+    outputs = [v for v in space.outputs if space.largest(v) > 1]
+    reductions = [v for v in space.reductions if not space.single(v)]
+    if not reductions:
+        return _map_tiling(space, outputs, turns(space, seen, outputs))
+    points = space.count(tuple(reductions))
+    rows, columns = sides(space, outputs)
+    if rows and columns:
+        bm, bn, warps = block_sizes(space, rows, columns)
+        tiling = Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
+        lanes = lanes_of(space, seen, columns, bm, bn, warps) if tiling.outer else None
+        return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
+    along = runs_along(space, seen, reductions)
+    if not along and points <= 64:
+        return replace(_map_tiling(space, outputs), reduction=None)
+    count = space.count(tuple(outputs))
+    many = count * points >= MANY_POINTS
+    if along:
+        once = many and passes_once(space, seen.types)
+        br = min(power_of_two(points), 4096 if count < PROGRAMS else 8192 if once else 2048)
+        bo = max(1, min(power_of_two(count), 1024 // br))
+    else:
+        bo = min(power_of_two(count), 512 if many else 128)
+        br = max(1, min(power_of_two(points), 4096 // bo))
+    programs = -(-count // bo) * len(space.classes)
+    parts = 1
+    if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
+        parts = max(1, min(4 * PROGRAMS // max(programs, 1), -(-points // (4 * br))))
+        parts = 2 ** (parts.bit_length() - 1) if bo == 512 and not along else parts
+    warps = 4 if bo * br < 4096 or (bo == 512 and not along) else 16 if br == 8192 else 8
+    return Tiling(((tuple(outputs), bo),), br, parts, warps)
+
+
+def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> Tiling:
+    """Where functions look at all of a block, that is one warp's: more would have to wait for each other."""
+    asks = any(isinstance(e, Call) and e.function in BLOCKWISE for e in walk(space.statement.body))
+    summed = not all(map(space.single, space.reductions))
+    block, warps = (512, 1) if asks and not turned and not summed else (1024, 4)
+    if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
+        n = space.count(tuple(outputs))
+        return Tiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
+    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else block)
+    m = space.count(tuple(outputs[:-1]))
+    axes = (tuple(outputs[:-1]), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
+    return Tiling(axes, None, 1, warps)
+
+
+def combining(count: int, parts: int) -> Tiling:
+    """Of the launch that combines the parts of a split reduction."""
+    if 16 <= parts <= MOST_PARTS:
+        return Tiling(((("e",), min(power_of_two(count), 4096 // power_of_two(parts))),), power_of_two(parts))
+    return Tiling(((("e",), min(power_of_two(count), 256)),), None)
+
+
+def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:
+    """Whether all that a statement reads is read once, and large."""
+    many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
+    roots = [r for r in (space.statement.body, space.statement.guard) if r is not None]
+    read = [e for r in roots for e in walk(r) if isinstance(e, Access)]
+    return all(many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read)

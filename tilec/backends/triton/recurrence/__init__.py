@@ -1,0 +1,1 @@
+"""Recurrences as kernels: lanes in parallel or coupled, time in a loop."""

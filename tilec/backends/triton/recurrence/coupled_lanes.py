@@ -1,0 +1,211 @@
+"""Steps that mix lanes: earlier states are read back from the output tensor itself.
+
+`resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
+steps. `together`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
+of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.domain import gathered
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, free_of
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.recurrence.skewed_loop import Course, feeds
+from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, StepFrame, StepWriter
+from tilec.ir.index import linear
+from tilec.ir.program import Access
+
+MOST_LANES = 1024  # lanes of a block, where nothing is summed over
+SUMMED_LANES = 256  # where something is
+RESIDENT_LANES = 2**14  # mixed lanes that one program may own
+LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
+WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
+PROGRAMS = 132  # enough to fill a device
+POINTS_PER_THREAD = 16  # of a block, about
+LANES_PER_THREAD = 2  # where nothing is summed over
+MOST_WAITING = 8  # loads that wait for their step
+AHEAD = 4  # steps before the one that uses it, what other tensors hold is loaded
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`lanes` of a block, `span` lanes that a program owns (0: it owns its block, and time is an argument), warps.
+    `together`: the programs wait for each other after each step, so that any lanes may be a program's own."""
+
+    lanes: int
+    span: int
+    warps: int
+    together: bool = False
+
+
+def choose_blocks(course: Course, setting: Setting) -> Blocks:
+    """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
+    mixed, apart = course.count(course.mixed), course.count(course.apart)
+    points = max([1, *(course.count(e.bound) for e in course.aggregates())])
+    most = SUMMED_LANES if points > 1 else MOST_LANES
+    span = -(-mixed * apart // setting.multiprocessors)
+    if points > 1 and setting.capability and span * points + WAITING_WORK < mixed * points:
+        lanes = min(power_of_two(span), most)
+        return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
+    least = LAUNCH_WORK + span * points
+    if mixed > RESIDENT_LANES or points > 1 and mixed * points > least:
+        lanes = min(power_of_two(mixed * apart), 16 if points > 1 else most)
+        return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
+    sets = 1
+    if mixed < most // 4:
+        sets = max(1, min(most // 4 // mixed, -(-apart // PROGRAMS)))
+    lanes = min(power_of_two(sets * mixed), most)
+    alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
+    return Blocks(lanes, sets * mixed, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
+
+
+def _warps(points: int) -> int:
+    return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
+
+
+def swept(course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks) -> list[Step]:
+    """Steps that compute the output."""
+    return _Sweep(course, strides, wide, blocks).steps()
+
+
+class _Sweep(StepWriter):
+    def __init__(self, course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks):
+        kernel = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
+        super().__init__(kernel, course)
+        self.tiling = blocks
+        kernel.constants["BM"] = blocks.lanes
+        self.program = "tl.program_id(0)" + (".to(tl.int64)" if wide else "")
+        self.moving = frozenset((course.time,))
+        self.arrived = f"{course.own}.arrived"
+
+    def steps(self) -> list[Step]:
+        course, blocks = self.course, self.tiling
+        if not blocks.span:
+            return self._stepwise()
+        if blocks.span <= blocks.lanes:
+            self._lanes("tl.arange(0, BM)")
+            self._through()
+        else:
+            self.kernel.scopes.append(Scope())
+            self.moment("at_step", True)
+            self.kernel.scopes.append(Scope())
+            self._lanes("lanes_at + tl.arange(0, BM)")
+            inner = frozenset(("row", "lane", *course.lanes))
+            self._step(self._frame(self.moving, inner))
+            self.close(f"for lanes_at in range(0, {self._span()}, BM):")
+            self._next()
+        launch = self._launch(-(-course.count(course.lanes) // blocks.span))
+        if not blocks.together:
+            return [launch]
+        return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
+
+    def _stepwise(self) -> list[Step]:
+        k, course = self.kernel, self.course
+        counter = k.number("moment", "moment", 0, False)
+        self.moment(counter, True)
+        self._decode(f"{self.program} * BM + tl.arange(0, BM)", self._order(), [])
+        self._step(self._frame())
+        programs = -(-course.count(course.lanes) // self.tiling.lanes)
+        return [Repeat(self._launch(programs), counter, course.steps)]
+
+    def _through(self) -> None:
+        """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
+        steps before."""
+        k, course = self.kernel, self.course
+        accesses = [a for a in feeds(course, course.roots, lambda e: False) if course.time in free_of(a)]
+        accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
+        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), course.steps))
+        waiting = self.waiting(self._frame(), accesses, ahead)
+        for u, names in enumerate(waiting):
+            self.let({names[a]: text for a, text in self._loads(accesses, str(u)).items()})
+        k.scopes.append(Scope())
+        coming = self._loads(accesses, f"at_step + {ahead}", self.moving)
+        self.moment("at_step", True)
+        frame = self._frame(self.moving)
+        frame.loaded = dict(waiting[0])
+        self._step(frame)
+        for old, new in zip(waiting, [*waiting[1:], coming], strict=True):
+            self.let({name: new[a] for a, name in old.items()})
+        self._next()
+
+    def _loads(self, accesses: Sequence[Access], moment: str, *inner: frozenset[str]) -> dict[Access, str]:
+        """Names of what the step of that number reads, if there is one."""
+        running = self.moment(moment, False)
+        frame = self._frame(*inner)
+        frame.running = running
+        for a in accesses:
+            frame.loaded[a] = frame.read(a, None)
+        return frame.loaded
+
+    def _frame(self, *inner: frozenset[str]) -> StepFrame:
+        frame = self.frame(["row"], {"row": "row_in"}, inner, None)
+        if self.tiling.together:  # what other multiprocessors have stored is not in this one's cache
+            frame.shared = ', cache_modifier=".cg"'
+        return frame
+
+    def _step(self, frame: StepFrame) -> None:
+        code, held = self.element(frame, self.tiling.lanes)
+        self.kernel.emit(f"result = {code}")
+        self.store(frame, "tl.broadcast_to(result, (BM,))", held)
+
+    def _next(self) -> None:
+        """End the loop over time: what a step has stored, the next one reads."""
+        self.kernel.emit("tl.debug_barrier()")
+        if self.tiling.together:
+            arrived = self.kernel.pointer(self.arrived)
+            self.kernel.emit(f'tl.atomic_add({arrived}, 1, sem="release")')
+            waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
+            for line in (f"while {waits}:", "    pass", "tl.debug_barrier()"):
+                self.kernel.emit(line)
+        self.close(f"for at_step in range(0, {self.kernel.extent(self.course.time)}):")
+
+    # lanes
+
+    def _span(self) -> str:
+        return self.kernel.number("span", "span", self.tiling.span)
+
+    def _order(self) -> tuple[str, ...]:
+        """All lanes in the order of their positions. Where a program has a part of a set, sets stand side by side in
+        it: what mixed lanes weigh their sums with is then read by few programs."""
+        apart, mixed = self.course.apart, self.course.mixed
+        return (*apart, *mixed) if self.tiling.span and not self.tiling.together else (*mixed, *apart)
+
+    def _lanes(self, lane: str) -> None:
+        """A block of the program's own lanes. Lanes apart have one value where a program owns one set of mixed ones."""
+        k, course = self.kernel, self.course
+        k.emit(f"lane = {lane}")
+        if self.tiling.span == course.count(course.mixed) and not self.tiling.together:
+            batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
+            k.decode(Axis(batch, course.apart, None), 0)
+            self._decode("lane", course.mixed, [])
+        else:
+            place = k.line("lanes_from", f"{self.program} * {self._span()}", 0)
+            self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])
+
+    def _decode(self, position: str, variables: Sequence[str], tests: Sequence[str]) -> None:
+        """Lanes from their position."""
+        k = self.kernel
+        k.emit(f"row = {position}")
+        total = k.count([v for v in variables if k.space.largest(v) > 1])
+        k.emit(f"row_in = {' & '.join([*tests, f'(row < {total})'])}")
+        k.decode(Axis("row", tuple(variables), "BM"))
+
+    def _launch(self, programs: int) -> Launch:
+        k, course = self.kernel, self.course
+        return Launch(
+            k.name,
+            module_text(k.text(course.flat)),
+            (programs, 1, 1),
+            tuple(k.parameters.items()),
+            tuple(k.constants.items()),
+            self.tiling.warps,
+            1,
+            (course.own,),
+            fusion=bool(course.aggregates()),
+            together=self.tiling.together,
+        )

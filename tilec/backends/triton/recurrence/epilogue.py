@@ -1,0 +1,113 @@
+"""Statements that ride on a recurrence: each element of theirs is a function of the state at the same place, which a
+step has at hand. A gradient's last statement is one, and with it the cotangents need not be stored at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.backends.common.domain import boxed
+from tilec.backends.triton.recurrence.skewed_loop import Course
+from tilec.ir.index import Affine, linear, replace_constraints, replace_indices
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Pad,
+    Program,
+    Statement,
+    children,
+    expressions,
+    index_variables,
+    reads,
+    reads_itself,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import bounds
+
+MOST_RIDERS = 4
+MOST_OPERATORS = 40  # of one rider
+
+
+def riders_on(flat: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
+    """The statements that can ride on the recurrence at that place."""
+    s = flat.statements[place]
+    there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
+    later = flat.statements[place + 1 :]
+    return tuple(r for r in later if s.output in reads(r) and _rides(r, s, there, types))[:MOST_RIDERS]
+
+
+def times_read(
+    flat: Program, s: Statement, time: str, riding: tuple[Statement, ...], types: Mapping[str, TensorType]
+) -> tuple[int, int] | None:
+    """The first and the last time at which anything but the riders needs the states of a recurrence over `time`; None
+    where nothing does."""
+    axis = [linear(e).bare for e in s.index or ()].index(time)
+    whole = 0, types[s.output].shape[axis] - 1
+    if s.output in flat.outputs:
+        return whole
+    found: list[tuple[int, int]] = []
+    for r in flat.statements:
+        if r is s or r in riding or s.output not in reads(r):
+            continue
+        inside = [e for root in expressions(r) for e in walk(root)]
+        ranges = bounds(r, {name: t.shape for name, t in types.items()})
+        if r.default == s.output or reads_itself(r) or any(isinstance(e, Aggregate) for e in inside):
+            return whole
+        if ranges is None:
+            continue
+        domain = boxed(r, ranges, types)
+        spans = [
+            domain.interval(linear(e.index[axis])) for e in inside if isinstance(e, Access) and e.tensor == s.output
+        ]
+        for low, high in spans:
+            low, high = max(low, whole[0]), min(high, whole[1])
+            found += [(math.floor(low), math.ceil(high))] if low <= high else []
+    return (min(a for a, _ in found), max(b for _, b in found)) if found else None
+
+
+def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
+    bare = [linear(e).bare for e in r.index or ()]
+    if None in bare or len(set(bare)) < len(bare) or types[r.output].shape != types[s.output].shape:
+        return False
+    if reads_itself(r) or r.aggregation not in ("assign", "sum") or r.default is not None:
+        return False
+    if not set(reads(r)) <= {*there, s.output} or s.default is not None:
+        return False
+    roots = (r.body,) if r.guard is None else (r.guard, r.body)
+    if not set(index_variables(*roots, *(c.expr for c in r.constraints))) <= set(bare):
+        return False
+    inside = [e for root in roots for e in walk(root)]
+    if any(isinstance(e, Aggregate) for e in inside) or sum(isinstance(e, Call) for e in inside) > MOST_OPERATORS:
+        return False
+    return all(_at_hand(root, r, s.output) for root in roots)
+
+
+def _at_hand(e: Expr, r: Statement, tensor: str) -> bool:
+    """Whether the states that an expression reads are those of the rider's own element."""
+    match e:
+        case Access():
+            if e.tensor == tensor:
+                return e.index == r.index
+            return not any(isinstance(x, Access) and x.tensor == tensor for i in e.index for x in walk(i))
+        case Pad():
+            inner = e.access if isinstance(e.access, Access) else e.access.access
+            return inner.tensor != tensor and _at_hand(inner, r, tensor) and _at_hand(e.value, r, tensor)
+    return all(_at_hand(c, r, tensor) for c in children(e))
+
+
+def over(course: Course, r: Statement) -> Statement:
+    """The rider over the course's variables."""
+    index = course.statement.index or ()
+    names = [linear(e).bare for e in r.index or ()]
+    mapping: dict[str, Affine] = {v: linear(e) for v, e in zip(names, index, strict=True) if v is not None}
+    return replace(
+        r,
+        index=index,
+        body=replace_indices(r.body, mapping),
+        guard=None if r.guard is None else replace_indices(r.guard, mapping),
+        constraints=replace_constraints(r.constraints, mapping),
+    )

@@ -1,0 +1,184 @@
+"""Elementwise statements that a recurrence alone reads are written into it: what gradients weigh and gate a step with
+is then computed where it is used, beside the loads of coming steps, and never stored.
+
+A point that is not valid makes an element 0. Written out, every access is padded and the value selected where all of
+them are inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tilec.backends.common.domain import constraining_accesses
+from tilec.backends.common.scalars import NARROW
+from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    index_variables,
+    reads,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.simplify.simplify import fold, is_bool, truth
+
+MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
+MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
+
+
+def with_feeds(flat: Program, types: Mapping[str, TensorType]) -> Program:
+    """The program with such statements written into the recurrences that read them."""
+    pending = any(map(reads_itself, flat.statements))
+    while pending:
+        found = next(_pairs(flat, types), None)
+        pending = found is not None
+        if found is not None:
+            producer, recurrence, combined = found
+            statements = (combined if s is recurrence else s for s in flat.statements if s is not producer)
+            flat = replace(flat, statements=tuple(statements))
+    return flat
+
+
+def _pairs(flat: Program, types: Mapping[str, TensorType]) -> Iterator[tuple[Statement, Statement, Statement]]:
+    """A producer, the recurrence that it can be written into, and what that becomes."""
+    for s in flat.statements:
+        if not _simple(s, types) or s.output in flat.outputs:
+            continue
+        readers = [r for r in flat.statements if s.output in reads(r)]
+        if len(readers) == 1 and reads_itself(readers[0]):
+            combined = _combined(s, readers[0], types)
+            if combined is not None:
+                yield s, readers[0], combined
+
+
+def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
+    """One expression for each element."""
+    bare = [linear(e).bare for e in s.index or ()]
+    if s.aggregation != "assign" or s.default is not None or None in bare or len(set(bare)) < len(bare):
+        return False
+    inside = [x for e in (s.body, *(() if s.guard is None else (s.guard,))) for x in walk(e)]
+    if any(isinstance(e, Aggregate) for e in inside) or reads_itself(s):
+        return False
+    if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
+        return False
+    if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(bare):
+        return False
+    accesses = [e for e in inside if isinstance(e, Access)]
+    return not any(isinstance(x, Access) for a in accesses for i in a.index for x in walk(i))
+
+
+def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) -> Statement | None:
+    roots = tuple(root for root in (into.body, into.guard) if root is not None)
+    places: dict[Access, bool] = {}
+    for root in roots:
+        for access, kind in _places(root, s.output):
+            whole = _is_whole(access, into, types)
+            if kind is Aggregate or (kind is Pad and not whole):
+                return None
+            places[access] = whole
+    elsewhere = [*(into.index or ()), *(c.expr for c in into.constraints), *([] if into.init is None else [into.init])]
+    if any(e.tensor == s.output for root in elsewhere for e in walk(root) if isinstance(e, Access)):
+        return None
+    if len(places) > MOST_PLACES or into.default == s.output:
+        return None
+    values: dict[Expr, Expr] = {place: _value(s, place, types) for place in places}
+    bounds: dict[Constraint, None] = {}
+    for place, whole in places.items():
+        if not whole:
+            bounds |= {Constraint(e, Int(n)): None for e, n in zip(place.index, types[s.output].shape, strict=True)}
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Pad) and e.access in values:
+            return values[e.access]
+        return values[e] if e in values else rebuild(e, visit)
+
+    guard = None if into.guard is None else visit(into.guard)
+    combined = replace(into, body=visit(into.body), guard=guard, constraints=(*into.constraints, *bounds))
+    operators = {e for root in (combined.body, combined.guard) if root is not None for e in walk(root)}
+    return combined if sum(isinstance(e, Call | Pad) for e in operators) <= MOST_OPERATORS else None
+
+
+def _is_whole(place: Access, into: Statement, types: Mapping[str, TensorType]) -> bool:
+    """Whether the access is inside its tensor at every element of the statement's output."""
+    sizes = dict(zip(into.index or (), into.sizes or (), strict=True))
+    return all(sizes.get(e) == Int(n) for e, n in zip(place.index, types[place.tensor].shape, strict=True))
+
+
+def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
+    """Accesses of the tensor, and what they are in: nothing (Call), `pad` (Pad), or what they cannot be replaced in
+    (Aggregate)."""
+    match e:
+        case Access():
+            if e.tensor == tensor:
+                gathers = any(isinstance(x, Access) for i in e.index for x in walk(i))
+                yield e, Aggregate if gathers else Call
+            yield from (
+                (x, Aggregate) for i in e.index for x in walk(i) if isinstance(x, Access) and x.tensor == tensor
+            )
+        case Pad() if isinstance(e.access, Access) and e.access.tensor == tensor:
+            yield e.access, Pad
+            yield from _places(e.value, tensor)
+        case Call():
+            for x in e.args:
+                yield from _places(x, tensor)
+        case _:
+            yield from ((x, Aggregate) for x in walk(e) if isinstance(x, Access) and x.tensor == tensor)
+
+
+def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr:
+    """The producer's element at a place."""
+    names = [linear(e).bare for e in s.index or ()]
+    mapping: dict[str, Affine] = {v: linear(i) for v, i in zip(names, place.index, strict=True) if v is not None}
+    conditions: dict[Expr, None] = {}
+    known: set[tuple[Expr, int]] = set()
+    for root in (s.body, *(() if s.guard is None else (s.guard,))):
+        for a in constraining_accesses(root):
+            asked = set(zip(a.index, types[a.tensor].shape, strict=True))
+            if not asked <= known:
+                conditions[Call("ne", (Pad(Inside(a), ZERO), ZERO))] = None
+                known |= asked
+    for c in s.constraints:
+        conditions[Call("ge", (c.expr, ZERO))] = None
+        conditions[Call("lt", (c.expr, c.bound))] = None
+    if s.guard is not None:
+        guard = fold(_padded(s.guard, types))
+        if truth(guard) is not True:
+            conditions[guard if is_bool(guard) else Call("ne", (guard, ZERO))] = None
+    t = types[s.output]
+    value = _padded(s.body, types)
+    if conditions:
+        both, *rest = conditions
+        for condition in rest:
+            both = Call("and", (both, condition))
+        if t.dtype == "bool" and is_bool(value):
+            value = Call("and", (both, value))
+        else:
+            value = Call("select", (both, value, Call("bool", (ZERO,)) if t.dtype == "bool" else ZERO))
+    if t.dtype in NARROW or expression_type(value, types).dtype != t.dtype:
+        value = Call(t.dtype, (value,))
+    return replace_indices(value, mapping)
+
+
+def _padded(e: Expr, types: Mapping[str, TensorType]) -> Expr:
+    """The expression with nothing that constrains its point."""
+    match e:
+        case Access():
+            return Pad(e, Call("bool", (ZERO,)) if types[e.tensor].dtype == "bool" else ZERO)
+        case Inside():
+            return ONE
+        case Pad():
+            return replace(e, value=_padded(e.value, types))
+    return rebuild(e, lambda x: _padded(x, types))

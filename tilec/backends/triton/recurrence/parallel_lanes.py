@@ -1,0 +1,405 @@
+"""Steps in which each lane reads itself alone: lanes over programs, states in registers, time in a loop.
+
+A lane may move on its way: `H[t, i] = B[t, i] + H[t - 1, (i - 1) % D]` is the element i = w + t (modulo D) of lane w,
+and without the modulo too, where what is read outside is `init`'s. The loop goes several steps at a time, and first
+issues the loads of the steps after those: no compiler moves a load over a store by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tilec.backends.common.domain import Condition
+from tilec.backends.common.scalars import NARROW
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.plan.plan import Launch, Step, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.recurrence.pointer_induction import Walk, WalkingFrame
+from tilec.backends.triton.recurrence.skewed_loop import Course, conditions, feeds
+from tilec.backends.triton.recurrence.step import StepFrame, StepWriter
+from tilec.ir.functions import ZERO
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, self_reads, walk
+
+DEEPEST = 16  # steps back that registers hold
+MOST_AHEAD = 32  # steps whose loads are in flight together
+REGISTERS = 64  # values per lane that may wait for their step
+MOST_TOUCHED = 100  # loads and stores of a round: Triton's compile time grows with the cube of their number
+MOST_WRITTEN = 800  # operators of a round
+FIRST_LOADS = 8  # steps whose loads are written out before the first round
+MULTIPROCESSORS = 132
+LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
+
+
+@dataclass(frozen=True)
+class Local:
+    """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
+    `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
+    inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
+    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are
+    computed beside the state's."""
+
+    course: Course
+    back: Mapping[Access, int]
+    turns: Mapping[str, int]
+    start: Expr | None
+    kept: tuple[int, int] | None
+    riding: tuple[Statement, ...] = ()
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        riders = (e for s in self.riding for e in (s.body, s.guard) if e is not None)
+        return (*self.course.roots, *riders)
+
+    @property
+    def depth(self) -> int:
+        return max(self.back.values())
+
+
+@dataclass(frozen=True)
+class LocalTiling:
+    """Lanes of a block, warps, and steps of a round, which is how far ahead loads are issued."""
+
+    lanes: int
+    warps: int
+    ahead: int
+
+
+def recognise_local(course: Course) -> Local | None:
+    """The statement as one whose lanes keep to themselves, None if they do not."""
+    if not course.skew.plain or course.aggregates():
+        return None
+    back: dict[Access, int] = {}
+    shifts: dict[str, list[tuple[int, int]]] = {v: [] for v in course.lanes}
+    closed = True
+    for access in self_reads(course.statement):
+        given = dict(zip(course.skew.old, map(linear, access.index), strict=True))
+        time, *forms = (row.substitute(given) for row in course.skew.rows)
+        step = (time - Affine.variable(course.time)) * (1 if course.falling else -1)
+        if step.terms or step.constant.denominator > 1 or not 1 <= step.constant <= DEEPEST:
+            return None
+        back[access] = int(step.constant)
+        for v, form in zip(course.skew.names[1:], forms, strict=True):
+            moved = _moved(form, v, course)
+            if moved is None:
+                return None
+            shift, wraps = moved
+            closed = closed and (wraps or not shift)
+            shifts[v].append((back[access], shift))
+    turns = {v: _turn(found, course.extent[v]) for v, found in shifts.items()}
+    if not back or None in turns.values() or any(c and course.extent[v] > LONGEST_TURN for v, c in turns.items()):
+        return None
+    pads = {e for root in course.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
+    values = {p.value for p in pads}
+    start: Expr | None = None
+    if closed and all(map(_is_zero, values)):
+        start = ZERO
+    elif closed and set(back.values()) == {1} and len(values) == 1:
+        start = values.pop()
+    whole = course.low[course.time], course.low[course.time] + course.steps - 1
+    return Local(course, back, {v: c for v, c in turns.items() if c}, start, whole)
+
+
+def _is_zero(e: Expr) -> bool:
+    match e:
+        case Call("bool", (x,)):
+            return _is_zero(x)
+        case Int(n) | Float(n):
+            return n == 0
+    return False
+
+
+def _moved(form: Affine, v: str, course: Course) -> tuple[int, bool] | None:
+    """By how much a form differs from the variable, and whether it wraps round at its range's ends."""
+    n, low = course.extent[v], course.low[v]
+    match form.terms:
+        case ((Call("mod", (e, Int(size))), c),) if c == 1 and not form.constant and size == n and not low:
+            form, wraps = linear(e), True
+        case _:
+            wraps = False
+    shift = form - Affine.variable(v)
+    if shift.terms or shift.constant.denominator > 1:
+        return None
+    return int(shift.constant), wraps
+
+
+def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
+    """c with which every read is of its own lane: what was read `b` steps ago at `v + shift` has come c*b further."""
+    found = [-shift // b for b, shift in shifts if shift % b == 0]
+    for c in dict.fromkeys(x % n for x in found):
+        if all((shift + c * b) % n == 0 for b, shift in shifts):
+            return c
+    return None
+
+
+def choose_local(local: Local) -> LocalTiling:
+    course = local.course
+    lanes = course.count(course.lanes)
+    accesses = _feeds(local)
+    echoes = _echoes(local, accesses)
+    carried = [a for a in accesses if _moves(local, a) and a not in echoes]
+    words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
+    operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
+    touched = len(carried) + len(local.riding) + (local.kept is not None)
+    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_TOUCHED // touched, MOST_WRITTEN // max(operators, 1))
+    if lanes >= MULTIPROCESSORS * 1024:
+        ahead = min(ahead, 8)
+    ahead = max(1, power_of_two(ahead + 1) // 2)
+    warps = 1 if lanes < MULTIPROCESSORS * 512 else 4
+    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(course.steps)))
+
+
+def _feeds(local: Local) -> list[Access]:
+    """Elements of other tensors that a step and what rides on it read."""
+
+    def settled(e: Pad) -> bool:
+        return e.access in local.back and local.start is not None
+
+    return feeds(local.course, local.roots, settled)
+
+
+def _echoes(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
+    """Elements that the step before has read already, each with the access by which it did."""
+    course = local.course
+    before = {course.time: Affine.variable(course.time) + (1 if course.falling else -1)}
+    for v, turn in local.turns.items():
+        back = Affine.variable(v) - turn
+        before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(course.extent[v]))), 1)])
+    inner = {x for a in accesses for i in a.index for x in walk(i)}
+    plain = [a for a in accesses if _moves(local, a) and not inner & {a, *accesses} and a not in inner]
+    read = {(b.tensor, tuple(_turned(linear(i).substitute(before)) for i in b.index)): b for b in plain}
+    found: dict[Access, Access] = {}
+    for a in plain:
+        b = read.get((a.tensor, tuple(_turned(linear(i)) for i in a.index)))
+        if b is not None and b not in found and a not in found.values() and a != b:
+            found[a] = b
+    return found
+
+
+def _turned(form: Affine) -> Affine:
+    """The form with what is taken modulo a number between 0 and that."""
+    terms: list[tuple[Expr, Fraction | int]] = []
+    for atom, c in form.terms:
+        match atom:
+            case Call("mod", (e, Int(n))) if linear(e).is_integral and n > 0:
+                inner = linear(e)
+                atom = Call("mod", ((inner + (inner.constant % n - inner.constant)).to_expr(), Int(n)))
+        terms.append((atom, c))
+    return Affine.of(terms, form.constant)
+
+
+def _moves(local: Local, access: Access) -> bool:
+    """Whether an element changes from step to step."""
+    return bool(free_of(access) & {local.course.time, *local.turns})
+
+
+class _Frame(WalkingFrame):
+    """`history`: names of earlier states, the last first."""
+
+    local: Local
+    history: list[str]
+
+    def read(self, access: Access, other: float | int | None) -> str:
+        back = self.local.back.get(access)
+        return super().read(access, other) if back is None else self.history[back - 1]
+
+
+class _Writer(StepWriter):
+    frames = _Frame
+
+    def __init__(self, kernel: Kernel, local: Local, tiling: LocalTiling):
+        super().__init__(kernel, local.course)
+        self.local, self.tiling = local, tiling
+        self.moving = frozenset((local.course.time, *local.turns))
+        self.feeds = _feeds(local)
+        self.echoes = _echoes(local, self.feeds)
+        self.fixed: dict[Access, str] = {}
+        self.dtype = local.course.types[local.course.own].dtype
+
+    def at(
+        self,
+        moment: str,
+        places: Mapping[str, str],
+        history: list[str],
+        loaded: dict[Access, str],
+        walk: Walk | None = None,
+        number: int = 0,
+    ) -> _Frame:
+        """The frame of the step of that number, at these places of moving lanes; `number`: of the step in the walk."""
+        k, depth = self.kernel, len(self.kernel.scopes) - 1
+        running = self.moment(moment, False)
+        k.value_of.update(places)
+        self.scopes |= dict.fromkeys(places.values(), depth)
+        frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
+        assert isinstance(frame, _Frame)
+        frame.local, frame.history = self.local, history
+        frame.course, frame.turns, frame.steps = self.course, self.local.turns, self.tiling.ahead
+        frame.walk, frame.number = walk, number
+        frame.loaded, frame.running = {**self.fixed, **loaded}, running
+        return frame
+
+    def walk(self, moment: str, places: Mapping[str, str]) -> Walk:
+        """Steps from that one on, at these places of moving lanes."""
+        k, name = self.kernel, self.kernel.names.fresh("left")
+        n = k.extent(self.course.time)
+        k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
+        self.scopes[name] = len(k.scopes) - 1
+        return Walk(places, name)
+
+    def carried(self, first: Mapping[str, str]) -> dict[str, str]:
+        """Names for the moving lanes' places in a loop: what it changes stands in no text before."""
+        names = {v: self.kernel.names.fresh(f"{python_name(v)}_at") for v in first}
+        self.let({name: first[v] for v, name in names.items()})
+        return names
+
+    def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
+        """Issue a step's loads of what changes from step to step, or of what does not; their names."""
+        for a in self.feeds:
+            if a not in frame.loaded and a not in self.echoes and _moves(self.local, a) != fixed:
+                frame.loaded[a] = frame.read(a, None)
+                if fixed:
+                    self.fixed[a] = frame.loaded[a]
+        return {a: name for a, name in frame.loaded.items() if a not in self.fixed}
+
+    def step(self, frame: _Frame) -> str:
+        """Compute a step and store what is kept of it; the name of its state."""
+        code, held = self.element(frame, self.tiling.lanes)
+        name = self.state(code)
+        if self.local.kept is not None:
+            low = self.local.kept[0]
+            form = Affine.variable(self.course.time) - low
+            self.store(frame, name, held, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
+        for s in self.local.riding:
+            self.ride(frame, s, name)
+        return name
+
+    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
+        """With states for the reads that need no test."""
+        given = self.insides(frame, roots)
+        if self.local.start is not None:
+            for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
+                assert isinstance(e.access, Access)
+                t = expression_type(e, self.course.types)
+                held, code = held_as(t.dtype), frame.read(e.access, None)
+                code = code if held == held_as(self.dtype) else f"{code}.to({triton_type(held)})"
+                given[e] = Value(code, t, held, self.moving, exact=True)
+        return Evaluator(frame, *roots, given=given)
+
+    def places(self, first: Mapping[str, str], count: int) -> list[dict[str, str]]:
+        """Names of the moving lanes' places at as many steps, of which the first are given."""
+        return [{v: self._place(v, x, u) for v, x in first.items()} for u in range(count)]
+
+    def _place(self, v: str, first: str, steps: int) -> str:
+        if not steps:
+            return first
+        k, n = self.kernel, self.kernel.extent(v)
+        turn = k.number(("turn", v), "turn", self.local.turns[v], False)
+        hop = k.line("hop", f"({steps} * {turn}) % {n}", 0)
+        there = k.line("there", f"{first} + {hop}")
+        return k.line(python_name(v), f"tl.where({there} < {n}, {there}, {there} - {n})")
+
+    def state(self, code: str) -> str:
+        """Emit a state's block, rounded as the tensor's elements are; its name."""
+        if self.dtype in NARROW:
+            code = f"({code}).to({triton_type(self.dtype)}).to(tl.float32)"
+        name = self.kernel.names.fresh("state")
+        self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
+        self.scopes[name] = len(self.kernel.scopes) - 1
+        return name
+
+    def ride(self, frame: _Frame, s: Statement, state: str) -> None:
+        """Compute and store the elements of a statement beside the state."""
+        course = self.course
+        variables = frozenset((course.time, *course.lanes))
+        t = course.types[course.own]
+        given = Value(state, t.element(), held_as(t.dtype), variables, exact=True)
+        roots = (s.body,) if s.guard is None else (s.guard, s.body)
+        state_read = Access(course.own, course.statement.index or ())
+        evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})
+        code, held = self.selected(frame, s, evaluator, conditions(roots, s.constraints, course.types))
+        name = self.kernel.names.fresh("beside")
+        self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
+        self.store(frame, name, held, s.output)
+
+    def start(self, frame: _Frame) -> str:
+        held, start = held_as(self.dtype), self.local.start
+        if start is None or _is_zero(start):
+            return self.state(f"tl.full((BM,), 0, {triton_type(held)})")
+        evaluator = Evaluator(frame, start)
+        value = evaluator.value(start)
+        return self.state(evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held))
+
+
+def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool, tiling: LocalTiling) -> list[Step]:
+    """Steps that compute the output."""
+    course = local.course
+    k = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
+    k.constants["BM"] = tiling.lanes
+    w = _Writer(k, local, tiling)
+    k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if wide else ''} * BM + tl.arange(0, BM)")
+    k.emit(f"row_in = row < {k.count([v for v in course.lanes if k.space.largest(v) > 1])}")
+    k.decode(Axis("row", course.lanes, "BM"))
+    first = {v: k.value_of[v] for v in local.turns}
+    frame = w.at("0", first, [], {})
+    w.load(frame, fixed=True)
+    states = [k.names.fresh("state") for _ in range(local.depth)]
+    start = w.start(frame)
+    w.let(dict.fromkeys(states, start))
+    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed and a not in w.echoes], tiling.ahead)
+    if any(waiting):
+        _first_loads(w, first, waiting)
+    _rounds(w, first, waiting, states)
+    grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
+    arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+    text = module_text(k.text(course.flat, *local.riding))
+    outputs = (course.own, *(s.output for s in local.riding))
+    return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]
+
+
+def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:
+    """Lines that load what the first steps read, a few steps at a time: all written out would take long to compile."""
+    count = min(FIRST_LOADS, len(waiting))
+    carried = w.carried(first)
+    w.kernel.scopes.append(Scope())
+    places = w.places(carried, count + 1)
+    walk = w.walk(_moment(0), places[0])
+    coming = [w.load(w.at(_moment(u), places[u], [], {}, walk, u)) for u in range(count)]
+    for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
+        w.let({name: new[a] for a, name in old.items()})
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {len(waiting)}, {count}):")
+
+
+def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
+    """The loop over rounds of steps. A round first issues all loads of the next one, and takes them over when its own
+    steps are done: loads between steps would make each step wait for those just issued, as a warp can tell few groups
+    of pending loads apart. What a step reads that the step before it has read is not loaded."""
+    count = len(waiting)
+    carried = w.carried(first)
+    frame = w.at("0", first, [], {})
+    last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
+    w.let({name: frame.read(a, None) for a, name in last.items()})
+    w.kernel.scopes.append(Scope())
+    places, history = w.places(carried, 2 * count), list(states)
+    next_walk = w.walk(_moment(count), places[count])
+    coming = [w.load(w.at(_moment(count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
+    walk = w.walk(_moment(0), places[0])
+    for u in range(count):
+        before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
+        frame = w.at(_moment(u), places[u], history, {**waiting[u], **before}, walk, u)
+        history = [w.step(frame), *history][: w.local.depth]
+    w.let({name: waiting[-1][w.echoes[a]] for a, name in last.items()})
+    for old, new in zip(waiting, coming, strict=True):
+        w.let({name: new[a] for a, name in old.items()})
+    w.let(dict(reversed(list(zip(states, history, strict=True)))))
+    w.let({name: places[count][v] for v, name in carried.items()})
+    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")
+
+
+def _moment(step: int) -> str:
+    return f"at_step + {step}" if step else "at_step"

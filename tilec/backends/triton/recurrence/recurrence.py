@@ -1,0 +1,70 @@
+"""Family time: statements that read their own output.
+
+The place where a recurrence is given to a form that takes it; what no other form takes runs in its own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tilec.backends.torch.recurrence.recurrence import assigned
+from tilec.backends.triton.plan.plan import Allocate, Setting, Step
+from tilec.backends.triton.plan.sizes import NARROWEST, reach
+from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
+from tilec.backends.triton.recurrence.epilogue import over, riders_on, times_read
+from tilec.backends.triton.recurrence.parallel_lanes import choose_local, local_steps, recognise_local
+from tilec.backends.triton.recurrence.skewed_loop import Course, chart
+from tilec.ir.program import Program, Statement, reads, reads_itself
+from tilec.ir.types import TensorType
+
+Types = Mapping[str, TensorType]
+Strides = Mapping[str, tuple[int, ...]]
+
+
+def check_recurrences(flat: Program) -> None:
+    """Raise Unsupported for a recurrence that no step can compute."""
+    for s in flat.statements:
+        if reads_itself(s):
+            assigned(s)
+
+
+def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
+    """Steps that compute a recurrence into its allocated output, which has elements."""
+    course = chart(flat, types)
+    return sequential(course, strides, _is_wide((flat,), types, strides), setting)
+
+
+def sequential(course: Course, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
+    """Steps that compute a recurrence time by time."""
+    local = recognise_local(course)
+    if local is not None:
+        return local_steps(local, strides, wide, choose_local(local))
+    return swept(course, strides, wide, choose_blocks(course, setting))
+
+
+def with_riders(
+    program: Program, place: int, types: Types, strides: Strides, setting: Setting, barred: Collection[str] = ()
+) -> tuple[tuple[Statement, ...], list[Step]] | None:
+    """The recurrence at that place together with statements that ride on it (none of `barred`), and steps that allocate
+    and compute what is needed of them; None where nothing rides."""
+    s = program.statements[place]
+    riding = tuple(r for r in riders_on(program, place, types) if r.output not in barred)
+    if not riding or 0 in types[s.output].shape:
+        return None
+    course = chart(s, types)
+    local = recognise_local(course)
+    if local is None:
+        return None
+    kept = times_read(program, s, course.time, riding, types)
+    local = replace(local, riding=tuple(over(course, r) for r in riding), kept=kept)
+    made = [r.output for r in riding] + ([] if kept is None else [s.output])
+    steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
+    wide = _is_wide((s, *riding), types, strides)
+    return (s, *riding), [*steps, *local_steps(local, strides, wide, choose_local(local))]
+
+
+def _is_wide(statements: tuple[Statement, ...], types: Types, strides: Strides) -> bool:
+    """Whether some tensor that the statements touch needs 64-bit positions."""
+    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
+    return any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)

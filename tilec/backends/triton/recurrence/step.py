@@ -1,0 +1,319 @@
+"""The lines of one step of a recurrence: its expression over a block of lanes, nested aggregations as loops over blocks
+of lanes x summed points.
+
+What a line depends on decides the loop that it stands in: what does not change from step to step is computed before the
+loop over time. A read of the recurrence's own output never leaves that loop, whatever its index says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.code import literal, tuple_text
+from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
+from tilec.backends.common.scalars import NARROW, identity
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.plan.plan import python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.recurrence.skewed_loop import Course, conditions
+from tilec.ir.infer import aggregate_type, expression_type
+from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
+
+WORD = re.compile(r"[A-Za-z_]\w*")
+FEW_POINTS = 8  # summed points up to here are walked one by one
+MOST_IN_BLOCK = 16384  # lanes x summed points held at once
+
+
+class StepFrame(Frame):
+    """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
+    or deeper. `loaded`: names of elements that were read already. `running`: the test that the step takes place at all,
+    where it may not. `shared`: what loads of the own output are told beside. `only`: a test
+    where loads are needed at all."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        axes: Sequence[str],
+        tails: Mapping[str, str],
+        inner: Sequence[frozenset[str]],
+        course: Course,
+        scopes: dict[str, int],
+    ):
+        super().__init__(kernel, axes, tails, *inner)
+        self.own, self.time, self.scopes = course.own, course.time, scopes
+        self.loaded: dict[Access, str] = {}
+        self.running: str | None = None
+        self.only: str | None = None
+        self.shared = ""
+        self._least = 0
+
+    def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
+        least = max((self.scopes.get(w, 0) for w in WORD.findall(text)), default=0)
+        depth = max(self.depth(variables), least, self._least)
+        name = self.kernel.line(stem, text, depth)
+        self.scopes.setdefault(name, depth)
+        return name
+
+    def read(self, access: Access, other: float | int | None) -> str:
+        if access in self.loaded:
+            return self.loaded[access]
+        if access.tensor != self.own or not self.inner:
+            return super().read(access, other)
+        before, self._least, self.how = self._least, 1, self.shared
+        try:
+            return super().read(access, other)
+        finally:
+            self._least, self.how = before, ""
+
+    def tail_tests(self, variables: frozenset[str]) -> list[str]:
+        running = [] if self.running is None or self.time not in variables else [self.running]
+        return [*super().tail_tests(variables), *running, *([] if self.only is None else [self.only])]
+
+    def store_tests(self) -> list[str]:
+        """Texts of the tests that there are such a step and such lanes."""
+        return [*self.tails.values(), *self.tail_tests(frozenset((self.time,)))]
+
+
+class StepWriter:
+    """Writes steps into a kernel. `blocks`: text of the size of each axis's block."""
+
+    frames: type[StepFrame] = StepFrame
+
+    def __init__(self, kernel: Kernel, course: Course):
+        self.kernel, self.course = kernel, course
+        self.scopes: dict[str, int] = {}
+        self.blocks: dict[str, str] = {"row": "BM"}
+
+    def frame(
+        self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
+    ) -> StepFrame:
+        """`around`: the frame of the step that the new one is part of."""
+        made = self.frames(self.kernel, axes, tails, inner, self.course, self.scopes)
+        if around is not None:
+            made.running, made.shared = around.running, around.shared
+        return made
+
+    def moment(self, text: str, sure: bool) -> str | None:
+        """Bind time to the step of that number, `counter` or `counter + number`; the name of the test that there is
+        such a step, unless it is sure."""
+        k, course, depth = self.kernel, self.course, len(self.kernel.scopes) - 1
+        low, n = k.low(course.time), k.extent(course.time)
+        counter, _, further = text.partition(" + ")
+        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {counter}")
+        self.scopes[count] = depth
+        count = k.line("count", f"{count} + {further}") if further else count
+        place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if course.falling else count
+        now = count if (place, low) == (count, "0") else k.line("now", place if low == "0" else f"{low} + {place}")
+        k.value_of[course.time] = now
+        self.scopes |= {count: depth, now: depth}
+        if sure:
+            return None
+        running = k.line("running", f"{count} < {n}")
+        self.scopes[running] = depth
+        return running
+
+    def let(self, values: Mapping[str, str]) -> None:
+        """Lines that give names their values, in a loop or for it to change."""
+        for name, value in values.items():
+            self.kernel.emit(f"{name} = {value}")
+            self.scopes[name] = 1
+
+    def waiting(self, frame: StepFrame, accesses: Sequence[Access], steps: int) -> list[dict[Access, str]]:
+        """Names of blocks, of zeros as yet, for what as many steps to come read."""
+        result = []
+        for _ in range(steps):
+            names = {}
+            for a in accesses:
+                names[a] = self.kernel.names.fresh(f"next_{python_name(a.tensor).lower()}")
+                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
+                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
+            result.append(names)
+        return result
+
+    def close(self, header: str) -> None:
+        """End the innermost scope, a loop."""
+        lines = self.kernel.scopes.pop().lines
+        for line in (header, *(f"    {x}" for x in lines)):
+            self.kernel.emit(line)
+
+    def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
+        """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
+        the size of the block of lanes."""
+        evaluator = self.evaluator(frame, self.course.roots, lanes)
+        return self.selected(frame, self.course.statement, evaluator, self.kernel.space.valid)
+
+    def selected(
+        self, frame: StepFrame, s: Statement, evaluator: Evaluator, valid: Sequence[Condition]
+    ) -> tuple[str, str]:
+        """Text and dtype of a statement's elements: its body where the point is valid, elsewhere 0 or the default's."""
+        dtype = self.course.types[s.output].dtype
+        tests = frame.tests(valid)
+        if s.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(s.guard)))
+        value = evaluator.value(s.body)
+        held = held_as(dtype)
+        code = evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held)
+        if not tests:
+            return code, held
+        if s.default is None:
+            other = f"tl.full((), {literal(identity('assign', dtype))}, {triton_type(held)})"
+        else:
+            other = frame.read(Access(s.default, s.index or ()), None)
+            other = other if held == dtype else f"{other}.to({triton_type(held)})"
+        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", held
+
+    def store(
+        self, frame: StepFrame, name: str, held: str, output: str | None = None, tests: Sequence[str] = ()
+    ) -> None:
+        """Store a step's elements, given the name of their block, where the tests hold; `output`: another tensor than
+        the recurrence's."""
+        k, s = self.kernel, self.course.statement
+        output = output or s.output
+        rows = [frame.form(e) for e in s.index or ()]
+        mask = " & ".join(dict.fromkeys([*frame.store_tests(), *tests, *frame.tests(k.space.stored)]))
+        dtype = self.course.types[output].dtype
+        cast = "" if held == dtype else f".to({triton_type(dtype)})"
+        shape = tuple_text([self.blocks[a] for a in frame.axes])
+        address = frame.address(output, rows, frozenset(frame.axes))
+        k.emit(f"tl.store({address}, {name}{cast}, mask=tl.broadcast_to({mask}, {shape}))")
+
+    # nested aggregations
+
+    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
+        """`points`: elements of a block of the frame."""
+        given: dict[Expr, Value] = {
+            e: self._aggregate(e, frame, points) for e in _reached(roots) if isinstance(e, Aggregate)
+        }
+        given |= self.insides(frame, roots)
+        given |= {e: self._padded(e, frame) for e in _reached(roots) if isinstance(e, Pad) and self._is_timed(e)}
+        return Evaluator(frame, *roots, given=given)
+
+    def _is_timed(self, e: Pad) -> bool:
+        """Whether a state is padded with elements of tensors, and time alone says where."""
+        access, course = e.access, self.course
+        if not isinstance(access, Access) or access.tensor != course.own:
+            return False
+        asked = (*access_conditions(access, course.types), *whole_arguments(access.index))
+        box = self.kernel.space.box(0)
+        timed = all(free(c.form) <= {course.time} for c in asked if not box.holds(c))
+        kinds = {type(x) for x in walk(e.value)}
+        return timed and Access in kinds and Aggregate not in kinds
+
+    def _padded(self, e: Pad, frame: StepFrame) -> Value:
+        """Such a state: what it is padded with is loaded in the few steps that need it."""
+        assert isinstance(e.access, Access)
+        state = Evaluator(frame, e.access).value(e.access)
+        inside, t = frame.inside(e.access), expression_type(e, self.course.types)
+        if inside is None:
+            return state
+        frame.only = f"({inside} ^ True)"
+        evaluator = Evaluator(frame, e.value)
+        value = evaluator.value(e.value)
+        frame.only = None
+        held, variables = held_as(t.dtype), state.variables | value.variables | {self.course.time}
+        code = f"tl.where({inside}, {evaluator.cast(state, held)}, {evaluator.tensor(value, held)})"
+        return Value(frame.assign("padded", code, variables), t, held, variables, depth=1)
+
+    def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, Value]:
+        """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
+        found: dict[Expr, Value] = {}
+        for e in _reached(roots):
+            match e:
+                case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
+                    inside, t = frame.inside(access), expression_type(e, self.course.types)
+                    known = Value("True", t, None, number=True)
+                    found[e] = known if inside is None else Value(inside, t, "bool", free_of(access))
+        return found
+
+    def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> Value:
+        k, course = self.kernel, self.course
+        t = aggregate_type(e.aggregation, expression_type(e.body, course.types))
+        accumulator = Accumulator.of(e.aggregation, t.dtype)
+        count = course.count(e.bound)
+        if not count:
+            n = identity(e.aggregation, t.dtype)
+            return Value(literal(n), t, None, number=n)
+        own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
+        own["shifted_exp_"] = "term_"
+        tiled = count > FEW_POINTS and len(frame.axes) == 1
+        size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
+        whole = tiled and count <= size
+        red, first = own["red"], k.names.fresh("first")
+        tails, axes = dict(frame.tails), list(frame.axes)
+        inner = frame.inner if whole else (*frame.inner, frozenset((red, *e.bound)))
+        if tiled:
+            block = k.names.fresh("BR")
+            k.constants[block] = size
+            self.blocks[red] = block
+            axes.append(red)
+            if count % size:
+                tails[red] = f"{red}_in"
+        shape = tuple_text([self.blocks[a] for a in axes])
+
+        def emit(lines: Sequence[str]) -> None:
+            for line in lines:
+                k.emit(WORD.sub(lambda m: own.get(m[0], m[0]), line))
+
+        total = k.count([v for v in e.bound if k.space.largest(v) > 1])
+        if not whole:
+            rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
+            emit(accumulator.start("(BM,)" if rows else shape))
+            k.scopes.append(Scope())
+        integer = "tl.int64" if k.wide else "tl.int32"
+        if tiled:
+            place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
+            lines = k.scopes[0 if whole else -1].lines
+            lines.append(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
+            lines += [f"{red}_in = {red} < {total}"] if red in tails else []
+        else:
+            k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
+        k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
+        within = self.frame(axes, tails, inner, frame)
+        roots = (e.body,) if e.guard is None else (e.guard, e.body)
+        evaluator = self.evaluator(within, roots, points * size)
+        tests = [within.spread(tails[red], red)] if red in tails else []
+        tests += within.tests(conditions(roots, e.constraints, course.types))
+        if e.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(e.guard)))
+        value = evaluator.value(e.body)
+        truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+        if tests:
+            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
+        if whole:
+            emit([f"value = tl.broadcast_to({code}, {shape})", *accumulator.at_once("value", len(axes) - 1)])
+        else:
+            emit([f"value = tl.broadcast_to({code}, {shape})" if rows else f"value = {code}"])
+            if rows:
+                emit(["highest = top", "scaled = total", *accumulator.at_once("value", len(axes) - 1)])
+                emit(["top, total = join_logs_(highest, scaled, top, total)"])
+            else:
+                emit(accumulator.step("value"))
+            lines = k.scopes.pop().lines
+            header = f"for {first} in range(0, {total}, {block}):" if tiled else f"for {first} in range(0, {total}):"
+            emit([header, *(f"    {x}" for x in lines)])
+            if tiled and not rows:
+                emit(accumulator.reduce(len(axes) - 1))
+        result = WORD.sub(lambda m: own.get(m[0], m[0]), accumulator.result())
+        if t.dtype in NARROW:
+            result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
+        name = k.names.fresh("aggregate")
+        k.emit(f"{name} = {result}")
+        self.scopes[name] = len(k.scopes) - 1
+        held = held_as(t.dtype)
+        return Value(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
+
+
+def _reached(roots: Sequence[Expr]) -> list[Expr]:
+    """Expressions that stand in no aggregation, and these themselves."""
+    found: dict[Expr, None] = {}
+    stack = list(reversed(roots))
+    while stack:
+        e = stack.pop()
+        found[e] = None
+        if not isinstance(e, Aggregate):
+            stack.extend(reversed(children(e)))
+    return list(found)

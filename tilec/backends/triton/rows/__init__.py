@@ -1,0 +1,1 @@
+"""Groups of statements that share rows, in one kernel."""

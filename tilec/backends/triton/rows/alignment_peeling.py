@@ -1,0 +1,152 @@
+"""Rows of odd widths in vectors.
+
+Where a row's length is no multiple of a vector, its rows begin anywhere in one, and hardware can only read element by
+element. So a walk over columns begins where the vector does that the row's first element lies in: positions are counted
+from there, whole vectors are read (with neighbours' elements, which nothing uses), and vectors that lie in the row
+entirely are stored as such. What is left at either end of a row is stored element by element.
+
+The tensor's last vector may reach over its end, by less than the 16 bytes that it lies in and that no allocation
+splits: this needs tensors that begin at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilec.backends.triton.emit.kernel import Frame, Kernel, free_of
+from tilec.backends.triton.fusion.groups import Group
+from tilec.backends.triton.fusion.grow_groups import accesses
+from tilec.backends.triton.plan.plan import python_name
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, walk
+from tilec.ir.types import TensorType
+
+VECTOR = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """`tensors` have one element at each point, all with this `step` in memory from row to row and neighbouring columns
+    side by side; `vector` elements, a power of two, are a whole number of vectors of each."""
+
+    tensors: frozenset[str]
+    step: int
+    vector: int
+
+
+def alignment(
+    group: Group,
+    strides: Mapping[str, tuple[int, ...]],
+    types: Mapping[str, TensorType],
+    block: int,
+    misaligned: Collection[str] = (),
+) -> Alignment | None:
+    """What can be read in vectors where rows begin anywhere; None where rows begin with vectors as they are, where they
+    have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by
+    fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes."""
+    rows, columns = ([v for v in names if group.extent[v] > 1] for names in (group.rows, group.columns))
+    roots = [r for s in group.statements for r in (s.body, s.guard) if r is not None]
+    draws = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for r in roots for e in walk(r))
+    if len(rows) != 1 or len(columns) != 1 or draws or group.extent[columns[0]] < 2 * block:
+        return None
+    found: dict[str, set[int | None]] = {}
+    members = {s.output for s in group.statements}
+    read = [a for s in group.statements for a in accesses(s) if a.tensor not in members]
+    for a in (*(Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored), *read):
+        step = _step_between(a, group, strides[a.tensor], types[a.tensor], rows[0], columns[0])
+        found.setdefault(a.tensor, set()).add(step)
+    whole = {name: steps for name, steps in found.items() if len(steps) == 1 and name not in misaligned}
+    one = {name: step for name, steps in whole.items() for step in steps if step}
+    if not one:
+        return None
+    (step, _), *_ = Counter(one.values()).most_common()
+    tensors = frozenset(name for name, n in one.items() if n == step)
+    vector = max(VECTOR // getattr(torch, types[name].dtype).itemsize for name in tensors)
+    if step % vector == 0 or block < 2 * vector:
+        return None
+    return Alignment(tensors, step, vector)
+
+
+def _step_between(
+    a: Access, group: Group, strides: tuple[int, ...], t: TensorType, row: str, column: str
+) -> int | None:
+    """The step from row to row, of an access to neighbours along the columns; None where it is something else."""
+    steps: dict[str, int] = {}
+    for e, step, n in zip(a.index, strides, t.shape, strict=True):
+        v = linear(e).bare
+        if n == 1:
+            continue
+        if v is None or v in steps or step < 0 or group.extent[v] > n:
+            return None
+        if group.extent[v] > 1:
+            steps[v] = step
+    return steps.get(row) if steps.get(column) == 1 else None
+
+
+class AlignedFrame(Frame):
+    """Reads and writes of rows that begin alike: positions (`place`) count from where a vector begins, which is
+    `origin` in each row."""
+
+    def __init__(self, aligned: Alignment, kernel: Kernel, *rest: Any):
+        super().__init__(kernel, *rest)
+        self.aligned = aligned
+        self.ends = "(first == 0) | (first + BN >= span)"  # whether a block holds ends of its rows
+
+    def read(self, access: Access, other: float | int | None) -> str:
+        if access.tensor not in self.aligned.tensors:
+            return super().read(access, other)
+        own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
+        begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
+        mask = f"row_in[:, None] & ({begins} < span)[None, :]"
+        text = f"tl.load({self.aligned_address(access.tensor)}, mask={mask}, other={0 if other is None else other})"
+        return self.assign(python_name(access.tensor).lower(), text, free_of(access))
+
+    def aligned_address(self, tensor: str) -> str:
+        return f"{self.kernel.pointer(tensor)} + origin[:, None] + place[None, :]"
+
+    def store(self, tensor: str, value: str) -> None:
+        """Vectors that the row fills, then, where the row begins or ends, the elements beside them."""
+        store = f"tl.store({self.aligned_address(tensor)}, {value}, mask=row_in[:, None] & {{}}[None, :])"
+        self.kernel.scopes[-1].lines += [
+            store.format("filled"),
+            f"if {self.ends}:",
+            f"    {store.format('(col_in & (filled == 0))')}",
+        ]
+
+
+def rows_alike(k: Kernel, aligned: Alignment) -> None:
+    """Lines that say which rows program `down` has: a vector's elements apart, so that they begin alike."""
+    v = aligned.vector
+    k.emit(f"start = down // {v} * (BM * {v}) + down % {v}")
+    k.emit(f"row = start + {v} * tl.arange(0, BM)")
+
+
+def begin(k: Kernel, aligned: Alignment, columns: str) -> None:
+    """Lines that say where in a vector the rows of program `down` begin, and how many places they take from there."""
+    k.emit(f"head = down % {aligned.vector} * {_step(k, aligned)} % {aligned.vector}")
+    k.emit(f"span = {columns} + head")
+
+
+def rows_begin(k: Kernel, aligned: Alignment) -> None:
+    """The line that says where rows are."""
+    k.emit(f"origin = row * {_step(k, aligned)} // {aligned.vector} * {aligned.vector}")
+
+
+def _step(k: Kernel, aligned: Alignment) -> str:
+    return k.number("step", "step", aligned.step)
+
+
+def position(k: Kernel, aligned: Alignment, start: str, first: str = "head") -> None:
+    """Lines that say which columns a block has. `first`: the first place that counts."""
+    v = aligned.vector
+    k.emit(f"place = {start} + tl.arange(0, BN)")
+    k.emit("col = place - head")
+    k.emit(f"col_in = (place >= {first}) & (place < span)")
+    k.emit(f"vector = place // {v} * {v}")
+    k.emit(f"filled = (vector >= head) & (vector + {v} <= span)")

@@ -1,0 +1,397 @@
+"""The text of a group's kernel, in each of its forms (see `rows`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.code import tuple_text
+from tilec.backends.common.scalars import NARROW, count_uses
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.fusion.groups import Group, conditions
+from tilec.backends.triton.fusion.grow_groups import accesses, variables_of
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.rows.alignment_peeling import (
+    AlignedFrame,
+    Alignment,
+    begin,
+    position,
+    rows_alike,
+    rows_begin,
+)
+from tilec.backends.triton.rows.statistics import Running, at_once, go_together
+from tilec.backends.triton.rows.tiling import NOTHING, Tiling, levels
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Expr, Statement, index_variables
+from tilec.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """A statistic whose values stand in a block of that name."""
+
+    statement: Statement
+    accumulator: Accumulator
+    block: str
+
+
+class RowWriter:
+    """The kernel of a group."""
+
+    def __init__(
+        self,
+        group: Group,
+        types: Mapping[str, TensorType],
+        strides: Mapping[str, tuple[int, ...]],
+        wide: bool,
+        tiling: Tiling,
+        maxima: Mapping[str, str] = NOTHING,
+        heads: Collection[str] = (),
+        aligned: Alignment | None = None,
+    ):
+        """`maxima` and `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and are walked."""
+        self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
+        self.aligned = aligned
+        zero = dict.fromkeys(group.extent, 0)
+        last = group.statements[-1]
+        outputs = (*group.rows, *group.columns)
+        space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
+        self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
+        self.k.blockwise = True
+        self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
+        self.running = Running(self.k.names, maxima)
+        self.count = 0
+
+    def launch(self, flat: tuple[Statement, ...]) -> Launch:
+        k, t, group = self.k, self.tiling, self.group
+        {"whole": self._whole, "looped": self._looped, "tiled": self._tiled}[t.form]()
+        k.constants = {"BM": t.rows, "BN": t.columns, **k.constants}
+        alike = 1 if self.aligned is None else self.aligned.vector
+        tiles = t.parts or -(-group.count(group.rows) // (t.rows * alike)) * alike
+        if t.form == "tiled":
+            tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
+        outputs = tuple(s.output for s in group.statements)
+        text = module_text(k.text(*flat))
+        arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+        return Launch(k.name, text, (tiles, 1, 1), arguments, constants, t.warps, t.stages, outputs)
+
+    # forms
+
+    def _whole(self) -> None:
+        self.k.emit(f"down = {self._program()}")
+        self._position("col", self.group.columns, "0")
+        self._walk_rows(self._all_at_once)
+
+    def _tiled(self) -> None:
+        k = self.k
+        k.emit(f"tile = {self._program()}")
+        count, aligned = k.count(self.group.columns), self.aligned
+        k.emit(f"across = tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
+        k.emit("down = tile // across")
+        k.emit("over = tile % across")
+        if aligned is None:
+            self._position("col", self.group.columns, "over * BN")
+        else:
+            begin(k, aligned, count)
+            position(k, aligned, "over * BN")
+            k.decode(Axis("col", self.group.columns, "BN"))
+        self._walk_rows(self._all_at_once)
+
+    def _walk_rows(self, body: Callable[[Frame], None]) -> None:
+        """The rows of this program: one block, or one after the other where outputs add up over them."""
+        k, group = self.k, self.group
+        if not group.sums:
+            self._position("row", group.rows, "down * BM")
+            body(self._frame())
+            return
+        step = self.tiling.rows if self.aligned is None else self.aligned.vector
+        blocks = math.ceil(group.count(group.rows) / step)
+        share = math.ceil(blocks / (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
+        part = k.number("part", "part_size", share)
+        if self.aligned is None:
+            k.emit(f"start = down * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+        else:  # rows that begin alike, so many of them
+            k.emit(f"start = down // {step} * {part}")
+            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.emit(f"start += down % {step}")
+        for s in group.statements:
+            if s.output in group.sums:
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
+                k.scopes[0].lines += accumulator.start("(BM, BN)")
+        before, ahead = self._read_ahead("start")
+        k.scopes[0].lines += before
+        k.scopes.append(Scope())
+        self._position("row", group.rows, "first", "end")
+        frame = self._frame(frozenset(("row", *group.rows)))
+        for a, name in ahead.items():
+            t = self.types[a.tensor]
+            self.values[a] = Value(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
+        if isinstance(frame, AlignedFrame):
+            rows_begin(k, frame.aligned)
+            frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
+        body(frame)
+        lines = k.scopes.pop().lines
+        after, there = self._read_ahead("first + BM")
+        lines = [*after, *lines, *(f"{name} = {there[a]}" for a, name in ahead.items())]
+        stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
+        walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
+        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        for s in group.statements:
+            if s.output in group.sums:
+                self._store_part(s)
+
+    def _read_ahead(self, start: str) -> tuple[list[str], dict[Access, str]]:
+        """Lines that read what rows from `start` on have beside their columns, and names by access. Loads of less than
+        four bytes are not under way before their row's turn by themselves."""
+        k, group = self.k, self.group
+        members = {s.output for s in group.statements}
+        values = count_uses([r for s in group.statements for r in (s.body, s.guard) if r is not None])
+        small = [
+            a for a in values
+            if isinstance(a, Access) and a.tensor not in members and self.types[a.tensor].dtype in NARROW
+            and a.index and all(linear(e).bare in group.rows for e in a.index)
+        ]  # fmt: skip
+        if self.tiling.stages == 1 or self.aligned is not None:
+            return [], {}
+        k.scopes.append(Scope())
+        self._position("row", group.rows, start, "end")
+        frame = self._frame(frozenset(("row", *group.rows)))
+        names = {a: frame.read(a, None) for a in small}
+        lines = k.scopes.pop().lines
+        return (lines, names) if names else ([], {})
+
+    def _looped(self) -> None:
+        """Rows stay, columns pass once for each level of statistics."""
+        k, group = self.k, self.group
+        k.emit(f"down = {self._program()}")
+        end = k.count([v for v in group.columns if group.extent[v] > 1])
+        if self.aligned is None:
+            self._position("row", group.rows, "down * BM")
+        else:
+            rows_alike(k, self.aligned)
+            k.emit(f"row_in = row < {k.count(group.rows)}")
+            k.decode(Axis("row", group.rows, "BM"))
+            begin(k, self.aligned, end)
+            rows_begin(k, self.aligned)
+            end = "span"
+        found = levels(group, self.maxima, self.heads)
+        for level in range(found.depth):
+            here = [s for s in group.statements if found.of[s.output] == level]
+            statistics = [s for s in here if group.reductions(s)]
+            heads = [s for s in statistics if s.output in self.heads]
+            if heads:
+                self._pass(heads, [], "range(0, 1, BN)", True)
+            stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
+            walked = [s for s in statistics if s not in heads]
+            self._pass(walked, stored, f"range(0, {end}, BN)")
+        frame = self._frame()
+        self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
+        for s in group.statements:
+            if s.output in group.stored and not self._walks(s, written=True):
+                self._store(frame, s)
+
+    def _walks(self, s: Statement, written: bool = False) -> bool:
+        """Whether a member's value, or with `written` what it writes, depends on the column."""
+        names = index_variables(*(s.index or ())) if written else variables_of(s)
+        return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
+
+    def _pass(
+        self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str, head: bool = False
+    ) -> None:
+        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values."""
+        k, group = self.k, self.group
+        k.scopes.append(Scope())
+        if self.aligned is not None:
+            position(k, self.aligned, "first", str(self.aligned.vector) if head else "head")
+            k.decode(Axis("col", group.columns, "BN"))
+        else:
+            self._position("col", group.columns, "first")
+        frame = self._frame(frozenset(("col", *group.columns)))
+        wanted = self._with_operands([*statistics, *stored])
+        self._evaluate(frame, wanted, {s.output for s in statistics})
+        for s in stored:
+            self._store(frame, s)
+        lines = k.scopes.pop().lines
+        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        k.scopes[0].lines += self.running.ended([s.output for s in statistics])
+        for s in statistics:
+            accumulator = self.running.accumulators[s.output]
+            self._give_statistic(frame, s, accumulator, accumulator.result())
+        for s in wanted:
+            if self._walks(s, written=True):
+                del self.values[Access(s.output, s.index or ())]
+
+    def _with_operands(self, statements: Sequence[Statement]) -> list[Statement]:
+        """These, and the members whose values they need and that are not at hand, in order."""
+        by_name = {s.output: s for s in self.group.statements}
+        wanted: set[str] = set()
+        pending = list(statements)
+        while pending:
+            s = pending.pop()
+            wanted.add(s.output)
+            pending += [
+                by_name[a.tensor] for a in accesses(s)
+                if a.tensor in by_name and a.tensor not in wanted and a not in self.values
+            ]  # fmt: skip
+        return [s for s in self.group.statements if s.output in wanted]
+
+    def _all_at_once(self, frame: Frame) -> None:
+        group = self.group
+        known = levels(group).of  # what waits for the same exchanges stands together, so that these are few
+        self._evaluate(frame, sorted(group.statements, key=lambda s: known[s.output]))
+        for s in group.statements:
+            if s.output in group.stored and s.output not in group.sums:
+                self._store(frame, s)
+
+    # positions
+
+    def _program(self) -> str:
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.k.wide else "")
+
+    def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
+        k, block = self.k, {"row": "BM", "col": "BN"}[name]
+        k.emit(f"{name} = {start} + tl.arange(0, {block})")
+        k.emit(f"{name}_in = {name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
+        if name == "col" and self.tiling.columns >= 4:
+            k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
+        k.decode(Axis(name, variables, block))
+
+    def _frame(self, *inner: frozenset[str]) -> Frame:
+        places = ["row", "col"], {"row": "row_in", "col": "col_in"}
+        return (
+            Frame(self.k, *places, *inner)
+            if self.aligned is None
+            else AlignedFrame(self.aligned, self.k, *places, *inner)
+        )
+
+    # values
+
+    def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
+        """Values of statements in order; those in `running` are added to their accumulators."""
+        roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
+        evaluator = Evaluator(frame, *roots, given=self.values)
+        evaluator.read_first(*roots, made={s.output for s in self.group.statements})
+        pending: list[_Reduction] = []
+        for s in statements:
+            target = Access(s.output, s.index or ())
+            if target in self.values:
+                continue
+            if any(a.tensor == r.statement.output for a in accesses(s) for r in pending):
+                self._reduce(frame, evaluator, pending)
+            tests = frame.tests(conditions(s, self.group, self.types))
+            if s.guard is not None:
+                tests.append(evaluator.condition(evaluator.value(s.guard)))
+            value = evaluator.value(s.body)
+            if s.output in self.group.sums:
+                self._add(
+                    s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.running.accumulators[s.output]
+                )
+            elif s.output in running:
+                accumulator = self.running.accumulators[s.output] = self._accumulator(s)
+                rowwise = s.output in self.maxima.values()
+                self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
+                code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                for line in self.running.stepped(s.output, code):
+                    self.k.emit(line)
+            elif self.group.reductions(s):
+                accumulator = self._accumulator(s)
+                code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                pending.append(_Reduction(s, accumulator, code))
+            else:
+                self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
+        self._reduce(frame, evaluator, pending)
+
+    def _reduce(self, frame: Frame, evaluator: Evaluator, pending: list[_Reduction]) -> None:
+        """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
+        while pending:
+            r = pending[0]
+            group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
+            pending[:] = [o for o in pending if o not in group]
+            for line in at_once([(o.accumulator, o.block) for o in group]):
+                self.k.emit(line)
+            for o in group:
+                s, result = o.statement, o.accumulator.result()
+                target = Access(s.output, s.index or ())
+                evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))
+
+    def _plain(self, frame: Frame, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str]) -> Value:
+        """The value of a statement that aggregates nothing, the identity where the point is not valid."""
+        t = self.types[s.output]
+        held = held_as(t.dtype)
+        code = evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held)
+        mask = " & ".join(dict.fromkeys(tests))
+        if mask:
+            code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, held).identity_text})"
+        variables = frozenset(variables_of(s))
+        exact = value.exact and value.type.dtype == t.dtype
+        return Value(frame.assign("at", code, variables), t.element(), held, variables, exact=exact)
+
+    def _accumulator(self, s: Statement) -> Accumulator:
+        suffix = ""
+        while not suffix or any(self.k.names.fresh(n) != n for n in (f"acc{suffix}", f"top{suffix}", f"total{suffix}")):
+            self.count += 1
+            suffix = f"_{self.count}"
+        return replace(Accumulator.of(s.aggregation, self.types[s.output].dtype), suffix=suffix)
+
+    def _spread(
+        self, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str], accumulator: Accumulator
+    ) -> str:
+        """A name of the block of values, the identity where the point does not count."""
+        truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+        mask = " & ".join(dict.fromkeys(tests))
+        name = self.k.names.fresh("value")
+        self.k.emit(f"{name} = tl.where({mask}, tl.broadcast_to({code}, (BM, BN)), {accumulator.identity_text})")
+        return name
+
+    def _add(
+        self, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str], accumulator: Accumulator
+    ) -> None:
+        for line in accumulator.step(self._spread(s, evaluator, value, tests, accumulator)):
+            self.k.emit(line)
+
+    def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> Value:
+        t = self.types[s.output]
+        held = held_as(t.dtype)
+        cast = "" if held == accumulator.dtype else f".to({triton_type(held)})"
+        variables = frozenset(index_variables(*(s.index or ())))
+        name = frame.assign("statistic", f"({result}){cast}[:, None]", variables)
+        value = Value(name, t.element(), held, variables)
+        self.values[Access(s.output, s.index or ())] = value
+        return value
+
+    # stores
+
+    def _store(self, frame: Frame, s: Statement) -> None:
+        k, group = self.k, self.group
+        written = {v for v in index_variables(*(s.index or ())) if group.extent[v] > 1}
+        axes = [a for a, names in (("row", group.rows), ("col", group.columns)) if written & set(names)]
+        shape = tuple_text([{"row": "BM", "col": "BN"}[a] if a in axes else "1" for a in ("row", "col")])
+        tests = [frame.spread(frame.tails[a], a) for a in axes]
+        tests += ["(down == 0)"] if "row" not in axes else []
+        tests += ["(over == 0)"] if "col" not in axes and self.tiling.form == "tiled" else []
+        value = self.values[Access(s.output, s.index or ())]
+        dtype = self.types[s.output].dtype
+        cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
+        if isinstance(frame, AlignedFrame) and s.output in frame.aligned.tensors:
+            frame.store(s.output, f"tl.broadcast_to({value.code}, {shape}){cast}")
+            return
+        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
+        address += "" if axes else f" + tl.full({shape}, 0, tl.int32)"
+        mask = " & ".join(tests)
+        k.emit(
+            f"tl.store({address}, tl.broadcast_to({value.code}, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))"
+        )
+
+    def _store_part(self, s: Statement) -> None:
+        k = self.k
+        accumulator = self.running.accumulators[s.output]
+        k.scopes[0].lines += accumulator.reduce(0)
+        parts, count = k.pointer(f"{s.output}.parts"), k.count(self.group.columns)
+        k.emit(f"tl.store({parts} + down.to(tl.int64) * ({count}) + col, {accumulator.result()}, mask=col_in)")

@@ -1,0 +1,96 @@
+"""Fewer walks over long rows.
+
+A sum over a row that weighs exponentials relative to the row's maximum needs no walk of its own: with the maximum as it
+is known so far, what is added up is scaled down whenever a greater value comes (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018). So that more sums are of this form, what members compute at each point is
+written into the sums that read it, and factors that a row shares leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.fusion.groups import Group, conditions
+from tilec.backends.triton.fusion.grow_groups import variables_of
+from tilec.ir.functions import ONE
+from tilec.ir.program import Access, Call, Expr, Float, Inside, Pad, Statement, index_variables, rebuild, walk
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.lower.factor import factors_of
+
+MOST_NODES = 200  # of a body with everything written into it
+Types = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """A group in which some sums are over `weights * exp(value - maximum)`: their bodies are the weights, and `maxima`
+    names the maximum of each. `types` has those of the statements that were made."""
+
+    group: Group
+    types: Types
+    maxima: Mapping[str, str]
+
+
+def rescaled(group: Group, types: Types) -> Rescaled:
+    """The group with such sums marked."""
+    columns = {v for v in group.columns if group.extent[v] > 1}
+    bodies: dict[str, Expr] = {}  # what members compute at each point
+    largest: dict[str, Expr] = {}  # what the maxima are taken of
+    maxima: dict[str, str] = {}
+    known = dict(types)
+    members = {s.output for s in group.statements}
+    statements: list[Statement] = []
+    for s in group.statements:
+        plain = s.guard is None and not s.constraints and not conditions(s, group, types)
+        body = inlined(s.body, bodies)
+        small = sum(1 for _ in walk(body)) <= MOST_NODES
+        moving = bool(columns & set(variables_of(s)))
+        if not group.reductions(s):
+            if plain and moving and small and kind(types[s.output].dtype) == 2 and s.index is not None:
+                bodies[s.output] = body
+        elif plain and small and s.output not in group.sums:
+            if s.aggregation == "max" and types[s.output].dtype in ("float32", "float64"):
+                largest[s.output] = body
+            found = _relative(body, columns, largest) if s.aggregation == "sum" else None
+            if found is not None and kind(types[s.output].dtype) == 2 and not members & tensors_read(found[1]):
+                maximum, weight, shared = found
+                total = f"{s.output}.scaled"
+                known[total] = types[s.output]
+                maxima[total] = maximum
+                statements.append(replace(s, output=total, body=weight))
+                s = replace(s, body=Call("mul", (Access(total, s.index or ()), shared)), aggregation="assign")
+        statements.append(s)
+    return Rescaled(replace(group, statements=tuple(statements)), known, maxima)
+
+
+def tensors_read(e: Expr) -> set[str]:
+    """Tensors that an expression reads."""
+    return {x.tensor for x in walk(e) if isinstance(x, Access)}
+
+
+def inlined(e: Expr, bodies: Mapping[str, Expr]) -> Expr:
+    """The expression with bodies in place of what reads their tensors."""
+    if isinstance(e, Access) and e.tensor in bodies:
+        return bodies[e.tensor]
+    return e if isinstance(e, (Access, Pad)) else rebuild(e, lambda x: inlined(x, bodies))
+
+
+def _relative(body: Expr, columns: set[str], largest: Mapping[str, Expr]) -> tuple[str, Expr, Expr] | None:
+    """The maximum that a product's exponential is relative to, the weight of that at each point, what rows share."""
+    maximum: str | None = None
+    weight: Expr = ONE
+    shared: Expr = Float(1.0)
+    for f in factors_of(body, False):
+        value, divides = f.value, f.divides
+        if not columns & set(index_variables(value)):
+            shared = Call("div" if divides else "mul", (shared, value))
+            continue
+        match value:
+            case Call("exp", (Call("sub", (x, Access(m))),)) if maximum is None and not divides and largest.get(m) == x:
+                maximum = m
+                for a in (e for e in walk(x) if isinstance(e, Access)):
+                    weight = weight * Inside(a)  # 1, but the points are those of the maximum
+            case _:
+                weight = Call("div" if divides else "mul", (weight, value))
+    return None if maximum is None else (maximum, weight, shared)

@@ -1,0 +1,134 @@
+"""Family rows: the statements of a group in one kernel, what only they read staying on the chip.
+
+Three forms. `whole`: a program sees all columns of its rows at once, so that each outside element is read once; where
+outputs add up over rows it walks a part of the rows and keeps the sums. `looped`: rows too long for that are walked
+block by block, once for each level of statistics. `tiled`: nothing is aggregated over columns, and programs share rows
+and columns alike. Sums over rows are two-stage: partial sums a program, combined in order by a second launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.fusion.groups import Group
+from tilec.backends.triton.iteration.coalesce import Viewed, candidates, merge
+from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
+from tilec.backends.triton.rows.kernel import RowWriter
+from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
+from tilec.backends.triton.rows.shifted_variance import centred
+from tilec.backends.triton.rows.tiling import NOTHING, Tiling, choose_tiling, levels
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a group becomes: the launch, the partial sums that it makes and the group that combines them, if any."""
+
+    launch: Launch
+    partial: Mapping[str, TensorType]
+    second: Group | None
+
+
+def row_launch(
+    group: Group,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    wide: bool,
+    tiling: Tiling | None = None,
+    misaligned: Collection[str] = (),
+    told: tuple[Statement, ...] | None = None,
+) -> Rows:
+    """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`: see
+    `Setting`."""
+    merged, merged_types, merged_strides = _coalesced(group, types, strides)
+    tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
+    made = Rescaled(merged, merged_types, NOTHING)
+    heads: frozenset[str] = frozenset()
+    aligned: Alignment | None = None
+    if tiling.form == "looped":
+        made = rescaled(merged, merged_types)
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
+        about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
+        if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
+            made, heads = replace(made, group=about.group, types=about.types), about.heads
+    elif tiling.form == "tiled" and merged.sums:
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
+        tiling, aligned = _by_vectors(tiling, aligned)
+    writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
+    partial, second = _second_stage(group, types, tiling.parts)
+    return Rows(writer.launch(group.statements if told is None else told), partial, second)
+
+
+def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
+    """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
+    if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
+        return tiling, None
+    parts = tiling.parts // aligned.vector * aligned.vector
+    return replace(tiling, columns=min(tiling.columns, 1024), parts=parts), aligned
+
+
+def _second_stage(
+    group: Group, types: Mapping[str, TensorType], parts: int
+) -> tuple[dict[str, TensorType], Group | None]:
+    """Partial sums, one row a program, and the group that combines them: their columns are its rows."""
+    partial: dict[str, TensorType] = {}
+    statements: list[Statement] = []
+    columns = tuple(v for v in group.columns if group.extent[v] > 1)
+    part = _unlike("p", group.extent)
+    for s in group.statements:
+        if s.output in group.sums:
+            name = f"{s.output}.parts"
+            shape = (parts, *(group.extent[v] for v in columns))
+            partial[name] = TensorType(shape, Accumulator.of(s.aggregation, types[s.output].dtype).dtype)
+            body = Access(name, (Index(part), *map(Index, columns)))
+            statements.append(replace(s, body=body, guard=None, constraints=()))
+    if not statements:
+        return partial, None
+    extent = {part: parts, **{v: group.extent[v] for v in group.extent if v not in group.rows or group.extent[v] == 1}}
+    rows = tuple(v for v in extent if v != part)
+    return partial, Group((*statements, *group.after), rows, (part,), extent, group.stored, frozenset())
+
+
+def _unlike(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _coalesced(
+    group: Group, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]]
+) -> tuple[Group, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]]:
+    """The group with neighbouring variables that all its tensors walk as one merged."""
+    parts: list[Expr] = []
+    for s in group.statements:
+        parts += [Access(s.output, s.index or ()), s.body, *(() if s.guard is None else (s.guard,))]
+    constraints = tuple(c for s in group.statements for c in s.constraints)
+    all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
+    seen = Viewed(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
+    extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
+    alike = not any(map(group.reductions, group.statements))  # rows and columns are all the same to it
+    pending = True
+    while pending:
+        pending = False
+        for outer, inner in candidates(seen.statement):
+            merged = merge(seen, outer, inner) if alike or (outer in rows) == (inner in rows) else None
+            if merged is not None:
+                seen, pending = merged, True
+                extent[inner] *= extent.pop(outer)
+                (rows if outer in rows else columns).remove(outer)
+                break
+    assert isinstance(seen.statement.body, Call)
+    left = iter(seen.statement.body.args)
+    statements = []
+    for s in group.statements:
+        target = next(left)
+        assert isinstance(target, Access)
+        body, guard = next(left), None if s.guard is None else next(left)
+        sizes = tuple(map(Int, seen.types[s.output].shape))
+        statements.append(replace(s, index=target.index, sizes=sizes, body=body, guard=guard))
+    found = replace(group, statements=tuple(statements), rows=tuple(rows), columns=tuple(columns), extent=extent)
+    return found, seen.types, seen.strides

@@ -1,0 +1,76 @@
+"""Statistics of rows while they are found: what a block of values does to them, and how a row's come of the block's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tilec.backends.common.code import Names
+from tilec.backends.triton.emit.accumulate import Accumulator
+
+JOINT = {4: "add_four_", 2: "add_two_"}
+
+
+def go_together(a: Accumulator, b: Accumulator) -> bool:
+    """Whether one exchange serves both."""
+    return a.aggregation == b.aggregation == "sum" and a.dtype == b.dtype
+
+
+def at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
+    """Lines that combine blocks of values along the columns, of which those of several `go_together`."""
+    rest = list(blocks)
+    while rest:
+        n = next((n for n in JOINT if n <= len(rest)), 1)
+        part, rest = rest[:n], rest[n:]
+        if n == 1:
+            yield from part[0][0].at_once(part[0][1], 1)
+        else:
+            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
+            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
+
+
+class Running:
+    """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which."""
+
+    def __init__(self, names: Names, maxima: Mapping[str, str]):
+        self.names, self.maxima = names, maxima
+        self.accumulators: dict[str, Accumulator] = {}
+        self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
+
+    def stepped(self, output: str, code: str) -> list[str]:
+        """Lines that take a block of values, of that name, into a statistic."""
+        accumulator = self.accumulators[output]
+        (acc, *_) = accumulator.state
+        if output in self.maxima.values():
+            top, fading, part = (self.names.fresh(n) for n in ("greatest", "fading", "part"))
+            self._relative[output] = fading, part
+            return [
+                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
+                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
+                f"{part} = shifted_exp_({code}, {top}[:, None])",
+                f"{acc} = {top}",
+            ]
+        if output in self.maxima:
+            fading, part = self._relative[self.maxima[output]]
+            return [f"{acc} = {acc} * {fading} + {code} * {part}"]
+        return accumulator.step(code)
+
+    def ended(self, outputs: Sequence[str]) -> list[str]:
+        """Lines that make rows' statistics of the blocks' of their columns."""
+        lines: list[str] = []
+        ended: list[str] = []
+        sums: dict[str, list[Accumulator]] = {}
+        for output in outputs:
+            accumulator = self.accumulators[output]
+            (acc, *_) = accumulator.state
+            if output in self.maxima.values():
+                continue
+            if output in self.maxima:
+                (top,) = self.accumulators[self.maxima[output]].state
+                ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)
+            if go_together(accumulator, accumulator):
+                sums.setdefault(accumulator.dtype, []).append(accumulator)
+            else:
+                lines += accumulator.reduce(1)
+        for group in sums.values():
+            lines += at_once([(a, a.state[0]) for a in group])
+        return lines + ended

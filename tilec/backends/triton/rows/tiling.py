@@ -1,0 +1,128 @@
+"""How the kernel of a group is spread over programs, and how often it goes over its columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from tilec import knobs
+from tilec.backends.common.scalars import NARROW
+from tilec.backends.triton.fusion.groups import Group
+from tilec.backends.triton.fusion.grow_groups import ON_CHIP, accesses, variables_of
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.cost import size_in_bytes
+from tilec.ir.index import linear
+from tilec.ir.program import Call, index_variables, walk
+from tilec.ir.types import TensorType
+
+MULTIPROCESSORS = 132  # of an H200
+STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
+NOTHING: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`form`: whole, looped or tiled. `rows`, `columns`: of a block. `parts`: programs that share the rows where
+    outputs add up over them, else 0. `stages`: of the walk over rows."""
+
+    form: str
+    rows: int
+    columns: int
+    parts: int
+    warps: int
+    stages: int = 1
+
+
+def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType]) -> Tiling:
+    """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
+    where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
+    next rows under way, or of one where rows are long."""
+    rows, columns = group.count(group.rows), group.count(group.columns)
+    needed = power_of_two(columns)
+    statistics = any(group.reductions(s) and s.output not in group.sums for s in group.statements)
+    together = rows_together(group, strides)
+    if not statistics:
+        block = min(needed, 2048)
+        down = min(power_of_two(rows), max(together, 2048 // block, 1))
+        across = -(-columns // block)
+        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
+        parts = min(-(-rows // down), programs) if group.sums else 0
+        return Tiling("tiled", down, block, parts, 4)
+    full = _full_reads(group)
+    heavy = len(full) > 1 and not group.sums
+    halves = all(types[name].dtype in NARROW for name in full if name in types)
+    deep = levels(group).depth > 1
+    again = deep or needed <= 1024
+    if group.sums or (again and max(1, together) * needed <= ON_CHIP):
+        elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
+        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+        few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
+        each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
+        warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
+        programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
+        parts = min(-(-rows // down), programs) if group.sums else 0
+        held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
+        return Tiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
+    down = min(power_of_two(rows), together)
+    exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
+    elements = 8192 if down > 1 and not heavy else 4096 if exponentials else 1024
+    block = min(needed, max(1, elements // down))
+    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+
+
+def _full_reads(group: Group) -> set[str]:
+    """Tensors from outside that are read at each point."""
+    many = {v for v, n in group.extent.items() if n > 1}
+    members = {s.output for s in group.statements}
+    return {
+        a.tensor
+        for s in group.statements
+        for a in accesses(s)
+        if a.tensor not in members and many <= set(index_variables(*a.index))
+    }
+
+
+NEIGHBOURS = 64  # rows of a block where memory runs along the rows
+
+
+def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
+    """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
+    best, answer = -1, 1
+    for s in group.statements:
+        for a in accesses(s):
+            if a.tensor not in strides:
+                continue
+            moves = [
+                (abs(step), v)
+                for e, step in zip(a.index, strides[a.tensor], strict=True)
+                if (v := linear(e).bare) is not None and group.extent[v] > 1 and step
+            ]
+            size = math.prod(group.extent[v] for _, v in moves)
+            if moves and size > best:
+                best, answer = size, NEIGHBOURS if min(moves)[1] in group.rows else 1
+    return answer
+
+
+@dataclass(frozen=True)
+class Levels:
+    """`of`: the walk over the columns in which each member's operands are known, 0 the first. `depth`: walks needed."""
+
+    of: Mapping[str, int]
+    depth: int
+
+
+def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[str] = ()) -> Levels:
+    """`maxima`: by sums that are kept relative to a maximum while both are found, which. `heads`: statistics of each
+    row's first block alone, known before the walk."""
+    found: dict[str, int] = {}  # when a value is known
+    starts: dict[str, int] = {}
+    for s in group.statements:
+        start = max((found[a.tensor] for a in accesses(s) if a.tensor in found), default=0)
+        if s.output in maxima:
+            start = max(start, starts[maxima[s.output]])
+        starts[s.output] = start
+        statistic = bool(group.reductions(s)) and s.output not in group.sums and s.output not in heads
+        found[s.output] = start + statistic
+    full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
+    return Levels(starts, 1 + max((starts[name] for name in full), default=0))

@@ -1,0 +1,195 @@
+"""Kernels from text: files on disk, modules, compiled code for a target, and one clear error where that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tilec import knobs
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
+from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
+
+TARGETS = {"sm_80": 80, "sm_90": 90}
+POINTERS = {
+    "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "uint8": "*u8",
+    "int8": "*i8", "int16": "*i16", "int32": "*i32", "int64": "*i64",
+}  # fmt: skip
+
+
+def interpreting() -> bool:
+    return bool(triton.knobs.runtime.interpret)
+
+
+def own_storage(t: torch.Tensor) -> torch.Tensor:
+    """The same elements at the same strides in storage of their own: the interpreter takes tensors whose storages begin
+    at one address, as slices of one NumPy array do, for the same storage."""
+    return t.new_empty(0).set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
+
+
+@cache
+def kernel_folder() -> Path:
+    """Where kernels' files go: below TILEC_CACHE; a folder of this process alone if that cannot be written."""
+    folder = knobs.cache_directory() / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="tilec-kernels-"))
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputMistake where kernels cannot run on the device, Unsupported where it lacks what they need."""
+    if device.type == "cpu" and interpreting():
+        return
+    if device.type != "cuda":
+        there = "" if torch.cuda.is_available() else "; this machine has no CUDA device"
+        hint = 'move the inputs to "cuda", use backend="torch", or set TRITON_INTERPRET=1 before Python starts'
+        raise InputMistake(f"the Triton backend runs on CUDA tensors; these are on {device.type}{there}", hint=hint)
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise Unsupported(
+            f"kernels need compute capability 8.0; {torch.cuda.get_device_name(device)} has {major}.{minor}",
+            hint='use backend="torch"',
+        )
+
+
+def file_of(launch: Launch) -> Path:
+    """The file that holds the kernel's text, written if need be."""
+    digest = hashlib.sha256(launch.text.encode()).hexdigest()[:16]
+    path = kernel_folder() / f"{launch.kernel}_{digest}.py"
+    if not path.exists() or path.stat().st_size != len(launch.text.encode()):
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(launch.text)
+        os.replace(name, path)
+    return path
+
+
+@cache
+def _module(path: Path, interpret: bool) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tilec_kernels.{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if interpret:
+        from tilec.backends.triton.runtime.interpreter import prepare_interpreter
+
+        module.libdevice = prepare_interpreter()  # type: ignore[attr-defined]
+    return module
+
+
+def fields_of(described: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(described)}
+
+
+class Address:
+    """Stands for the tensor of a tensor map whose address is known only at the call."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+        self.value = 0
+
+    def data_ptr(self) -> int:
+        return self.value
+
+
+def tensor_map(d: Descriptor, tensor: torch.Tensor, rounds: bool = False) -> Any:
+    """The descriptor over a tensor, as Gluon takes it. `rounds`: float32 to the nearest tf32, where this Triton can."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + d.offset)
+    options = {"round_f32_to_tf32": True} if rounds and "round_f32_to_tf32" in fields_of(TensorDescriptor) else {}
+    return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d), **options)
+
+
+def _layout(d: Descriptor) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return eval(d.layout, {"gl": gl})
+
+
+def function_of(launch: Launch) -> Any:
+    """The kernel as Triton's function."""
+    return getattr(_module(file_of(launch), interpreting()), launch.kernel)
+
+
+def options_of(launch: Launch) -> dict[str, Any]:
+    """How Triton compiles the kernel."""
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fusion}
+    return {**options, "launch_cooperative_grid": True} if launch.together else options
+
+
+def explained(launch: Launch, error: Exception) -> TileError:
+    """The error of a kernel that cannot be compiled or launched, with its statement and its file."""
+    statement = " ".join(line.strip()[2:] for line in launch.text.splitlines() if line.startswith("    # "))
+    where = f"its statement is {statement.strip()} and its source {file_of(launch)}"
+    what = ", ".join(launch.statements)
+    if type(error).__name__ == "OutOfResources":
+        return Unsupported(f"the kernel of {what} needs more of the device than it has: {error}", hint=where)
+    message = str(error).strip().splitlines()
+    return InternalMistake(f"the kernel of {what} does not compile: {message[-1] if message else error!r}", hint=where)
+
+
+def guarded(launch: Launch, action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:
+        raise explained(launch, error) from error
+
+
+def _source_of(function: Any) -> Any:
+    if type(function).__name__ != "GluonJITFunction":
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
+
+
+def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
+    """The kernel compiled for a target such as "sm_90", without a device. `dtypes`: element type of each tensor."""
+    if target not in TARGETS:
+        raise Unsupported(f"there is no target {target!r}", hint="targets: " + ", ".join(TARGETS))
+    if interpreting():
+        raise Unsupported("nothing is compiled while kernels are interpreted", hint="unset TRITON_INTERPRET")
+    signature: dict[str, str] = {}
+    constants: dict[str, object] = dict(launch.constants)
+    attributes: dict[tuple[int, ...], list] = {}
+    function = function_of(launch)
+    plain = {p.name for p in function.params if p.do_not_specialize}
+    for place, (name, value) in enumerate(launch.arguments):
+        if isinstance(value, Descriptor):
+            block = ",".join(map(str, value.block))
+            signature[name] = f"tensordesc<{POINTERS[dtypes[value.tensor]][1:]}[{block}],{_layout(value)!r}>"
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, Pointer):
+            signature[name] = POINTERS[dtypes[value.tensor]]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif name in plain:
+            signature[name] = "i32"
+        elif value == 1:
+            signature[name], constants[name] = "constexpr", 1
+        else:
+            assert isinstance(value, int)
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
+    source = _source_of(function)(function, signature, constants, attributes)
+    gpu = GPUTarget("cuda", TARGETS[target], 32)
+    return guarded(launch, lambda: triton.compile(source, target=gpu, options=options_of(launch)))

@@ -1,0 +1,331 @@
+"""Plans that run: tensors are allocated, kernels launched, torch called; a repeated call does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import tilec.backends.torch.runtime as runtime
+from tilec.backends.base import Kernel
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Launch,
+    Part,
+    Plan,
+    Release,
+    Repeat,
+    Setting,
+    Slabs,
+    Table,
+    TorchLines,
+    python_name,
+    repeated_bytes,
+    temporary_bytes,
+)
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.compiled import (
+    TARGETS,
+    check_device,
+    compile_for,
+    interpreting,
+    own_storage,
+)
+from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.straight import Run, straight
+from tilec.errors import InputMistake
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
+
+precision = torch.get_float32_matmul_precision
+Tensors = dict[str, torch.Tensor]
+Operation = Callable[[Tensors, int], None]
+
+
+class PlannedCall:
+    """One plan on one device."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
+        self.plan = plan
+        self._names = tuple(names)
+        self._device = device
+        self._cuda, self._index = device.type == "cuda", device.index or 0
+        self._operations = [_operation(step, device) for step in plan.steps]
+        self._straight: Run | None = None
+        self._first = True
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if not self._cuda:
+            return self._steps([own_storage(t) for t in inputs], 0)
+        index = self._index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
+        return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
+
+    def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        if self._straight is not None:
+            return self._straight(inputs, stream)
+        outputs = self._steps(inputs, stream)
+        if self._first:
+            self._first = False
+            made = straight(self.plan, self._names, self._operations, self._device)
+            self._straight = made[1] if made is not None else None
+        return outputs
+
+    def _steps(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        """Step by step, which compiles what has not run yet."""
+        tensors = dict(zip(self._names, inputs, strict=True))
+        for operation in self._operations:
+            operation(tensors, stream)
+        return tuple([tensors[name] for name in self.plan.outputs])
+
+
+def _operation(step: object, device: torch.device) -> Operation:
+    match step:
+        case Allocate():
+            return _allocation(step, device)
+        case Launch():
+            return Launched(step)
+        case Repeat():
+            return _repeated(step)
+        case Table(tensor, rows):
+            table = torch.tensor(rows, dtype=torch.int32, device=device)
+            return lambda tensors, stream: tensors.__setitem__(tensor, table)
+        case Release(names):
+            return _release(names)
+        case TorchLines():
+            return _torch_lines(step)
+        case Part():
+            return _part(step, device)
+        case Slabs():
+            return _slabs(step, device)
+    raise AssertionError(f"no step: {step!r}")
+
+
+def _repeated(step: Repeat) -> Operation:
+    launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
+    return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
+
+
+def _part(step: Part, device: torch.device) -> Operation:
+    operations = [_operation(s, device) for s in step.plan.steps]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        own = {name: tensors[name] for name in step.inputs}
+        for operation in operations:
+            operation(own, stream)
+        tensors.update((name, own[name]) for name in step.plan.outputs)
+
+    return call
+
+
+def _slabs(step: Slabs, device: torch.device) -> Operation:
+    """The loop. Operations that combine are compiled from their text."""
+    parts = [(step.rows, [_operation(s, device) for s in step.whole.plan.steps])] * (step.size // step.rows)
+    if step.rest is not None:
+        parts.append((step.size % step.rows, [_operation(s, device) for s in step.rest.plan.steps]))
+    starts = None if step.start is None else (step.start, first_rows(step.size, step.rows, device))
+    whole = [(g.name, g.tensor) for g in step.given if g.axis is None]
+    cut = [(g.name, g.tensor, g.axis, g.copied) for g in step.given if g.axis is not None]
+    rows = [(r.name, r.tensor, r.axis, r.in_place) for r in step.results if r.axis is not None]
+    sums = [(r.name, r.tensor, _combining(r.combined)) for r in step.results if r.axis is None]
+
+    def call(tensors: Tensors, stream: int) -> None:
+        first = 0
+        for number, (count, operations) in enumerate(parts):
+            own = {name: tensors[tensor] for name, tensor in whole}
+            for name, tensor, axis, copied in cut:
+                view = tensors[tensor].narrow(axis, first, count)
+                own[name] = view.clone(memory_format=torch.contiguous_format) if copied else view
+            if starts is not None:
+                own[starts[0]] = starts[1][number]
+            places = [tensors[tensor].narrow(axis, first, count) for _, tensor, axis, _ in rows]
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if in_place:
+                    own[name] = place
+            for operation in operations:
+                operation(own, stream)
+            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
+                if not in_place:
+                    place.copy_(own[name])
+            for name, tensor, combine in sums:
+                combine(tensors[tensor], own[name])
+            first += count
+
+    return call
+
+
+def _combining(text: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})
+
+
+def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
+    """The number of each slab's first row, of rank 0, each at an aligned address."""
+    numbers = torch.arange(0, size, rows, device=device)
+    return list(torch.stack((numbers, numbers), 1)[:, 0])
+
+
+def _release(names: Sequence[str]) -> Operation:
+    def release(tensors: Tensors, stream: int) -> None:
+        for name in names:
+            del tensors[name]
+
+    return release
+
+
+def _allocation(step: Allocate, device: torch.device) -> Operation:
+    name, shape, fill, dtype = step.tensor, step.shape, step.fill, getattr(torch, step.dtype)
+    if fill is None:
+        empty = torch.empty
+
+        def allocate(tensors: Tensors, stream: int) -> None:
+            tensors[name] = empty(shape, dtype=dtype, device=device)
+
+        return allocate
+    if isinstance(fill, str):
+        return lambda tensors, stream: tensors.__setitem__(
+            name, tensors[fill].to(dtype, copy=True, memory_format=torch.contiguous_format).expand(shape).contiguous()
+        )
+    return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
+
+
+def _torch_lines(step: TorchLines) -> Operation:
+    """The lines as a function of the tensors they read."""
+    results = ", ".join(map(python_name, step.writes))
+    header = f"def lines({', '.join(map(python_name, step.reads))}):"
+    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(text, f"<tilec {', '.join(step.statements)}>", "exec"), scope)
+    function, reads, writes = scope["lines"], step.reads, step.writes
+
+    def call(tensors: Tensors, stream: int) -> None:
+        tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
+
+    return call
+
+
+class TritonProgram:
+    """The executable of a lowered program. Plans are made for the strides and alignment that a call brings."""
+
+    def __init__(
+        self,
+        make_plan: Callable[..., Plan],
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        types: Mapping[str, TensorType],
+        text: Callable[[Plan], str],
+        target: str | None,
+        grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
+    ):
+        self.grouped = grouped
+        self._make_plan = make_plan
+        self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
+        self._text, self._target = text, target
+        self._calls: dict[object, PlannedCall] = {}
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
+        call = self._calls.get(key)
+        if call is None:
+            call = self._prepare(key, inputs)
+        return call(inputs)
+
+    def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
+        device = (
+            inputs[0].device
+            if inputs
+            else torch.device("cpu" if interpreting() or not torch.cuda.is_available() else "cuda")
+        )
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        check_device(device)
+        setting = replace(_setting(device), misaligned=_misaligned(self._names, inputs))
+        by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
+        plan = self._make_plan([t.stride() for t in inputs], setting, by_name)
+        call = self._calls[key] = PlannedCall(plan, self._names, device)
+        return call
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for contiguous inputs."""
+        strides = [contiguous(s) for s in self._shapes]
+        return self._make_plan(strides, _target_setting(self._target))
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
+
+    @property
+    def temporary_bytes(self) -> int | None:
+        return temporary_bytes(self.plan, self._types)
+
+    @property
+    def repeated_bytes(self) -> int:
+        return repeated_bytes(self.plan)
+
+    def source(self) -> str:
+        return self._text(self.plan)
+
+    def asm(self, kind: str) -> str:
+        target = self._target or _own_target()
+        pieces = []
+        for launch, dtypes in _typed(self.plan, self._types):
+            compiled = compile_for(launch, dtypes, target)
+            piece = compiled.asm[kind]
+            pieces.append(piece if isinstance(piece, str) else piece.hex())
+        return "\n".join(pieces)
+
+
+def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch, dict[str, str]]]:
+    """Every launch with the element types of the tensors that it may read."""
+    dtypes = {name: t.dtype for name, t in types.items()}
+    for step in plan.steps:
+        match step:
+            case Allocate(tensor, _, dtype):
+                dtypes[tensor] = dtype
+            case Table(tensor):
+                dtypes[tensor] = "int32"
+            case TorchLines(writes=writes):
+                dtypes |= dict.fromkeys(writes, "int64")
+            case Launch():
+                yield step, dtypes
+            case Repeat(launch=launch):
+                yield launch, dtypes
+            case Part() | Slabs():
+                for part in (step,) if isinstance(step, Part) else step.parts:
+                    yield from _typed(part.plan, part.types)
+
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
+
+
+def _setting(device: torch.device) -> Setting:
+    if device.type != "cuda":
+        return Setting(precision(), capability=0)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
+    count = properties.multi_processor_count
+    capability = 10 * properties.major + properties.minor
+    return Setting(precision(), capability=capability, shared=shared, multiprocessors=count)
+
+
+def _target_setting(target: str | None) -> Setting:
+    if target is None:
+        here = torch.cuda.is_available() and not interpreting()
+        return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))
+    capability = TARGETS.get(target, 90)
+    return Setting(precision(), capability=capability, shared=SHARED[capability])
+
+
+def _misaligned(names: Sequence[str], inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(n for n, t in zip(names, inputs, strict=True) if t.data_ptr() % 16)
+
+
+def _own_target() -> str:
+    if not torch.cuda.is_available():
+        raise InputMistake("there is no CUDA device to compile for", hint='name one: lower(..., target="sm_90")')
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"

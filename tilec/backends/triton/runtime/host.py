@@ -1,0 +1,169 @@
+"""The source of a whole program: its kernels and the Python function that allocates and launches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Part,
+    Plan,
+    Pointer,
+    Release,
+    Repeat,
+    Slabs,
+    Step,
+    Table,
+    TorchLines,
+    python_name,
+)
+from tilec.language.show import show_statement
+
+
+def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Mapping[str, str]) -> str:
+    """One file that runs when pasted: `name(*inputs)` returns the outputs. `statements`: Tile text by output, which
+    heads what carries it out."""
+    launches = plan.launches()
+    imports = dict.fromkeys(["import torch", "import triton", "import triton.language as tl"])
+    pieces: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    for launch in launches:
+        for piece in re.split(r"\n\n(?=@)", launch.text):
+            if piece.startswith("@"):
+                body = piece.rstrip()
+                title = re.search(r"^def (\w+)", body, re.M)
+                assert title is not None
+                own = title.group(1)
+                if own in pieces and pieces[own] != body:
+                    own = f"{own}_{len(pieces)}"
+                    body = body.replace(f"def {title.group(1)}(", f"def {own}(", 1)
+                if title.group(1) == launch.kernel:
+                    renamed[launch.text] = own
+                pieces[own] = body
+            else:
+                imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
+    parts = list(plan.parts())
+    steps = [s for p in (*(part.plan for part in parts), plan) for s in p.steps]
+    if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in steps):
+        imports["import tilec.backends.torch.runtime as rt"] = None
+    if any(isinstance(v, Descriptor) for launch in launches for _, v in launch.arguments):
+        imports["from triton.experimental.gluon import language as gl"] = None
+        imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
+    titles: dict[int, str] = {}
+    for part in parts:
+        titles[id(part)] = f"{name}_part_{len(titles) + 1}"
+    writer = _Writer(renamed, titles)
+    functions = [
+        writer.function(titles[id(p)], p.inputs, p.plan, {s.output: show_statement(s) for s in p.program.statements})
+        for p in parts
+    ]
+    functions.append(writer.function(name, inputs, plan, {} if parts else statements))
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*pieces.values(), *functions]) + "\n"
+
+
+class _Writer:
+    """Writes functions that allocate and launch. `renamed`: a kernel's name by its text; `titles`: those of parts."""
+
+    def __init__(self, renamed: Mapping[str, str], titles: Mapping[int, str]):
+        self.renamed, self.titles = renamed, titles
+
+    def function(self, name: str, inputs: Sequence[str], plan: Plan, statements: Mapping[str, str]) -> str:
+        device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
+        body = [f"device = {device}"]
+        told: set[str] = set()
+        for step in plan.steps:
+            if isinstance(step, Launch | Repeat | TorchLines):
+                carried = step.launch.statements if isinstance(step, Repeat) else step.statements
+                fresh = [s for s in carried if s in statements and s not in told]
+                told.update(fresh)
+                body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
+            body += self.lines(step)
+        results = ", ".join(python_name(o) for o in plan.outputs)
+        if plan.outputs:
+            body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
+        host = [f"def {name}({', '.join(map(python_name, inputs))}):", *(f"    {line}" for line in body)]
+        return "\n".join(host)
+
+    def lines(self, step: Step) -> list[str]:
+        match step:
+            case Part(plan, inputs):
+                call = f"{self.titles[id(step)]}({', '.join(map(python_name, inputs))})"
+                return [f"{', '.join(map(python_name, plan.outputs))}, = {call}"]
+            case Slabs():
+                return self.loop(step)
+            case Launch():
+                return [_launched(step, self.renamed[step.text], {})]
+            case Repeat(launch, counter, count):
+                call = _launched(launch, self.renamed[launch.text], {counter: "step"})
+                return [f"for step in range({count}):", f"    {call}"]
+        return _lines(step)
+
+    def loop(self, step: Slabs) -> list[str]:
+        def rows(tensor: str, axis: int | None) -> str:
+            return python_name(tensor) + ("" if axis is None else f"[{':, ' * axis}first:last]")
+
+        arguments = [
+            rows(g.tensor, g.axis) + (".clone(memory_format=torch.contiguous_format)" if g.copied else "")
+            for g in step.given
+        ]
+        arguments += [] if step.start is None else ["torch.tensor(first, device=device)"]
+        arguments += [rows(r.tensor, r.axis) for r in step.results if r.in_place]
+        title = self.titles[id(step.whole)]
+        if step.rest is not None:
+            title = f"({title} if last - first == {step.rows} else {self.titles[id(step.rest)]})"
+        returned = [r for r in step.results if not r.in_place]
+        call = f"{title}({', '.join(arguments)})"
+        body = [f"last = min(first + {step.rows}, {step.size})"]
+        body.append(f"parts = {call}" if returned else call)
+        for number, r in enumerate(returned):
+            part = f"parts[{number}]"
+            body.append(
+                r.combined.format(python_name(r.tensor), part) if r.combined else f"{rows(r.tensor, r.axis)} = {part}"
+            )
+        if returned:
+            body.append("del parts")
+        return [f"for first in range(0, {step.size}, {step.rows}):", *indented(body)]
+
+
+def _lines(step: Step) -> list[str]:
+    match step:
+        case Allocate(tensor, shape, dtype, fill):
+            kind = f"dtype=torch.{dtype}, device=device"
+            if fill is None:
+                return [f"{python_name(tensor)} = torch.empty({tuple_text(shape)}, {kind})"]
+            if isinstance(fill, str):
+                source = f"{python_name(fill)}.to(torch.{dtype}, copy=True).expand({tuple_text(shape)}).contiguous()"
+                return [f"{python_name(tensor)} = {source}"]
+            text = f"float('{fill}')" if isinstance(fill, float) and abs(fill) == float("inf") else repr(fill)
+            return [f"{python_name(tensor)} = torch.full({tuple_text(shape)}, {text}, {kind})"]
+        case Table(tensor, rows):
+            return [f"{python_name(tensor)} = torch.tensor({list(map(list, rows))}, dtype=torch.int32, device=device)"]
+        case Release(tensors):
+            return [f"del {', '.join(map(python_name, tensors))}"]
+        case TorchLines():
+            return list(step.lines)
+    raise AssertionError(f"no step: {step!r}")
+
+
+def _launched(launch: Launch, kernel: str, given: Mapping[str, str]) -> str:
+    values = [given.get(name) or _argument(v) for name, v in launch.arguments]
+    values += [f"{c}={v}" for c, v in launch.constants]
+    values += [f"num_warps={launch.warps}", f"num_stages={launch.stages}"]
+    values += [] if launch.fusion else ["enable_fp_fusion=False"]
+    values += ["launch_cooperative_grid=True"] if launch.together else []
+    return f"{kernel}[{launch.grid}]({', '.join(values)})"
+
+
+def _argument(v: object) -> str:
+    match v:
+        case Pointer(tensor):
+            return python_name(tensor)
+        case Descriptor(tensor, offset, shape, strides, block, layout):
+            name = python_name(tensor)
+            base = f"torch.as_strided({name}, (1,), (1,), {name}.storage_offset() + {offset})"
+            return f"TensorDescriptor({base}, {list(shape)}, {list(strides)}, {list(block)}, {layout})"
+    return repr(v)

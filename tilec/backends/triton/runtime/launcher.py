@@ -1,0 +1,157 @@
+"""One launch, made ready: the first call goes through Triton, which compiles; later ones go to the driver's launcher.
+
+What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen,
+which in a loop over steps of equal shapes, or over slabs, are few, so that a repeated launch costs a look-up and the
+driver's call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.runtime.compiled import Address, function_of, guarded, interpreting, options_of, tensor_map
+
+MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
+
+
+class Launched:
+    def __init__(self, launch: Launch):
+        self._launch = launch
+        self._function = function_of(launch)
+        self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
+        self._names = launch.tensors
+        self._ready: dict[tuple[int, ...], list[Any]] = {}  # by addresses
+        self._maps: dict[int, tuple[Any, str, int, int]] = {}
+        self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it
+        self._grid = launch.grid
+        self._run: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
+        run = self._run or self._compiled(tensors, ({},))
+        if run is not None:
+            run(*self._grid, stream, *self._middle, *self._arguments(tensors))
+
+    def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
+        """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
+        Pointer stands for its tensor's address."""
+        assert self._run is not None and not self._maps
+        return self._run, self._grid, self._middle, self._values
+
+    def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
+        """Launch as often as that; the argument at `place` counts."""
+        moments = [{place: moment} for moment in range(count)]
+        run = self._run or self._compiled(tensors, moments if interpreting() else moments[:1])
+        if run is not None:
+            arguments = list(self._arguments(tensors))
+            for moment in range(count):
+                arguments[place] = moment
+                run(*self._grid, stream, *self._middle, *arguments)
+
+    def _compiled(
+        self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]
+    ) -> Callable[..., Any] | None:
+        """Compile, or else interpret a launch for each of `given`: numbers that take an argument's place."""
+        with self._lock:  # autograd runs backward passes in threads of its own
+            if self._run is None:
+                for numbers in given:
+                    guarded(self._launch, partial(self._first, tensors, numbers))
+            return self._run
+
+    def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
+        addresses = tuple([tensors[name].data_ptr() for name in self._names])
+        arguments = self._ready.get(addresses)
+        if arguments is None:
+            with self._lock:
+                arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
+                if self._maps and not self._lasting or len(self._ready) >= MOST_KNOWN:
+                    self._ready = {}
+                self._ready[addresses] = arguments
+        return arguments
+
+    def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
+        launch = self._launch
+        arguments: list[Any] = [value for _, value in launch.arguments]
+        for place, number in given.items():
+            arguments[place] = number
+        for place, (name, v) in enumerate(launch.arguments):
+            if isinstance(v, Pointer):
+                arguments[place] = tensors[v.tensor]
+            elif isinstance(v, Descriptor):
+                arguments[place] = tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor]))
+        if interpreting():
+            self._function[launch.grid](*arguments, **dict(launch.constants))
+            return
+        kernel = self._function.warmup(*arguments, grid=launch.grid, **dict(launch.constants), **options_of(launch))
+        rounded: list[bool] = []
+        for place, (name, v) in enumerate(launch.arguments):
+            if isinstance(v, Descriptor):
+                made, tensor = arguments[place], tensors[v.tensor]
+                made.base = Address(made.base.dtype)
+                self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
+                rounded.append(_rounds(name, tensor))
+        run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
+        self._run = run  # last: it tells other threads that the rest is there
+
+    def _expand(self, addresses: dict[str, int]) -> list[Any]:
+        """Arguments as the launcher takes them."""
+        found: list[Any] = []
+        for place, v in enumerate(self._values):
+            if isinstance(v, Pointer):
+                found.append(addresses[v.tensor])
+            elif place in self._maps:
+                made, name, offset, number = self._maps[place]
+                address = addresses[name] + offset
+                known, encoded = self._encoded.get(place, (0, []))
+                if known != address:
+                    made.base.value = address
+                    encoded = self._encode(made, number)
+                    self._encoded[place] = address, encoded
+                found += encoded
+            else:
+                found.append(v)
+        return found
+
+
+def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
+    """Whether a map brings float32 operands to tensor cores: they cut tf32 off, so the copy must round."""
+    return tensor.dtype is torch.float32 and not parameter.startswith("out")
+
+
+TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it is copied
+
+
+def _entry(
+    kernel: Any, rounded: list[bool]
+) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
+    """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), how a tensor map becomes
+    arguments, and whether these hold the address that the map had then (or the one that it has at the launch).
+
+    Triton 3.6's launcher is a Python object around one function of the driver module; going to that function saves as
+    much as the launch costs, encodes tensor maps only when they change, and lets them round. Other versions are called
+    as they ask.
+    """
+    run = kernel.run
+    own = getattr(run, "launch", None)
+    plain = (kernel.function, kernel.packed_metadata, None, None, None)
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if own is None or scratch or hasattr(run, "arg_annotations"):
+        return run, plain, lambda made, number: [made], False
+    middle = (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *plain[1:])
+    if getattr(own, "__closure__", None) is None:
+        return own, middle, lambda made, number: [made], False
+    free = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))
+    if {"launcher", "tensordesc_meta"} - free.keys():
+        return run, plain, lambda made, number: [made], False
+    from triton.backends.nvidia import driver
+
+    known = free["tensordesc_meta"].cell_contents
+    types = [{**m, "elem_type": TFLOAT32} if r and m else m for m, r in zip(known, rounded, strict=True)]
+    launcher = free["launcher"].cell_contents
+    return launcher, middle, lambda made, number: driver.make_tensordesc_arg(made, types[number]), True

@@ -1,0 +1,156 @@
+"""A plan as one Python function that looks nothing up: what a repeated call costs the host.
+
+It has a line for each allocation and each launch, with addresses and numbers as they stand. Small intermediates that
+kernels alone touch share one allocation, each at a place of its own for as long as it lives; kernels of one stream run
+in turn, so that a place may serve again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Repeat,
+    Table,
+    TorchLines,
+)
+from tilec.backends.triton.runtime.launcher import Launched
+
+SHARED_BYTES = 32 * 2**20  # of the allocation that small intermediates share, at most: it lives as long as the call
+ALIGNMENT = 512  # bytes, as torch's allocator has it
+
+Run = Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]]
+Operation = Callable[[dict[str, torch.Tensor], int], None]
+
+
+def straight(
+    plan: Plan, names: Sequence[str], operations: Sequence[Operation], device: torch.device
+) -> tuple[str, Run] | None:
+    """The function of (inputs, stream) and its text, made of operations that have run once; None where a step has
+    steps of its own."""
+    if any(_touched(step) is None for step in plan.steps):
+        return None
+    writer = _Writer(plan, names, device)
+    for step, operation in zip(plan.steps, operations, strict=True):
+        writer.step(step, operation)
+    return writer.function()
+
+
+def _touched(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Names of the tensors that a step reads or is given as such, and of those that it makes; None for others."""
+    match step:
+        case Allocate(tensor, _, _, fill):
+            return ((fill,) if isinstance(fill, str) else (), (tensor,))
+        case Launch() if any(isinstance(v, Descriptor) for _, v in step.arguments):
+            return step.tensors, ()
+        case Launch():
+            return (), ()
+        case Repeat(launch):
+            return launch.tensors, ()
+        case Table(tensor):
+            return (), (tensor,)
+        case TorchLines():
+            return step.reads, step.writes
+        case Release():
+            return (), ()
+    return None
+
+
+class _Writer:
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
+        self._plan, self._names = plan, tuple(names)
+        self._places, size = places(plan)
+        self._scope: dict[str, Any] = {"empty": torch.empty, "device": device, "uint8": torch.uint8}
+        self._local: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        parameters = "".join(f"{self._name(n)}, " for n in names)
+        self._lines = [f"({parameters}) = inputs"] if parameters else []
+        if size:
+            self._lines += [f"shared = empty({size}, dtype=uint8, device=device)", "w = shared.data_ptr()"]
+
+    def step(self, step: object, operation: Operation) -> None:
+        match step:
+            case Allocate(tensor, shape, dtype, None):
+                if tensor not in self._places:
+                    kind = self._constant(getattr(torch, dtype))
+                    self._lines.append(f"{self._name(tensor)} = empty({shape!r}, dtype={kind}, device=device)")
+            case Release(tensors):
+                owned = [self._name(t) for t in tensors if t not in self._places]
+                self._lines += [f"del {', '.join(owned)}"] if owned else []
+            case Launch() if not (touched := _touched(step)) or not touched[0]:
+                self._launch(operation)
+            case _:
+                self._other(step, operation)
+
+    def _launch(self, launched: Any) -> None:
+        assert isinstance(launched, Launched)
+        run, grid, middle, values = launched.entry()
+        arguments = [*map(str, grid), "stream", *map(self._constant, middle)]
+        arguments += [self._address(v.tensor) if isinstance(v, Pointer) else self._constant(v) for v in values]
+        self._lines.append(f"{self._constant(run)}({', '.join(arguments)})")
+
+    def _other(self, step: object, operation: Operation) -> None:
+        """A step as it is, over a dictionary of the tensors that it touches."""
+        touched = _touched(step)
+        assert touched is not None
+        reads, writes = touched
+        given = ", ".join(f"{name!r}: {self._name(name)}" for name in dict.fromkeys(reads))
+        self._lines += [f"given = {{{given}}}", f"{self._constant(operation)}(given, stream)"]
+        for name in writes:
+            self._lines.append(f"{self._name(name)} = given[{name!r}]")
+            self._addresses.pop(name, None)
+
+    def _name(self, tensor: str) -> str:
+        return self._local.setdefault(tensor, f"t{len(self._local)}")
+
+    def _address(self, tensor: str) -> str:
+        if tensor in self._places:
+            return f"w + {self._places[tensor]}"
+        if tensor not in self._addresses:
+            name = self._name(tensor)
+            self._addresses[tensor] = f"a_{name}"
+            self._lines.append(f"a_{name} = {name}.data_ptr()")
+        return self._addresses[tensor]
+
+    def _constant(self, value: Any) -> str:
+        if type(value) in (int, bool, type(None)):
+            return repr(value)
+        name = f"c{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+    def function(self) -> tuple[str, Run]:
+        results = "".join(f"{self._name(o)}, " for o in self._plan.outputs)
+        text = "\n    ".join(["def call(inputs, stream):", *self._lines, f"return ({results})"])
+        exec(compile(text, "<tilec plan>", "exec"), self._scope)
+        return text, self._scope["call"]
+
+
+def places(plan: Plan) -> tuple[Mapping[str, int], int]:
+    """Where in the shared allocation its tensors stand, in bytes, and its size. A tensor is there from its allocation
+    to its release, at the lowest place that is free for so long."""
+    asked = {n for step in plan.steps for n in (_touched(step) or ((), ()))[0]} | set(plan.outputs)
+    ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
+    found: dict[str, tuple[int, int, int]] = {}  # place, bytes, end
+    for at, step in enumerate(plan.steps):
+        if not isinstance(step, Allocate) or step.fill is not None or step.tensor in asked:
+            continue
+        item = getattr(torch, step.dtype).itemsize
+        size = -(-max(math.prod(step.shape) * item, 1) // ALIGNMENT) * ALIGNMENT
+        place = 0
+        for low, taken, end in sorted(found.values()):
+            if end > at and low < place + size and place < low + taken:
+                place = low + taken
+        if place + size <= SHARED_BYTES:
+            found[step.tensor] = place, size, ends.get(step.tensor, len(plan.steps))
+    return {name: place for name, (place, _, _) in found.items()}, max((p + n for p, n, _ in found.values()), default=0)

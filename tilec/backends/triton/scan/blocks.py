@@ -1,0 +1,145 @@
+"""Scans in blocks of steps x lanes, composed by `tl.associative_scan`, with what came before put in front.
+
+Composed steps of a recurrence may overflow where step by step nothing does. A block with a state that is not finite
+(in a semiring of `+` and max or min: is at its far end, or NaN) is computed again step by step, in the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilec.backends.common.code import indented
+from tilec.backends.triton.emit.kernel import Axis, Frame, Scope, triton_type
+from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.scan.kernel import ScanWriter
+from tilec.ir.program import Statement
+
+
+class BlockWriter(ScanWriter):
+    """The steps stand last in a block where the tiling says `along`; a block of one lane has no dimension of lanes."""
+
+    def totals(self, flat: Statement, chunks: int) -> Launch:
+        """Compose the terms of each chunk."""
+        k = self._begin("_totals")
+        self._lanes()
+        names = [k.names.fresh("total") for _ in self.algebra.dtypes]
+        k.scopes[0].lines += self._full(names, self._shape if self.algebra.commutes else self._lane_shape)
+        self._chunk()
+        frame = self._tile()
+        terms = self._terms(frame, self._spread_step("step_in"), self._shape)
+        if self.algebra.commutes:
+            k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
+        else:
+            found = self._scanned(terms, self._axis)
+            last = self._last(found)
+            k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
+        self._close("for first in range(start, end, BT):")
+        if self.algebra.commutes:
+            k.emit(f"{', '.join(names)} = {self._reduced(names, self._axis)}")
+        return self._store_totals(flat, names, chunks)
+
+    def apply(self, flat: Statement, chunks: int) -> Launch:
+        """Go through rows, or their chunks, and store what every element holds."""
+        k = self._begin("_scan")
+        self._lanes()
+        carries = self._start() if chunks == 1 else self._head(chunks)
+        self._chunk(chunks > 1)
+        frame = self._tile()
+        found = self._scanned(self._terms(frame, self._spread_step("step_in"), self._shape), self._axis)
+        spread = [self._spread_lane(c) for c in carries]
+        if self.scan.step is None:
+            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
+            for c, last in zip(carries, self._last(found), strict=True):
+                k.emit(f"{c} = {last}")
+            self._store(frame, self._result(found), self._tests)
+        else:
+            (carry,) = carries
+            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
+            k.scopes.append(Scope())
+            self._store(frame, "head", self._tests)
+            k.emit(f"{carry} = {self._last(['head'])[0]}")
+            self._sure_or(" & ".join(self._tests), lambda: self._steps_again(carry))
+        self._close("for first in range(start, end, BT):")
+        return self._launch(flat, chunks)
+
+    # blocks
+
+    @property
+    def _shape(self) -> str:
+        if self.flat_lanes:
+            return "(BT,)"
+        return "(BL, BT)" if self.tiling.along else "(BT, BL)"
+
+    @property
+    def _axis(self) -> int:
+        return 1 if self.tiling.along and not self.flat_lanes else 0
+
+    def _spread_lane(self, text: str) -> str:
+        if self.flat_lanes:
+            return text
+        return f"{text}[:, None]" if self.tiling.along else f"{text}[None, :]"
+
+    def _spread_step(self, text: str) -> str:
+        if self.flat_lanes:
+            return text
+        return f"{text}[None, :]" if self.tiling.along else f"{text}[:, None]"
+
+    def _tile(self) -> Frame:
+        """Open the loop over blocks of steps and bind their variables."""
+        k, scan = self.kernel, self.scan
+        k.scopes.append(Scope())
+        k.emit("step = first + tl.arange(0, BT)")
+        k.emit(f"{self._along_name} = {self._value('step')}")
+        k.value_of[scan.along] = self._along_name
+        k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
+        k.emit(f"step_in = {self._term_test('step', self._along_name)}")
+        for v, turn in scan.turns.items():
+            n = k.extent(v)
+            at = k.names.fresh("turned")
+            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', turn, False)} % {n}")
+            moved = self._turned[v]
+            k.emit(f"{moved} = {self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
+            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.value_of[v] = moved
+            k.axis_of.pop(v, None)
+        tails = {"step": "step_in"}
+        axes = ["step"]
+        if not self.flat_lanes:
+            tails["lane"] = "lane_in"
+            axes = ["lane", "step"] if self.tiling.along else ["step", "lane"]
+        moving = frozenset(("step", scan.along, *scan.turns))
+        self._tests = [self._spread_step(f"({self._seen_test('step', self._along_name)})")]
+        if not self.flat_lanes:
+            self._tests.append(self._spread_lane("lane_in"))
+        return Frame(k, axes, tails, moving)
+
+    def _last(self, names: Sequence[str]) -> list[str]:
+        """Texts of blocks' values at their last step."""
+        pick = self._spread_step("(tl.arange(0, BT) == BT - 1)")
+        kinds = map(triton_type, self.algebra.dtypes)
+        return [f"tl.sum(tl.where({pick}, {n}, 0), {self._axis}).to({t})" for n, t in zip(names, kinds, strict=False)]
+
+    # step by step
+
+    def _sure_or(self, inside: str, again: Callable[[], list[str]]) -> None:
+        """Close the scope that stores a block: it is for blocks that are sure, the lines of `again` for the others."""
+        k = self.kernel
+        lines = k.scopes.pop().lines
+        if not self.algebra.sure:
+            k.scopes[-1].lines += lines
+            return
+        redone = again()
+        k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
+        test = "tl.max(unsure.to(tl.int32), 0)"
+        k.emit(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:")
+        k.scopes[-1].lines += [*indented(redone), "else:", *indented(lines)]
+
+    def _steps_again(self, carry: str) -> list[str]:
+        """The block's steps, one by one."""
+        k = self.kernel
+        steps = k.number("steps", "steps", self.scan.steps, False)
+        k.scopes += [Scope(), Scope()]
+        frame = self._one_step("at_step", carry, 3)
+        self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
+        lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
+        return [*outer, f"for at_step in range(first, tl.minimum(first + BT, {steps})):", *indented(lines)]

@@ -1,0 +1,331 @@
+"""The kernels of a scan, as far as both their forms have it in common.
+
+`scan` goes through a row, or a chunk of one. Chunks of a row run side by side: `totals` composes the terms of each, and
+who goes through a chunk first composes the totals of those before it. The order of all this depends on shapes alone, so
+that a result has the same bits every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator, Value
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.scan.form import Scan
+from tilec.ir.program import Expr, Statement
+
+OWN = (
+    "lane", "lane_in", "step", "step_in", "start", "end", "first", "chunk", "at_chunk", "known", "reached", "head",
+    "unsure", "from_chunk", "at_step", "valid", "result", "BT", "BL", "BC",
+)  # fmt: skip
+
+
+TOTALS = 2048  # of chunks and lanes, composed at a time
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
+    row is not cut). `apart`: the block's steps are written out one by one, over lanes alone."""
+
+    steps: int
+    lanes: int
+    along: bool
+    tiles: int | None = None
+    warps: int = 4
+    apart: bool = False
+
+
+def workspaces(scan: Scan) -> list[str]:
+    """Names of the tensors of the chunks' totals, one a component."""
+    return [f"{scan.statement.output}.total{j}" for j in range(len(scan.algebra.dtypes))]
+
+
+class ScanWriter:
+    """What both forms of a scan's kernels have in common; `flat_lanes`: a program has one lane, a scalar."""
+
+    def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: Tiling, riding: Sequence[Statement] = ()):
+        self.scan, self.seen, self.wide, self.tiling, self.riding = scan, seen, wide, tiling, riding
+        self.algebra = scan.algebra
+        self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes
+
+    # pieces
+
+    def _begin(self, suffix: str) -> Kernel:
+        s = self.scan.statement
+        name = python_name(s.output) + suffix
+        self.kernel = k = Kernel(name, self.scan.space, self.seen.types, self.seen.strides, self.wide)
+        for own in OWN:
+            k.names.fresh(own)
+        for v in self.scan.space.low[0]:
+            if v not in self.scan.lanes and v != self.scan.along:
+                k.value_of[v] = k.low(v)
+        self._along_name = k.names.fresh(python_name(self.scan.along))
+        self._turned = {v: k.names.fresh(python_name(v)) for v in self.scan.turns}
+        return k
+
+    @property
+    def _lane_shape(self) -> str:
+        return "()" if self.flat_lanes else "(BL,)"
+
+    def _lanes(self) -> None:
+        k = self.kernel
+        block = None if self.flat_lanes else "BL"
+        place = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
+        wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
+        if block is None:
+            k.emit(f"lane = {place}")
+        else:
+            k.emit(f"lane = {place} * BL + tl.arange(0, BL)")
+            k.emit(f"lane_in = lane < {k.count(wanted)}")
+            if self.scan.turns:  # a lane that moves round stays inside only from inside
+                k.emit(f"lane = tl.minimum(lane, {k.count(wanted)} - 1)")
+        self._lane_axis = Axis("lane", self.scan.lanes, block)
+        k.decode(self._lane_axis)
+        self._at_rest = {v: k.value_of[v] for v in self.scan.turns}
+
+    def _full(self, names: Sequence[str], shape: str) -> list[str]:
+        """Lines that make the names what leaves a state alone."""
+        parts = zip(names, self.algebra.identity, map(triton_type, self.algebra.dtypes), strict=True)
+        return [f"{n} = tl.full({shape}, {literal(x)}, {t})" for n, x, t in parts]
+
+    def _start(self) -> list[str]:
+        """Names of what a row starts from."""
+        k = self.kernel
+        names = [k.names.fresh("carry") for _ in (self.algebra.dtypes if self.scan.step is None else "1")]
+        if self.scan.step is None:
+            k.scopes[0].lines += self._full(names, self._lane_shape)
+        else:
+            self._at("0")
+            frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
+            evaluator = Evaluator(frame, self.scan.step.before)
+            value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
+            k.emit(f"{names[0]} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+        return names
+
+    def _head(self, chunks: int) -> list[str]:
+        """Names of what a chunk starts from: the totals of the chunks before it, composed."""
+        k, names = self.kernel, self._start()
+        rows = k.number("rows", "rows", self.scan.rows)
+        k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
+        wide = ".to(tl.int64)" if self.wide else ""
+        flat = self.flat_lanes
+        k.scopes.append(Scope())
+        k.emit("chunk = from_chunk + tl.arange(0, BC)")
+        place = f"chunk{wide} * {rows} + lane" if flat else f"chunk{wide}[:, None] * {rows} + lane[None, :]"
+        k.emit(f"at_chunk = {place}")
+        known = "(chunk < tl.program_id(1))"
+        k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
+        found = []
+        for tensor, start in zip(workspaces(self.scan), self.algebra.identity, strict=True):
+            found.append(k.names.fresh("own"))
+            k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})")
+        header = "for from_chunk in range(0, tl.program_id(1), BC):"
+        if self.algebra.commutes:
+            found_names = [k.names.fresh("before") for _ in found]
+            k.emit(f"{', '.join(found_names)} = {self._reduced(found, 0)}")
+            k.emit(f"{', '.join(names)} = {self._then([*names, *found_names])}")
+            self._close(header)
+            return names
+        pick = f"(tl.arange(0, BC) == BC - 1){'' if flat else '[:, None]'}"
+        kinds = map(triton_type, self.algebra.dtypes)
+        found = self._scanned(found, 0)
+        last = [f"tl.sum(tl.where({pick}, {n}, 0), 0).to({t})" for n, t in zip(found, kinds, strict=True)]
+        k.emit(f"reached = {self.algebra.apply.format(*last, 'reached')}")
+        lines = k.scopes.pop().lines
+        k.scopes[-1].lines += [f"reached = {names[0]}", header, *indented(lines)]
+        if self.algebra.sure:
+            unsure = f"({self.algebra.sure.format('reached')} ^ True)"
+            unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
+            k.scopes += [Scope(), Scope()]
+            self._one_step("at_step", names[0], 2)
+            lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
+            tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
+            chunk_start = f"tl.program_id(1){wide} * {tiles} * BT"
+            steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
+            k.scopes[-1].lines += [f"if {unsure}:", *indented([*outer, *steps]), "else:", f"    {names[0]} = reached"]
+        else:
+            k.emit(f"{names[0]} = reached")
+        return names
+
+    def _chunk(self, chunked: bool = True) -> None:
+        k = self.kernel
+        steps = k.number("steps", "steps", self.scan.steps, False)
+        if self.tiling.tiles is None or not chunked:
+            k.emit("start = 0" if not self.wide else "start = tl.full((), 0, tl.int64)")
+            k.emit(f"end = {steps}")
+            return
+        tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
+        k.emit(f"start = tl.program_id(1){'.to(tl.int64)' if self.wide else ''} * {tiles} * BT")
+        k.emit(f"end = tl.minimum(start + {tiles} * BT, {steps})")
+
+    def _at(self, step: str) -> None:
+        """Bind `along`, and lanes that turn, at a step, a scalar."""
+        k, scan = self.kernel, self.scan
+        k.axis_of.pop(scan.along, None)
+        name = k.names.fresh(self._along_name)
+        k.emit(f"{name} = {self._value(step)}")
+        k.value_of[scan.along] = name
+        for v, turn in scan.turns.items():
+            n = k.extent(v)
+            moved = k.names.fresh(self._turned[v])
+            at = f"{step} * {k.number(('turn', v), 'turn', turn, False)} % {n}"
+            k.emit(f"{moved} = {self._at_rest[v]} + {at}")
+            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.value_of[v] = moved
+            if self.flat_lanes:
+                k.axis_of.pop(v, None)
+            else:
+                k.axis_of[v] = self._lane_axis
+
+    def _value(self, step: str) -> str:
+        """Text of `along` at a step."""
+        first = self.scan.first
+        if self.scan.rising and not first:
+            return step
+        return f"{self.kernel.number('first', 'begin', first, False)} {'+' if self.scan.rising else '-'} {step}"
+
+    def _term_test(self, step: str, along: str) -> str:
+        """Text of the test that there is a term at a step."""
+        k, scan = self.kernel, self.scan
+        tests = [f"({step} < {k.number('steps', 'steps', scan.steps, False)})"]
+        last = scan.first + (scan.steps - 1) * (1 if scan.rising else -1)
+        if min(scan.first, last) < scan.low:
+            tests.append(f"({along} >= {k.number('low', 'low', scan.low, False)})")
+        if max(scan.first, last) >= scan.low + scan.count:
+            tests.append(f"({along} < {k.number('high', 'high', scan.low + scan.count, False)})")
+        return " & ".join(tests)
+
+    def _seen_test(self, step: str, along: str) -> str:
+        """Text of the test that an element of the output stands beside a step."""
+        k, scan = self.kernel, self.scan
+        test = f"({step} < {k.number('steps', 'steps', scan.steps, False)})"
+        seen_from = scan.shift if scan.rising else scan.size - 1 + scan.shift
+        if seen_from == scan.first:
+            return test
+        return f"{test} & ({along} {'>=' if scan.rising else '<='} {k.number('seen', 'seen', seen_from, False)})"
+
+    def _terms(self, frame: Frame, inside: str, shape: str) -> list[str]:
+        """Names of the components of the terms of a block of this shape, where the test `inside` holds."""
+        k, scan, s = self.kernel, self.scan, self.scan.statement
+        guard = () if s.guard is None else (s.guard,)
+        bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
+        evaluator = Evaluator(frame, *guard, *bodies)
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        if scan.step is None:
+            valid = " & ".join(dict.fromkeys([inside, *tests]))
+            texts = [self._term(evaluator, s.body)]
+        else:
+            valid = inside
+            texts = [evaluator.tensor(evaluator.value(e), scan.step.dtype) for e in bodies]
+            if tests:  # what is no point holds 0, whatever came before
+                k.emit(f"{(counts := k.names.fresh('counts'))} = {' & '.join(dict.fromkeys(tests))}")
+                zero = literal(self.algebra.identity[1])
+                texts = [f"tl.where({counts}, {t}, {z})" for t, z in zip(texts, (zero, "0"), strict=True)]
+        texts += ["1.0"] * (len(self.algebra.dtypes) - len(texts))  # sums of exponentials
+        k.emit(f"valid = {valid}")
+        names = []
+        for text, start, dtype in zip(texts, self.algebra.identity, self.algebra.dtypes, strict=True):
+            name = k.names.fresh("own")
+            whole = f"tl.where(valid, {text}, {literal(start)}).to({triton_type(dtype)})"
+            k.emit(f"{name} = tl.broadcast_to({whole}, {shape})")
+            names.append(name)
+        return names
+
+    def _term(self, evaluator: Evaluator, body: Expr) -> str:
+        value = evaluator.value(body)
+        aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
+        truth = aggregation in ("any", "all") or self.seen.types[self.scan.statement.output].dtype == "bool"
+        if truth:
+            return f"{evaluator.condition(value)}.to(tl.int32)"
+        return evaluator.tensor(value, dtype)
+
+    def _scanned(self, names: list[str], axis: int) -> list[str]:
+        what = names[0] if len(names) == 1 else tuple_text(names)
+        found = [self.kernel.names.fresh("up_to") for _ in names]
+        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then})")
+        return found
+
+    def _reduced(self, names: Sequence[str], axis: int) -> str:
+        what = names[0] if len(names) == 1 else tuple_text(names)
+        return f"tl.reduce({what}, {axis}, {self.algebra.then})"
+
+    def _then(self, states: Sequence[str]) -> str:
+        return f"{self.algebra.then}({', '.join(states)})"
+
+    def _result(self, states: Sequence[str]) -> str:
+        """Text of what an element holds, from the components of a state."""
+        return f"log_of_sum_({', '.join(states)})" if len(states) == 2 else states[0]
+
+    def _store_totals(self, flat: Statement, names: Sequence[str], chunks: int) -> Launch:
+        k = self.kernel
+        rows = k.number("rows", "rows", self.scan.rows)
+        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
+        mask = "" if self.flat_lanes else ", mask=lane_in"
+        for name, tensor in zip(names, workspaces(self.scan), strict=True):
+            k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
+        return self._launch(flat, chunks)
+
+    def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
+        """Store the block's results, riders' values if there are any."""
+        k, s = self.kernel, self.scan.statement
+        held = self.algebra.dtypes[0]
+        if self.seen.types[s.output].dtype == "bool":
+            value, held = f"({value} != 0)", "bool"
+        value, held = finish(frame, self.scan.space, value, held, self.riding)
+        output = self.riding[-1].output if self.riding else s.output
+        dtype = self.seen.types[output].dtype
+        k.emit(f"result = {value if held == dtype else f'({value}).to({triton_type(dtype)})'}")
+        rows = [frame.form(e) for e in s.index or ()]
+        address = frame.address(output, rows, frozenset(frame.axes))
+        mask = f", mask={' & '.join(tests)}" if tests else ""
+        k.emit(f"tl.store({address}, result{mask})")
+
+    def _one_step(self, step: str, carry: str, depth: int) -> Frame:
+        """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
+        k, scan = self.kernel, self.scan
+        self._at(step)
+        moving = frozenset((scan.along, *scan.turns))
+        inner = [frozenset[str]() for _ in range(depth - 1)] + [moving]
+        axes = [] if self.flat_lanes else ["lane"]
+        frame = Frame(k, axes, {} if self.flat_lanes else {"lane": "lane_in"}, *inner)
+        self._advance(frame, carry, carry)
+        return frame
+
+    def _advance(self, frame: Frame, carry: str, target: str) -> None:
+        """Lines that take the carried state over the frame's step, to a state of that name."""
+        k, scan, s = self.kernel, self.scan, self.scan.statement
+        assert scan.step is not None
+        dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
+        held = Value(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
+        guard = () if s.guard is None else (s.guard,)
+        evaluator = Evaluator(frame, *guard, s.body, given={scan.step.state: held})
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        value = evaluator.tensor(evaluator.value(s.body), dtype)
+        if tests:
+            value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"
+        value = f"({value}).to({triton_type(dtype)})"
+        k.emit(f"{target} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+
+    # assembly
+
+    def _close(self, header: str) -> None:
+        k = self.kernel
+        lines = k.scopes.pop().lines
+        k.scopes[-1].lines += [header, *indented(lines)]
+
+    def _launch(self, flat: Statement, chunks: int) -> Launch:
+        blocks = -(-self.scan.rows // self.tiling.lanes)
+        k = self.kernel
+        k.constants = {"BT": self.tiling.steps, **({} if self.flat_lanes else {"BL": self.tiling.lanes}), **k.constants}
+        text = module_text(k.text(flat, *self.riding))
+        outputs = (self.scan.statement.output, *(r.output for r in self.riding))
+        parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
+        return Launch(k.name, text, (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs)

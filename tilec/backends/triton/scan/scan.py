@@ -1,0 +1,154 @@
+"""Scans in as many steps as there are terms: which blocks, and whether rows are cut into chunks that run side by side.
+
+Where the rows fill the device, one program goes through each block of rows. Where they are few, a row is cut into
+chunks: a launch for their totals, and one for the chunks themselves, which reads the terms a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.backends.triton.scan.blocks import BlockWriter
+from tilec.backends.triton.scan.form import Scan, recognise_steps
+from tilec.backends.triton.scan.kernel import Tiling, workspaces
+from tilec.backends.triton.scan.lanes import LaneWriter
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, Expr, Statement, walk
+from tilec.ir.types import TensorType
+
+PROGRAMS = 264  # of which there are enough for every multiprocessor
+WANTED = {True: 4224, False: 1056}  # programs to aim at where rows are cut, of terms that commute and of steps
+BLOCK = {True: 2048, False: 1024}  # elements of a block of such
+HEAVY = 512  # of one whose composition takes exponentials; of lanes side by side, twice as many
+SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
+FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side, unless composition is heavy
+WRITTEN = 16  # steps written out for these
+MOST_WRITTEN = 256  # operators in these, which take their time to compile
+WARPS = 2112  # of these to aim at where rows are cut
+MOST_CHUNKS = 4096
+MOST_TOTALS = {True: 3 * 2**19, False: 2**24}  # that all programs may read together: of threads' lanes, elsewhere
+
+
+def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
+    """Blocks as long as the rows allow where memory runs along them; elsewhere a thread a lane, or blocks as wide as
+    there are lanes."""
+    steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
+    heavy = scan.algebra.then in ("join_logs_", "then_log_")
+    commutes = scan.algebra.commutes
+    if not along and rows >= FEW_LANES and not heavy:
+        operators = sum(isinstance(e, Call) for root in bodies(scan) for e in walk(root)) + 2
+        written = max(1, min(WRITTEN, power_of_two(MOST_WRITTEN // operators + 1) // 2))
+        warps = min(4, power_of_two(rows // 32 + 1) // 2)
+        programs, blocks = -(-rows // 32), -(-steps // written)
+        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
+        return Tiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
+    block = HEAVY if heavy else BLOCK[commutes]
+    if along:
+        length = min(power_of_two(steps), block)
+        lanes = min(power_of_two(rows), block // length)
+    elif rows >= FEW_LANES:
+        lanes, length = FEW_LANES, min(power_of_two(steps), 2 * block // FEW_LANES)
+    else:
+        lanes = power_of_two(rows)
+        length = min(power_of_two(steps), block // lanes)
+    programs = -(-rows // lanes)
+    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS // 2 and steps > 2 * length:
+        length //= 2
+    blocks = -(-steps // length)
+    if programs >= PROGRAMS or blocks <= 2:
+        return Tiling(length, lanes, along)
+    chunks = min(-(-WANTED[commutes] // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
+    return Tiling(length, lanes, along, -(-blocks // chunks))
+
+
+def bodies(scan: Scan) -> tuple[Expr, ...]:
+    """What a term is computed from."""
+    guard = () if scan.statement.guard is None else (scan.statement.guard,)
+    return (*guard, *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)))
+
+
+def runs_along(scan: Scan, seen: Viewed) -> bool:
+    """Whether memory runs along the steps, in the tensor read that is largest, or in the output."""
+    s = scan.statement
+    accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor != s.output]
+    accesses.append(Access(s.output, s.index or ()))
+    largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape))
+    moves = {v: 0 for v in (*scan.lanes, scan.along)}
+    for e, stride in zip(largest.index, seen.strides[largest.tensor], strict=True):
+        for v in moves:
+            moves[v] += int(linear(e).coefficient(v) * stride)
+    return all(not m or abs(moves[scan.along]) <= abs(m) for v, m in moves.items() if scan.space.largest(v) > 1)
+
+
+def scan_steps(
+    scan: Scan,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    riding: Sequence[Statement] = (),
+) -> list[Step]:
+    """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
+    tiling = choose_tiling(scan, seen)
+    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, seen, wide, tiling, riding)
+    chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
+    if chunks == 1:
+        return [writer.apply(flat, 1)]
+    totals = workspaces(scan)
+    return [
+        *(Allocate(name, (chunks, scan.rows), t) for name, t in zip(totals, scan.algebra.dtypes, strict=True)),
+        writer.totals(flat, chunks),
+        writer.apply(flat, chunks),
+        Release(tuple(totals)),
+    ]
+
+
+def scan_of_terms(
+    terms: Statement,
+    kind: TensorType,
+    scan: Statement,
+    seen: Viewed,
+    flat: Statement,
+    steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
+) -> list[Step]:
+    """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
+    types = {**seen.types, terms.output: kind}
+    strides = {**seen.strides, terms.output: contiguous(kind.shape)}
+    return [
+        Allocate(terms.output, kind.shape, kind.dtype),
+        *steps_of(terms, terms, types, strides),
+        *steps_of(scan, flat, types, strides),
+        Release((terms.output,)),
+    ]
+
+
+def affine_recurrence(
+    flat: Statement,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+    wide: bool,
+    riding: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
+    found = None if setting.exact else recognise_steps(flat, types)
+    seen = Viewed(flat, types, strides)
+    if found is None or not worthwhile(found, seen):
+        return None
+    return scan_steps(found, seen, flat, wide, riding)
+
+
+FEWEST_STEPS = 256  # shorter recurrences are as quick step by step, in one launch
+FEWEST_ALONG = 16  # but not where each lane's steps lie side by side in memory
+MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
+
+
+def worthwhile(scan: Scan, seen: Viewed) -> bool:
+    """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many, unless threads
+    that read side by side would read far apart."""
+    if scan.rows > 1 and runs_along(scan, seen):
+        return scan.steps >= FEWEST_ALONG
+    return scan.steps >= FEWEST_STEPS and scan.rows <= MOST_ROWS

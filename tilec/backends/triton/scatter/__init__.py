@@ -1,0 +1,1 @@
+"""Statements whose output index depends on data."""

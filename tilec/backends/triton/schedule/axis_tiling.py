@@ -1,0 +1,289 @@
+"""Programs whose intermediates pass a budget go slab by slab.
+
+Scores of an attention are N x N, its inputs and outputs N x D. Where a plan's intermediates take more than the budget,
+a run of statements that share an axis (`backends.slabs`) becomes a loop over slabs of it: the plan of a slab is that of
+a program like any other, made once, and views of the inputs and outputs are what it is given. What comes before and
+after the run, and a slab that is still too large, are programs that may be cut in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.base import Lowering
+from tilec.backends.common.axis_tiling import COMBINED, Rules, Run, accesses_of, read_at, run_over, slab_of
+from tilec.backends.common.scalars import identity
+from tilec.backends.triton.fusion.groups import Grouped, grouped
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Part,
+    Plan,
+    Release,
+    Result,
+    Setting,
+    Slabs,
+    Slice,
+    Step,
+    TorchLines,
+    temporary_bytes,
+)
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.recurrence.fuse_producers import with_feeds
+from tilec.backends.triton.schedule.planner import make_plan
+from tilec.cost import size_in_bytes
+from tilec.ir.program import Index, Input, Program, Statement, reads
+from tilec.ir.types import TensorType
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.reduce import reduce
+
+LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
+RULES = Rules(products=True, wider=True, shifted=True, strict=False)
+ALIGNMENT = 16  # bytes
+GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
+NEARLY = 0.9  # of the most that can be cut: as good, if less is read anew
+WORTH = 0.75  # of the whole's intermediates: what slabs take must be less
+Types = Mapping[str, TensorType]
+
+
+def budget_of(lowering: Lowering, chosen: int | None) -> int:
+    """Bytes that intermediates may take: as chosen, or what keeps a device busy or the caller holds anyway."""
+    if chosen is not None:
+        return chosen
+    flat = lowering.stages["flat"]
+    return max(LEAST_BUDGET, sum(size_in_bytes(lowering.types[n]) for n in {*flat.input_names(), *flat.outputs}))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A lowered program for inputs of these strides, its groups and its plan."""
+
+    lowering: Lowering
+    strides: Sequence[tuple[int, ...]]
+    setting: Setting
+    together: Grouped
+    plan: Plan
+
+    @property
+    def held(self) -> int:
+        """The most bytes of intermediates at a time."""
+        return temporary_bytes(self.plan, self.together.types)
+
+    def part(self, provided: Sequence[str] = ()) -> Part:
+        """The plan as a part of another one, which provides memory for these of its outputs."""
+        steps = (s for s in self.plan.steps if not (isinstance(s, Allocate) and s.tensor in provided))
+        plan = Plan(tuple(steps), tuple(o for o in self.plan.outputs if o not in provided))
+        inputs = self.lowering.stages["flat"].input_names()
+        return Part(plan, (*inputs, *provided), self.together.types, self.together.program)
+
+
+def planned(
+    lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, together: Grouped | None = None
+) -> Planned:
+    """The plan of the whole program."""
+    flat, types = lowering.stages["flat"], lowering.types
+    together = together or grouped(with_feeds(flat, types), types)
+    return Planned(lowering, strides, setting, together, make_plan(lowering, together, strides, setting))
+
+
+def within(whole: Planned, budget: int) -> Planned:
+    """The plan, cut where its intermediates pass the budget and slabs take less."""
+    held = whole.held
+    cut = _best(whole, budget) if held > budget else None
+    if cut is None:
+        return whole
+    made = replace(whole, plan=_Cutter(whole, budget).plan(cut))
+    return made if made.held < WORTH * held else whole
+
+
+# what is cut
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A run, the statements around it, and about how many of its rows take as much as the budget."""
+
+    before: tuple[Statement, ...]
+    run: Run
+    rows: int
+
+
+def _best(whole: Planned, budget: int) -> Cut | None:
+    """The run whose slabs spare the most and, of those that spare about as much, read the least anew."""
+    flat, types = whole.lowering.stages["flat"], whole.lowering.types
+    own, work = _stored(whole.plan, flat, types)
+    total = sum(own.values()) + sum(work.values())
+    found: list[tuple[int, int, int, Run, int]] = []
+    for place, first in enumerate(flat.statements):
+        if 16 * (size_in_bytes(types[first.output]) + work.get(first.output, 0)) < total:
+            continue
+        for d, v in enumerate(first.index or ()):
+            if not isinstance(v, Index) or types[first.output].shape[d] < 2:
+                continue
+            run = run_over(flat.statements[place:], types, v.name, d, RULES)
+            others = (*flat.statements[:place], *run.before, *run.after)
+            wanted = run.wanted(others, flat.outputs)
+            spared = sum(work.get(s.output, 0) for s in run.members)
+            spared += sum(own.get(s.output, 0) for s in run.rows if s.output not in wanted)
+            read = {n for s in run.members for n in reads(s)}
+            before = {s.output for s in others} & read
+            spared -= sum(size_in_bytes(types[n]) for n in before - own.keys() - set(flat.outputs))
+            found.append((spared, _anew(run, types), d, run, place))
+    if not found or (most := max(f[0] for f in found)) <= 0:
+        return None
+    spared, _, _, run, place = min((f for f in found if f[0] >= NEARLY * most), key=lambda f: f[1:3])
+    at_once = spared * min(1.0, whole.held / total)
+    return Cut((*flat.statements[:place], *run.before), run, max(1, int(budget * run.size / at_once)))
+
+
+def _stored(plan: Plan, flat: Program, types: Types) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of each intermediate in memory, and of the workspaces of each statement, by output."""
+    outputs = {s.output for s in flat.statements}
+    own: dict[str, int] = {}
+    work: dict[str, int] = {}
+    for step in plan.steps:
+        made = {}
+        if isinstance(step, Allocate):
+            made = {step.tensor: size_in_bytes(TensorType(step.shape, step.dtype))}
+        elif isinstance(step, TorchLines):
+            made = {n: size_in_bytes(types[n]) for n in step.writes if n in types}
+        for name, size in made.items():
+            if name in flat.outputs:
+                continue
+            if name in outputs:
+                own[name] = size
+            else:
+                statement = name.split(".")[0]
+                work[statement] = work.get(statement, 0) + size
+    return own, work
+
+
+def _anew(run: Run, types: Types) -> int:
+    """Bytes that each slab reads, or adds to, whatever its size."""
+    read: set[str] = set()
+    for s in run.members:
+        places = {a.tensor: read_at(a, run.variables[s.output], run, types) for a in accesses_of(s)}
+        read |= {name for name, place in places.items() if place is not None and place.axis is None}
+    return sum(size_in_bytes(types[n]) for n in read) + 6 * sum(size_in_bytes(types[s.output]) for s in run.columns)
+
+
+def _rounded(size: int, rows: int) -> int:
+    """As many rows or somewhat fewer, so that slabs are about equal and their rows come in multiples."""
+    rows = max(1, min(rows, -(-size // 2)))
+    grain = next((g for g in GRAINS if g <= rows), 1)
+    count = -(-size // (rows // grain * grain))
+    return -(-size // (count * grain)) * grain
+
+
+# the plan of it
+
+
+class _Cutter:
+    """Makes the plan of a program, one of whose runs is cut."""
+
+    def __init__(self, whole: Planned, budget: int):
+        self.lowering, self.setting, self.budget = whole.lowering, whole.setting, budget
+        self.types = whole.lowering.types
+        flat = whole.lowering.stages["flat"]
+        self.outputs = flat.outputs
+        self.strides = {s.output: contiguous(self.types[s.output].shape) for s in flat.statements}
+        self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), whole.strides, strict=True)}
+
+    def plan(self, cut: Cut) -> Plan:
+        run, types = cut.run, self.types
+        later = {n for s in run.after for n in reads(s)} | set(self.outputs)
+        before = self._around(cut.before, later | {n for s in run.members for n in reads(s)})
+        slabs = self._slabs(cut, run.wanted(run.after, self.outputs))
+        steps: list[Step] = [] if before is None else [before]
+        totals: list[Step] = []
+        gone = [] if before is None else [n for n in before.plan.outputs if n not in later]
+        aggregation = {s.output: s.aggregation for s in run.columns}
+        for r in slabs.results:
+            t, made = types[r.name], slabs.whole.types[r.name]
+            fill = None if r.axis is not None else identity(aggregation[r.name], made.dtype)
+            steps.append(Allocate(r.tensor, t.shape, made.dtype, fill))
+            if r.tensor != r.name:
+                totals.append(Allocate(r.name, t.shape, t.dtype, r.tensor))
+                gone.append(r.tensor)
+        steps += [slabs, *totals, *([Release(tuple(gone))] if gone else [])]
+        after = self._around(run.after, set(self.outputs))
+        return Plan((*steps, *([] if after is None else [after])), self.outputs)
+
+    def _around(self, statements: Sequence[Statement], needed: set[str]) -> Part | None:
+        """Statements before or after the run as a part, cut in turn where it must be."""
+        if not statements:
+            return None
+        own = {s.output for s in statements}
+        read = dict.fromkeys(n for s in statements for n in reads(s) if n not in own and n in self.types)
+        inputs = tuple(Input(n, self.types[n].shape) for n in read)
+        outputs = tuple(s.output for s in statements if s.output in needed)
+        stages = {"flat": Program(None, inputs, outputs, tuple(statements))}
+        for stage in ("reduced", "defracted"):
+            known = {s.output: s for s in self.lowering.stages[stage].statements}
+            stages[stage] = replace(stages["flat"], statements=tuple(known[s.output] for s in statements))
+        lowering = Lowering(stages, {n: self.types[n] for n in (*read, *own)})
+        misaligned = tuple(n for n in self.setting.misaligned if n in read)
+        setting = replace(self.setting, misaligned=misaligned)
+        return within(planned(lowering, [self.strides[n] for n in read], setting), self.budget).part()
+
+    def _slabs(self, cut: Cut, wanted: tuple[str, ...]) -> Slabs:
+        run = cut.run
+        rows = _rounded(run.size, cut.rows)
+        given, whole, start = self._of_rows(run, rows, wanted)
+        if whole.held > self.budget and rows > 1:
+            rows = self._fewer(run, rows, whole.held, wanted)
+            given, whole, start = self._of_rows(run, rows, wanted)
+        whole = within(whole, self.budget)
+        left = run.size % rows
+        rest = within(self._of_rows(run, left, wanted, rows)[1], self.budget) if left else None
+        plans = [whole] if rest is None else [whole, rest]
+        results = tuple(self._result(n, run, rows, plans) for n in wanted)
+        provided = [r.name for r in results if r.in_place]
+        last = None if rest is None else rest.part(provided)
+        return Slabs(run.size, rows, whole.part(provided), last, given, results, start)
+
+    def _fewer(self, run: Run, rows: int, held: int, wanted: tuple[str, ...]) -> int:
+        """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
+        some = max(1, rows // 2)
+        less = self._of_rows(run, some, wanted)[1].held
+        each = max(1, (held - less) // (rows - some))
+        return _rounded(run.size, max(1, max(self.budget - (held - each * rows), self.budget // 2) // each))
+
+    def _of_rows(
+        self, run: Run, rows: int, wanted: tuple[str, ...], apart: int = 0
+    ) -> tuple[tuple[Slice, ...], Planned, str | None]:
+        """A slab of so many rows, beginning at multiples of `apart` (0: of as many): what it is given, its plan, the
+        input that is the number of its first row."""
+        slab = slab_of(run, rows, self.types, wanted)
+        given = tuple(Slice(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, apart or rows)) for g in slab.given)
+        strides = [contiguous(slab.types[g.name].shape) if g.copied else self.strides[g.tensor] for g in given]
+        strides += [] if slab.start is None else [()]
+        reduced = reduce(slab.program)
+        stages = {"flat": slab.program, "reduced": reduced, "defracted": defract(reduced)}
+        misaligned = tuple(g.name for g in given if g.tensor in self.setting.misaligned and not g.copied)
+        setting = replace(self.setting, misaligned=misaligned)
+        return given, planned(Lowering(stages, slab.types), strides, setting), slab.start
+
+    def _turns(self, tensor: str, axis: int | None, rows: int) -> bool:
+        """Whether the alignment of rows' first elements differs from slab to slab."""
+        if axis is None:
+            return False
+        element = size_in_bytes(replace(self.types[tensor], shape=()))
+        return rows * self.strides[tensor][axis] * element % ALIGNMENT != 0
+
+    def _result(self, name: str, run: Run, rows: int, plans: Sequence[Planned]) -> Result:
+        t, made = self.types[name], plans[0].together.types[name]
+        axis = run.axis.get(name)
+        if axis is None:
+            aggregation = next(s.aggregation for s in run.columns if s.output == name)
+            return Result(name, name if made.dtype == t.dtype else f"{name}.total", None, COMBINED[aggregation])
+        whole = math.prod(t.shape[:axis]) == 1 and not self._turns(name, axis, rows)
+        return Result(name, name, axis, in_place=whole and all(_allocates(p.plan, name) for p in plans))
+
+
+def _allocates(plan: Plan, name: str) -> bool:
+    """Does a step only take memory for the tensor, and none makes it itself?"""
+    taken = [s for s in plan.steps if isinstance(s, Allocate) and s.tensor == name]
+    made = any(isinstance(s, TorchLines) and name in s.writes for s in plan.steps)
+    return not made and len(taken) == 1 and taken[0].fill is None

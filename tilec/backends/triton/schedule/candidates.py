@@ -1,0 +1,139 @@
+"""The ways to carry out a product, for the tuner and for what it found: torch's own, Hopper's kernels, pointer kernels.
+
+A choice is a small table of numbers and words, so that it can be kept on disk; `steps_of` turns it into steps again, or
+None where it no longer fits (a choice holds for a class of shapes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.blocks import SIZES, TILES, Config, choose_config
+from tilec.backends.triton.matmul.dot import Dot, worthwhile
+from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
+from tilec.backends.triton.matmul.kernel import dot_steps
+from tilec.backends.triton.matmul.library import library_steps
+from tilec.backends.triton.matmul.pack import packed
+from tilec.backends.triton.plan.heading import without_sizes
+from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.ir.program import Statement, reads
+from tilec.ir.types import TensorType
+from tilec.language.show import show_statement
+
+Choice = Mapping[str, int | str]
+MOST_TILES = 10  # of Hopper's candidates, the likeliest first
+
+
+@dataclass(frozen=True)
+class Task:
+    """A product to carry out, in the statement's two forms and in the planner's."""
+
+    defracted: Statement
+    flat: Statement
+    types: Mapping[str, TensorType]
+    dot: Dot
+    space: Space
+    seen: Viewed
+    wide: bool
+    setting: Setting
+
+    @property
+    def text(self) -> str:
+        """The statement without sizes."""
+        return show_statement(without_sizes(self.flat))
+
+    @property
+    def shape_class(self) -> str:
+        """What a choice depends on beside the text: counts (those of rows and batch up to a power of two), types, which
+        axis of each tensor is contiguous and whether the others are aligned, the precision and what may serve."""
+        d, s = self.dot, self.space
+        counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
+        layouts = []
+        for name in (s.statement.output, *reads(s.statement)):
+            if name in self.seen.types:
+                moves = "".join("1" if n == 1 else "a" if n % 16 == 0 else "x" for n in self.seen.strides[name])
+                layouts.append(f"{self.seen.types[name].dtype}:{moves}")
+        settings = f"{self.setting.precision} {'library' if self.setting.library else 'own'}"
+        return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
+
+
+def ways(task: Task) -> list[tuple[Choice, list[Step]]]:
+    """Every way, the untuned one first."""
+    found = []
+    for choice in _choices(task):
+        steps = steps_of(task, choice)
+        if steps is not None:
+            found.append((choice, steps))
+    return found
+
+
+def _choices(task: Task) -> Iterator[Choice]:
+    yield from [{"family": "library"}] if task.setting.library else []
+    prepared = _along(task)
+    for tiles in candidates(prepared.dot, prepared.space, prepared.seen, task.setting)[:MOST_TILES]:
+        yield _hopper_choice(tiles)
+    if worthwhile(task.dot, task.space):
+        first = choose_config(task.dot, task.space, task.setting.shared)
+        for bm, bn, bk, warps, stages in TILES[SIZES[task.dot.dtype]]:
+            own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
+            yield _dot_choice(own)
+        yield _dot_choice(first)
+
+
+def steps_of(task: Task, choice: Choice) -> list[Step] | None:
+    """The steps that a choice stands for, None where it does not fit."""
+    match choice.get("family"):
+        case "library" if task.setting.library:
+            return library_steps(task.defracted, task.flat, task.types, task.dot, task.space, task.seen, task.wide)
+        case "hopper":
+            prepared = _along(task)
+            tiles = _hopper_config(choice)
+            steps = hopper_steps(prepared.dot, prepared.space, prepared.seen, task.setting, tiles)
+            return None if steps is None else [*prepared.before, *steps, *prepared.after]
+        case "dot" if worthwhile(task.dot, task.space):
+            names = ("bm", "bn", "bk", "warps", "stages", "parts")
+            config = Config(**{n: int(choice[n]) for n in names})
+            return dot_steps(task.dot, task.space, task.seen, task.flat, task.wide, task.setting, config=config)
+    return None
+
+
+@dataclass(frozen=True)
+class _Along:
+    """The product over operands that lie along the reduction, where that takes a copy."""
+
+    dot: Dot
+    space: Space
+    seen: Viewed
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+
+
+def _along(task: Task) -> _Along:
+    copied = packed(task.dot, task.space, task.seen, task.wide)
+    if copied is None:
+        return _Along(task.dot, task.space, task.seen)
+    before, seen, space, dot, after = copied
+    return _Along(dot, space, seen, tuple(before), tuple(after))
+
+
+def _hopper_choice(c: hopper.Config) -> Choice:
+    boxes = " ".join(f"{v}:{n}" for v, n in c.boxes)
+    rest = {f.name: int(getattr(c, f.name)) for f in fields(c) if f.name != "boxes"}
+    return {"family": "hopper", "boxes": boxes, **rest}
+
+
+def _hopper_config(choice: Choice) -> hopper.Config:
+    pairs = (pair.split(":") for pair in str(choice["boxes"]).split())
+    rest: dict[str, Any] = {f.name: type(f.default)(choice[f.name]) for f in fields(hopper.Config) if f.name != "boxes"}  # type: ignore[misc]
+    return hopper.Config(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
+
+
+def _dot_choice(c: Config) -> Choice:
+    sizes = {"bm": c.bm, "bn": c.bn, "bk": c.bk}
+    return {"family": "dot", **sizes, "warps": c.warps, "stages": c.stages, "parts": c.parts}

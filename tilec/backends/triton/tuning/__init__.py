@@ -1,0 +1,1 @@
+"""Measuring candidates on the device, and keeping the winners on disk."""

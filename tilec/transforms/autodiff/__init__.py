@@ -1,0 +1,1 @@
+"""The gradient of a program, as a program."""

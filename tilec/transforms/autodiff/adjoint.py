@@ -1,0 +1,308 @@
+"""The gradient of a contraction: how the cotangent of an aggregation reaches its body, one rule an aggregation, and the
+statement that adds up what one access receives.
+
+A contraction `O[f : s] = AGG(guard ? body), constraints` is flipped for each access A[g] of its body:
+
+    dA[g : sizes of A] = +(guard ? dO[f] * d body / d A[g] * in(...)), constraints
+
+over the same index variables. `in(...)` stands for every access that constrains the points of the contraction and that
+the derivative no longer reads, so that the points are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.functions import INFINITY, ONE
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+    walk,
+)
+from tilec.transforms.autodiff.pullback import Cotangent, Leaf, conjunction, product, pull_back, total
+from tilec.transforms.util.extents import Extent, sizes
+from tilec.transforms.util.naming import (
+    all_variables,
+    fresh_variable,
+    rename,
+    rename_constraint,
+    separate,
+)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The points at which a leaf is read: all the aggregations it stands in, the statement's own first."""
+
+    guards: tuple[Expr, ...]
+    constraints: tuple[Constraint, ...]
+    constraining: tuple[Access, ...]
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """One aggregation as its rule sees it, a statement's or a nested one.
+
+    `value` is its result at the point at hand and `ones` a body that is 1 at each point that makes up that result;
+    `over(name, body, called)` is the aggregation `name` of another body over those points (a statement's is a tensor
+    `called` so) and `others()` the product of the body over them without the one at hand.
+    """
+
+    body: Expr
+    value: Expr
+    ones: Expr
+    over: Callable[[str, Expr, str], Expr]
+    others: Callable[[], Expr]
+
+
+Rule = Callable[[Cotangent, Aggregation], Cotangent | None]
+
+
+def _through(g: Cotangent, a: Aggregation) -> Cotangent:
+    return g
+
+
+def _mean(g: Cotangent, a: Aggregation) -> Cotangent:
+    return g.over(a.over("sum", a.ones, "Count"))
+
+
+def _product(g: Cotangent, a: Aggregation) -> Cotangent:
+    return g.times(a.others())
+
+
+def _extremum(g: Cotangent, a: Aggregation) -> Cotangent | None:
+    winner = Call("eq", (a.body, a.value))
+    return g.over(a.over("sum", winner, "Ties")).where(winner)
+
+
+def _logsumexp(g: Cotangent, a: Aggregation) -> Cotangent | None:
+    """At -inf no point contributes; at +inf the points that are +inf get NaN and the others 0, as torch has it."""
+    return g.times(Call("exp", (a.body - a.value,))).where(Call("ne", (a.value, -INFINITY)))
+
+
+# The cotangent of the body at a point, given that of the result; None: nothing flows.
+RULES: dict[str, Rule | None] = {
+    "sum": _through,
+    "assign": _through,
+    "mean": _mean,
+    "prod": _product,
+    "max": _extremum,
+    "min": _extremum,
+    "logsumexp": _logsumexp,
+    "any": None,
+    "all": None,
+    "argmax": None,
+    "argmin": None,
+}
+
+
+def constraining(*roots: Expr | None) -> Iterator[Access]:
+    """Accesses that constrain the points of an expression; padded ones and those of nested aggregations do not."""
+    for e in roots:
+        match e:
+            case Access():
+                yield e
+                yield from constraining(*e.index)
+            case Pad():
+                yield from constraining(e.value)
+            case Call() | Inside():
+                yield from constraining(*children(e))
+
+
+class Contraction:
+    """A contraction to be flipped, given the name of its output's cotangent.
+
+    `emit` appends a statement to the gradient program under a fresh name like the one it has, which it returns.
+    """
+
+    def __init__(self, s: Statement, cotangent: str, known: Mapping[str, Extent], emit: Callable[[Statement], str]):
+        assert s.index is not None
+        self.s = separate(s)
+        self.index = s.index
+        self.extents = {**known, cotangent: known[s.output]}
+        self.result = Access(s.output, s.index)
+        self.cotangent: Expr = Access(cotangent, s.index)
+        self.emit = emit
+        self.used = all_variables(self.s)
+
+    def contributions(self, active: Callable[[str], bool]) -> Iterator[Statement]:
+        """One statement for each access of an active tensor; its output is named after that tensor."""
+        for access, where, g in self.leaves(active):
+            yield self._flip(access, g, where)
+
+    def leaves(self, active: Callable[[str], bool]) -> Iterator[tuple[Access, Scope, Cotangent]]:
+        """Each access of an active tensor, the points at which it stands, and its cotangent there."""
+        s = self.s
+        guards = () if s.guard is None else (s.guard,)
+        variables = index_variables(*self.index, *guards, s.body, *_parts(s.constraints))
+        scope = Scope(guards, s.constraints, tuple(constraining(*guards, s.body)), variables)
+        start = self._enter_statement()
+        if start is None:
+            return
+        groups: dict[tuple[Access, Scope], list[Cotangent]] = {}
+        known = self.result if s.aggregation == "assign" else None
+        for leaf in pull_back(s.body, start, scope, active, self._enter_nested, known):
+            assert isinstance(leaf.scope, Scope)
+            groups.setdefault((_as_access(leaf), leaf.scope), []).append(leaf.cotangent)
+        for (access, where), terms in groups.items():
+            yield access, where, total(terms)
+
+    def written(self) -> str:
+        """The name of a tensor that says which elements of the output some point writes, or how many points do."""
+        gathers = any(isinstance(e, Access) for i in self.index for e in walk(i))  # where `any` cannot write
+        ones = self._ones(self._constraining(), self.result)
+        return self._statement("sum" if gathers else "any", ones, "Written")
+
+    def _constraining(self) -> tuple[Access, ...]:
+        return tuple(constraining(self.s.guard, self.s.body))
+
+    def _enter_statement(self) -> Cotangent | None:
+        s = self.s
+        rule = RULES[s.aggregation]
+        if rule is None:
+            return None
+        here = Aggregation(
+            s.body,
+            self.result,
+            self._ones(self._constraining(), self.result),
+            lambda name, body, called: Access(self._statement(name, body, called), self.index),
+            lambda: self._others(s.body, s.guard, s.constraints, self._summed(), self.index),
+        )
+        return rule(Cotangent(self.cotangent), here)
+
+    def _enter_nested(self, e: Aggregate, g: Cotangent, scope: object) -> tuple[Cotangent, object] | None:
+        assert isinstance(scope, Scope)
+        rule = RULES[e.aggregation]
+        if rule is None:
+            return None
+        own = tuple(constraining(e.guard, e.body))
+
+        def over(name: str, body: Expr, called: str) -> Expr:
+            if not e.bound:  # a single point
+                return body
+            guard = self._keep(e.bound, e.guard, body)
+            return replace(e, aggregation=name, body=body, guard=guard)
+
+        others = lambda: self._others(e.body, e.guard, e.constraints, e.bound, ())  # noqa: E731
+        inner = rule(g, Aggregation(e.body, e, self._ones(own, None), over, others))
+        if inner is None:
+            return None
+        return inner, Scope(
+            (*scope.guards, *(() if e.guard is None else (e.guard,))),
+            (*scope.constraints, *e.constraints),
+            (*scope.constraining, *own),
+            (*scope.variables, *e.bound),
+        )
+
+    def _flip(self, access: Access, g: Cotangent, scope: Scope) -> Statement:
+        guard, body = conjunction((*scope.guards, *g.masks)), g.value
+        provided = (access, *constraining(*access.index, guard, body))
+        body = product(body, *map(Inside, self._missing(scope.constraining, provided)))
+        guard = self._keep(scope.variables, guard, *access.index, body)
+        extent = sizes(self.extents[access.tensor], len(access.index))
+        constraints = tuple(dict.fromkeys(scope.constraints))
+        return separate(Statement(access.tensor, access.index, extent, body, "sum", guard, constraints))
+
+    def _ones(self, accesses: tuple[Access, ...], given: Access | None) -> Expr:
+        """1 at the points at which all the accesses lie inside."""
+        provided = () if given is None else (given,)
+        return product(ONE, *map(Inside, self._missing(accesses, provided)))
+
+    def _missing(self, accesses: tuple[Access, ...], provided: tuple[Access, ...]) -> Iterator[Access]:
+        """Those accesses that constrain the points more than the provided ones do."""
+        known = {pair for a in provided for pair in self._pairs(a)}
+        for a in accesses:
+            pairs = set(self._pairs(a))
+            if not pairs <= known:
+                known |= pairs
+                yield a
+
+    def _pairs(self, a: Access) -> Iterator[tuple[Expr, Expr]]:
+        """What an access demands: each index inside that size."""
+        return zip(a.index, sizes(self.extents[a.tensor], len(a.index)), strict=True)
+
+    def _keep(self, variables: tuple[str, ...], guard: Expr | None, *roots: Expr) -> Expr | None:
+        """The guard, naming also what would otherwise stand in constraints or nested aggregations alone."""
+        found = set(_outside(*roots, *(() if guard is None else (guard,))))
+        extra = tuple(Call("eq", (Index(v), Index(v))) for v in variables if v not in found)
+        return conjunction((*(() if guard is None else (guard,)), *extra))
+
+    def _statement(self, aggregation: str, body: Expr, called: str) -> str:
+        s = self.s
+        guard = self._keep(index_variables(s.body), s.guard, *self.index, body)
+        extent = sizes(self.extents[s.output], len(self.index))
+        made = Statement(called, self.index, extent, body, aggregation, guard, s.constraints)
+        name = self.emit(separate(made))
+        self.extents[name] = self.extents[s.output]
+        return name
+
+    def _summed(self) -> tuple[str, ...]:
+        """The variables that two points of one output element may differ in."""
+        s = self.s
+        fixed = {e.name for e in self.index if isinstance(e, Index)}
+        guards = () if s.guard is None else (s.guard,)
+        return tuple(v for v in index_variables(*self.index, *guards, s.body) if v not in fixed)
+
+    def _others(
+        self,
+        body: Expr,
+        guard: Expr | None,
+        constraints: tuple[Constraint, ...],
+        summed: tuple[str, ...],
+        index: tuple[Expr, ...],
+    ) -> Expr:
+        """The product over the other points of the same element: `prod(k' != k ? body at k')`."""
+        if not summed:
+            return ONE
+        names = {v: fresh_variable(v, self.used) for v in summed}
+        differ: Expr | None = None
+        for old, new in names.items():
+            one = Call("ne", (Index(new), Index(old)))
+            differ = one if differ is None else Call("or", (differ, one))
+        assert differ is not None
+        conditions = [differ]
+        moved = [rename_constraint(c, names) for c in constraints if set(index_variables(*_parts((c,)))) & set(names)]
+        for e in index:
+            if set(index_variables(e)) & set(names):
+                other = rename(e, names)
+                if any(isinstance(x, (Access, Pad)) for x in walk(e)):
+                    conditions.append(Call("eq", (other, e)))
+                else:
+                    moved.append(Constraint(other - e, Int(1)))
+        if guard is not None:
+            conditions.append(rename(guard, names))
+        return Aggregate(
+            "prod", rename(body, names), tuple(names.values()), conjunction(tuple(conditions)), tuple(moved)
+        )
+
+
+def _parts(constraints: tuple[Constraint, ...]) -> tuple[Expr, ...]:
+    return tuple(e for c in constraints for e in (c.expr, c.bound))
+
+
+def _as_access(leaf: Leaf) -> Access:
+    """A whole tensor that stands in a contraction has rank 0."""
+    return leaf.read if isinstance(leaf.read, Access) else Access(leaf.read.name, ())
+
+
+def _outside(*roots: Expr) -> Iterator[str]:
+    """Index variables that stand outside nested aggregations."""
+    stack = list(roots)
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Index):
+            yield e.name
+        elif not isinstance(e, Aggregate):
+            stack.extend(children(e))

@@ -1,0 +1,199 @@
+"""Gradients of scans, aggregations over all k up to i (or from i on), in as many steps as there are elements.
+
+The rules of `adjoint` are right for them too, but read every pair (i, k). Here what an element passes on is gathered by
+a recurrence that runs against the scan. The sum needs none of this: its gradient is a sum of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.errors import AffineMistake
+from tilec.ir.functions import INFINITY, ONE, ZERO, call
+from tilec.ir.index import Affine, canonical, linear
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Index,
+    Pad,
+    Program,
+    Statement,
+    index_variables,
+    reads_itself,
+    walk,
+)
+from tilec.transforms.autodiff.adjoint import constraining
+from tilec.transforms.util.extents import Extent, extents, sizes
+from tilec.transforms.util.naming import Names, rename, rename_constraint
+
+KINDS = ("prod", "max", "min", "logsumexp")
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """`output` runs over the elements, `summed` over what they are made of: all up to them if `rising`."""
+
+    output: str
+    summed: str
+    rising: bool
+
+
+def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
+    """The program's statements, each such scan over the elements of one tensor at its own index."""
+    known = extents(program)
+    result: list[Statement] = []
+    for s in program.statements:
+        found = _scan(s, known)
+        if found is not None and not _plain(s, found):
+            moved = {found.summed: found.output}
+            terms = replace(
+                s,
+                output=names.fresh(f"{s.output}_terms"),
+                body=rename(s.body, moved),
+                constraints=tuple(
+                    rename_constraint(c, moved) for c in s.constraints if found.output not in index_variables(c.expr)
+                ),
+                attributes=(),
+            )
+            result.append(terms)
+            s = replace(s, body=Access(terms.output, _at(s, found.output, Index(found.summed))))
+            joint = tuple(c for c in s.constraints if found.output in index_variables(c.expr))
+            s = replace(s, constraints=joint)
+        result.append(s)
+    return tuple(result)
+
+
+def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:
+    """How a statement is a scan; None where it is none, or may have elements without points before others with some."""
+    if s.aggregation not in KINDS or s.index is None or s.sizes is None or s.default or s.guard or reads_itself(s):
+        return None
+    if any(isinstance(e, Aggregate) for e in walk(s.body)):
+        return None
+    left = [e.name if isinstance(e, Index) else "" for e in s.index]
+    if "" in left or len(set(left)) < len(left):
+        return None
+    summed = [v for v in index_variables(s.body) if v not in left]
+    joint = [c for c in s.constraints if set(index_variables(c.expr)) & set(left)]
+    if len(summed) != 1 or len(joint) != 1:
+        return None
+    (k,), (c,) = summed, joint
+    try:
+        form, bound = linear(c.expr), canonical(c.bound)
+    except AffineMistake:
+        return None
+    for i, size in zip(left, s.sizes, strict=True):
+        rising = form == Affine.variable(i) - Affine.variable(k)
+        falling = form == Affine.variable(k) - Affine.variable(i)
+        if not (rising or falling) or i in index_variables(s.body):
+            continue
+        if _same(bound, size) and all(_fits(a, k, size, known) for a in constraining(s.body)):
+            return _Scan(i, k, rising)
+    return None
+
+
+def _fits(a: Access, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:
+    """Does the access allow all values of k below the size, and no others?"""
+    pairs = zip(a.index, sizes(known[a.tensor], len(a.index)), strict=True)
+    return all(_same(n, size) if e == Index(k) else k not in index_variables(e) for e, n in pairs)
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    try:
+        return canonical(a) == canonical(b)
+    except AffineMistake:
+        return a == b
+
+
+def _plain(s: Statement, found: _Scan) -> bool:
+    return isinstance(s.body, Access) and s.body.index == _at(s, found.output, Index(found.summed))
+
+
+def _at(s: Statement, v: str, e: Expr) -> tuple[Expr, ...]:
+    return tuple(e if i == Index(v) else i for i in s.index or ())
+
+
+def scan_gradient(
+    s: Statement, cotangent: str, known: Mapping[str, Extent], names: Names, append: Callable[[Statement], None]
+) -> Statement | None:
+    """What the tensor that a scan aggregates receives, as a statement named after it; None where s is no such scan.
+    `append` adds a statement that it needs."""
+    found = _scan(s, known)
+    if found is None or not _plain(s, found) or not isinstance(s.body, Access):
+        return None
+    return _Adjoint(s, s.body.tensor, found, cotangent, names, append).run()
+
+
+class _Adjoint:
+    def __init__(
+        self,
+        s: Statement,
+        tensor: str,
+        found: _Scan,
+        cotangent: str,
+        names: Names,
+        append: Callable[[Statement], None],
+    ):
+        self.s, self.tensor, self.names, self.append = s, tensor, names, append
+        assert s.index is not None
+        one = 1 if found.rising else -1
+        self.place = s.index
+        self.next = _at(s, found.output, (Affine.variable(found.output) + one).to_expr())
+        self.before = _at(s, found.output, (Affine.variable(found.output) - one).to_expr())
+        self.d = Access(cotangent, s.index)
+        self.value, self.term = Access(s.output, s.index), Access(tensor, s.index)
+
+    def run(self) -> Statement:
+        body = {"prod": self._product, "logsumexp": self._log, "max": self._extreme, "min": self._extreme}
+        return self._statement(self.tensor, body[self.s.aggregation]())
+
+    def _statement(self, name: str, body: Expr) -> Statement:
+        return Statement(name, self.place, self.s.sizes, body)
+
+    def _made(self, name: str, body: Expr) -> str:
+        name = self.names.fresh(name)
+        self.append(self._statement(name, body))
+        return name
+
+    def _recurrence(self, stem: str, body: Callable[[str], Expr]) -> Access:
+        """A statement whose body reads its own output, of the name that the body is given."""
+        name = self.names.fresh(stem)
+        self.append(self._statement(name, body(name)))
+        return Access(name, self.place)
+
+    def _product(self) -> Expr:
+        after = Pad(Access(self.tensor, self.next), ZERO)
+        g = self._recurrence("Received", lambda name: self.d + Access(name, self.next) * after)
+        return g * Pad(Access(self.s.output, self.before), ONE)
+
+    def _log(self) -> Expr:
+        """Weights are 0, not NaN, at -inf; a weight of 0 hides what it is multiplied by, which may be NaN at +inf."""
+        later = Pad(Access(self.s.output, self.next), -INFINITY)
+        part = call("select", call("ne", later, -INFINITY), call("exp", self.value - later), ZERO)
+        own = call("select", call("ne", self.value, -INFINITY), call("exp", self.term - self.value), ZERO)
+        weight = Access(self._made("Weight", part), self.place)
+
+        def body(name: str) -> Expr:
+            return self.d + call("select", call("ne", weight, ZERO), Access(name, self.next) * weight, ZERO)
+
+        g = self._recurrence("Received", body)
+        share = Access(self._made("Share", own), self.place)
+        return call("select", call("ne", share, ZERO), g * share, ZERO)
+
+    def _extreme(self) -> Expr:
+        """Ties share: each of those up to an element that hold its value gets the same part of what it receives."""
+        wins = call("eq", self.term, self.value)
+        earlier = call("eq", self.value, Pad(Access(self.s.output, self.before), ZERO))
+        later = call("eq", self.value, Pad(Access(self.s.output, self.next), ZERO))
+
+        def count(name: str) -> Expr:
+            return call("select", wins, ONE, ZERO) + call("select", earlier, Access(name, self.before), ZERO)
+
+        ties = self._recurrence("Ties", count)
+
+        def gathered(name: str) -> Expr:
+            return self.d / ties + call("select", later, Access(name, self.next), ZERO)
+
+        g = self._recurrence("Received", gathered)
+        return call("select", wins, g, ZERO)

@@ -1,0 +1,1 @@
+"""A program for known shapes and element types."""

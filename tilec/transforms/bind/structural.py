@@ -1,0 +1,138 @@
+"""reshape, gather, scatter and simple_reduce as contractions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from tilec.errors import RankMistake, SizeMistake, TypeMistake
+from tilec.ir.index import Affine
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.types import ElementType, kind
+from tilec.transforms.bind.sizes import counted
+from tilec.transforms.util.broadcast import Operand, Shape, axes, broadcast_shape
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An operand of a structural function: a tensor, or (`tensor` None, shape empty) the scalar `value`."""
+
+    tensor: str | None
+    shape: Shape
+    element: ElementType
+    value: Expr
+
+    def read(self, index: Sequence[Expr]) -> Expr:
+        return self.value if self.tensor is None else Access(self.tensor, tuple(index), span=self.value.span)
+
+    @property
+    def label(self) -> str:
+        return self.tensor or "a number"
+
+    @property
+    def operand(self) -> Operand:
+        return Operand(self.label, self.shape, self.value.span)
+
+
+def expand_gather(s: Statement, tensor: Argument, position: Argument) -> Statement:
+    """`O[i..., j...] = X[I[i...], j...]`: a slice of X for each element of I; nothing where I is out of range."""
+    _check_gathers("gather", s, tensor, position)
+    outer = axes(position.shape)
+    inner = axes(tensor.shape[1:], first=len(position.shape))
+    body = tensor.read((position.read(outer.variables), *inner.variables))
+    return _assigned(s, (*outer.variables, *inner.variables), (*position.shape, *inner.shape), body)
+
+
+def expand_scatter(s: Statement, tensor: Argument, position: Argument, like: Argument) -> Statement:
+    """`O[I[i...], j...] = +(X[i..., j...])` in the shape of Y."""
+    _check_gathers("scatter", s, like, position)
+    expected = (*position.shape, *like.shape[1:])
+    if tensor.shape != expected:
+        raise SizeMistake(
+            f"scatter: {tensor.label} of shape {tensor.shape} does not fit {position.label} of shape {position.shape} "
+            f"and {like.label} of shape {like.shape}",
+            s.body.span or s.span,
+            hint=f"the first argument must have shape {expected}",
+        )
+    whole = axes(expected)
+    outer, inner = whole.variables[: len(position.shape)], whole.variables[len(position.shape) :]
+    index = (position.read(outer), *inner)
+    return replace(_assigned(s, index, like.shape, tensor.read(whole.variables)), aggregation="sum")
+
+
+def _check_gathers(name: str, s: Statement, tensor: Argument, position: Argument) -> None:
+    if not tensor.shape:
+        raise RankMistake(f"{name}: {tensor.label} has no dimension to index", tensor.value.span or s.span)
+    if kind(position.element.dtype) != 1:
+        raise TypeMistake(
+            f"{name}: {position.label} holds {position.element.dtype}, but an index holds integers",
+            position.value.span or s.span,
+            hint="cast with int64(...)",
+        )
+
+
+def expand_simple_reduce(s: Statement, grad: Argument, like: Argument) -> Statement:
+    """G, broadcast to X, summed over the axes along which X is broadcast to G, in X's shape."""
+    shape = broadcast_shape((like.operand, grad.operand), s.body.span or s.span)
+    whole = axes(shape)
+    extra = len(shape) - len(like.shape)
+    summed = [d < extra or like.shape[d - extra] == 1 and size != 1 for d, size in enumerate(shape)]
+    index = tuple(Int(0) if summed[extra + d] else whole.variables[extra + d] for d in range(len(like.shape)))
+    body = grad.read(whole.at(grad.shape))
+    exact = not any(summed) and kind(grad.element.dtype) == 2
+    return replace(_assigned(s, index, like.shape, body), aggregation="assign" if exact else "sum")
+
+
+def expand_reshape(s: Statement, tensor: Argument, shape: Shape) -> Statement:
+    """The same elements in row-major order. Index d is `(e % S[d-1] - e % S[d]) / S[d]` with e the element's position
+    and S the strides of X, so that indices times strides add up to e itself: a view where X is contiguous."""
+    if math.prod(shape) != math.prod(tensor.shape):
+        raise SizeMistake(
+            f"{tensor.label} of shape {tensor.shape} has {counted(math.prod(tensor.shape), 'element')}, "
+            f"the shape {shape} has {math.prod(shape)}",
+            s.body.span or s.span,
+            hint="a reshape keeps the number of elements",
+        )
+    whole = axes(shape)
+    body = tensor.read(tuple(form.to_expr() for form in reshape_indices(shape, tensor.shape, whole.variables)))
+    return _assigned(s, whole.variables, shape, body)
+
+
+def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> list[Affine]:
+    """For each dimension of `source`, its index at the row-major position of `variables` in `shape`."""
+    if 0 in source:
+        return [Affine() for _ in source]
+    position = Affine.of((v, n) for v, n, size in zip(variables, _strides(shape), shape, strict=True) if size != 1)
+    sizes = dict(zip(variables, shape, strict=True))
+    indices, above = [], position
+    for size, stride in zip(source, _strides(source), strict=True):
+        below = above if size == 1 else _modulo(position, stride, sizes)
+        indices.append((above - below) * Fraction(1, stride))
+        above = below
+    return indices
+
+
+def _strides(shape: Shape) -> list[int]:
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+def _modulo(form: Affine, modulus: int, sizes: dict[Index, int]) -> Affine:
+    """`form % modulus`, coefficients reduced; without `%` where nothing can wrap."""
+    reduced = Affine.of((v, c % modulus) for v, c in form.terms)
+    greatest = sum(c * (sizes[v] - 1) for v, c in reduced.terms if isinstance(v, Index))
+    if greatest < modulus:
+        return reduced
+    return Affine.of([(Call("mod", (reduced.to_expr(), Int(modulus))), 1)])
+
+
+def _assigned(s: Statement, index: tuple[Expr, ...], shape: Shape, body: Expr) -> Statement:
+    return replace(s, index=index, sizes=tuple(map(Int, shape)), body=body)
+
+
+EXPANSIONS: dict[str, Callable[..., Statement]] = {
+    "gather": expand_gather,
+    "scatter": expand_scatter,
+    "simple_reduce": expand_simple_reduce,
+}

@@ -1,0 +1,1 @@
+"""Gradient checkpointing: recurrences computed again chunk by chunk."""

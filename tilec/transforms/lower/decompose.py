@@ -1,0 +1,167 @@
+"""mean, argmax and argmin by way of sum, max and min. Each function gives the statements that take the place of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, integer
+from tilec.ir.infer import expression_type, statement_type
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    children,
+)
+from tilec.ir.types import ElementType, TensorType, kind
+from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
+from tilec.transforms.simplify.keep_variables import conjunction, keep_variables
+from tilec.transforms.util.broadcast import Axes, axes
+from tilec.transforms.util.naming import Names
+
+Types = Mapping[str, TensorType]
+HALVES = ("float16", "bfloat16")
+
+
+def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
+    """The sum (16-bit floats in float32) over the number of valid points; 0, or the default, where there are none."""
+    element = expression_type(s.body, types)
+    target = statement_type(s, types)
+    body = call("float32", s.body) if element.dtype in HALVES else s.body
+    total = replace(s, output=names.fresh(f"{s.output}_sum"), body=body, aggregation="sum", default=None)
+    whole = axes(target.shape)
+    value = _floating(whole.read(total.output, target.shape), element)
+    points = points_per_element(s, types)
+    if points:
+        return [total, _elementwise(s, whole, value / Int(points), target, types, total)]
+    count = replace(total, output=names.fresh(f"{s.output}_count"), body=_product_of_insides(s.body), attributes=())
+    count = keep_variables(count, total)
+    n = whole.read(count.output, target.shape)
+    value = value / call("max", n, Int(1))
+    if s.default is not None:
+        value = call("select", call("gt", n, Int(0)), value, _default(s, whole, target, types))
+    return [total, count, _elementwise(s, whole, value, target, types, total, count)]
+
+
+def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
+    """The extreme, then the least number of a point that holds it (a NaN does); -1 or the default where there is none.
+    Points are numbered row by row in the exact bounding box of the variables `bound`."""
+    kept = "max" if s.aggregation == "argmax" else "min"
+    extreme = replace(s, output=names.fresh(f"{s.output}_{kept}"), aggregation=kept, default=None)
+    element = expression_type(s.body, types)
+    target = statement_type(s, types)
+    number, count = _numbers(bounds(s, {name: t.shape for name, t in types.items()}), bound)
+    first = replace(
+        extreme,
+        output=names.fresh(f"{s.output}_first"),
+        aggregation="min",
+        body=number,
+        guard=conjunction([*([] if s.guard is None else [s.guard]), _holds(s, extreme, element)]),
+        attributes=(),
+    )
+    whole = axes(target.shape)
+    n = whole.read(first.output, target.shape)
+    empty = integer(-1) if s.default is None else _default(s, whole, target, types)
+    value = call("select", call("lt", n, Int(count)), n, empty)
+    return [extreme, first, _elementwise(s, whole, value, target, types, extreme, first)]
+
+
+SPELLED: dict[str, Callable[[Statement, tuple[str, ...], Types, Names], list[Statement]]] = {
+    "mean": spell_mean,
+    "argmax": spell_extreme,
+    "argmin": spell_extreme,
+}
+
+
+def _elementwise(
+    s: Statement, whole: Axes, value: Expr, target: TensorType, types: Types, *read: Statement
+) -> Statement:
+    """The last statement, under the name and in the type that the one spelled out had."""
+    new = Statement(s.output, whole.variables, whole.sizes, value, attributes=s.attributes, span=s.span)
+    known = dict(types)
+    known.update((r.output, statement_type(r, known)) for r in read)
+    given = statement_type(new, known)
+    if (given.dtype, given.weak) != (target.dtype, target.weak):
+        new = replace(new, body=call(target.dtype, value))
+    return new
+
+
+def _default(s: Statement, whole: Axes, target: TensorType, types: Types) -> Expr:
+    assert s.default is not None
+    t = types[s.default]
+    value = whole.read(s.default, t.shape)
+    return value if t.dtype == target.dtype or t.weak else call(target.dtype, value)
+
+
+def _floating(value: Expr, element: ElementType) -> Expr:
+    if kind(element.dtype) == 2:
+        return value
+    return value * Float(1.0) if element.weak else call("float32", value)
+
+
+def points_per_element(s: Statement, types: Types) -> int | None:
+    """How many valid points each output element has, where that is one positive number known now."""
+    shapes = {name: t.shape for name, t in types.items()}
+    points = domain(s, shapes)
+    box = bounds_of(points) if s.guard is None and not points.dependent else None
+    if box is None:
+        return None
+    written = {e.name: n for e, n in zip(s.index or (), sizes_of(s), strict=True) if isinstance(e, Index)}
+    whole = len(written) == len(s.index or ()) and all(box[v] == (0, n - 1) for v, n in written.items())
+    if not whole or not is_box(points, box):
+        return None
+    return math.prod(high - low + 1 for v, (low, high) in box.items() if v not in written)
+
+
+def _product_of_insides(body: Expr) -> Expr:
+    """1 at every point that the body's accesses allow."""
+    insides = [Inside(a) for a in dict.fromkeys(_outermost_accesses(body))]
+    result: Expr = insides[0] if insides else Int(1)
+    for inside in insides[1:]:
+        result = result * inside
+    return result
+
+
+def _outermost_accesses(e: Expr) -> Iterator[Access]:
+    """Accesses that constrain the point, without those in their indices."""
+    match e:
+        case Access():
+            yield e
+        case Pad():
+            yield from _outermost_accesses(e.value)
+        case Aggregate():
+            return
+        case _:
+            for child in children(e):
+                yield from _outermost_accesses(child)
+
+
+def _numbers(box: Box | None, bound: tuple[str, ...]) -> tuple[Expr, int]:
+    """The row-major number of a point in the box, as a value, and how many numbers there are."""
+    if box is None:
+        return Int(0), 0
+    number, count = Affine(), 1
+    for v in reversed(bound):
+        low, high = box[v]
+        number += (Affine.variable(v) - low) * count
+        count *= high - low + 1
+    return number.to_expr(), count
+
+
+def _holds(s: Statement, extreme: Statement, element: ElementType) -> Expr:
+    """Does the point hold the extreme? Compared as the extreme is stored."""
+    body = s.body
+    if element.dtype in HALVES and not isinstance(body, Access):
+        body = call(element.dtype, body)
+    found = call("eq", body, Access(extreme.output, s.index or ()))
+    if kind(element.dtype) != 2:
+        return found
+    return call("or", found, call("ne", body, body))

@@ -1,0 +1,288 @@
+"""What an aggregation need not repeat, on flat programs: factors of a sum that all its points share, counts of points.
+
+`G[r, k] = +(A[r, c] * B[r, k])` asks for the sum over c once for every k. Where factors that depend on output variables
+alone can be taken out of a floating sum and what is left no longer depends on some output variable, the sum becomes a
+statement over the variables that it does depend on: `T[r] = +(A[r, c]); G[r, k] = T[r] * B[r, k]`. So gradients of
+normalisations, in which each element reads a sum over its row, cost what the row costs. Quotients and functions that
+all terms share leave a sum too, where it reads an element for each of its points. Rounding differs as it does between
+any two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known is a number, and
+a sum of weighted deviations from the mean of the same points is zero, or NaN where the mean is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.functions import ONE, call
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.lower.decompose import HALVES, points_per_element
+from tilec.transforms.util.naming import Names
+
+Types = Mapping[str, TensorType]
+
+
+def factor(program: Program, inputs: Types) -> Program:
+    """The program with shared factors outside of sums and counts as numbers. `inputs`: types of the inputs."""
+    types = infer(program, inputs)
+    names = Names.of(program)
+    statements: list[Statement] = []
+    counts: dict[str, int] = {}
+    known: dict[str, Statement] = {}
+    for s in program.statements:
+        s = known[s.output] = _with_counts(s, counts, types)
+        n = _count(s, types)
+        if n is not None:
+            counts[s.output] = n
+        balanced = _balanced(s, types, known)
+        statements += _factored(s, types, names) if balanced is None else [balanced]
+    return replace(program, statements=tuple(statements))
+
+
+# counts
+
+
+def _count(s: Statement, types: Types) -> int | None:
+    """The number of points of each element, where the statement adds up ones."""
+    if s.aggregation != "sum" or s.default is not None or s.index is None or s.guard is not None:
+        return None
+    return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
+
+
+def _product(e: Expr) -> list[Expr]:
+    if isinstance(e, Call) and e.function == "mul":
+        return [x for a in e.args for x in _product(a)]
+    return [e]
+
+
+def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> Statement:
+    """The statement with counts as numbers where it reads them at its own output's variables, whatever it constrains
+    them to."""
+    if not counts or s.index is None or s.sizes is None:
+        return s
+    sizes = {v: n for e, n in zip(s.index, types[s.output].shape, strict=True) if (v := linear(e).bare) is not None}
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in counts:
+            bare = [linear(i).bare for i in e.index]
+            shape = types[e.tensor].shape
+            if all(v is not None and sizes.get(v, n + 1) <= n for v, n in zip(bare, shape, strict=True)):
+                return call(types[e.tensor].dtype, Int(counts[e.tensor]))
+        return e if isinstance(e, (Access, Inside)) else rebuild(e, visit)
+
+    guard = None if s.guard is None else visit(s.guard)
+    return s if reads_itself(s) else replace(s, body=visit(s.body), guard=guard)
+
+
+# factors
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Of a product; `divides`: it stands below the line."""
+
+    value: Expr
+    divides: bool
+
+
+def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
+    """The statement, or two that take its place."""
+    cut = _cut(s, types)
+    if cut is None:
+        return [s]
+    terms, outer, kept = cut
+    halved = types[s.output].dtype in HALVES
+    total = names.fresh(f"{s.output}_total")
+    index = tuple(Index(v) for v in kept)
+    sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
+    body = _added([(negative, _joined([_held(f, halved) for f in inner])) for negative, inner in terms])
+    shape = tuple(sizes[v] for v in kept)
+    first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
+    value = _joined([Factor(Access(total, index), False), *outer])
+    second = replace(
+        s,
+        body=call(types[s.output].dtype, value) if halved else value,
+        aggregation="assign",
+        constraints=(),
+    )
+    return [first, second]
+
+
+def _held(f: Factor, halved: bool) -> Factor:
+    """A factor of a sum that is held in float32."""
+    return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
+
+
+Terms = list[tuple[bool, list[Factor]]]
+
+
+def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
+    """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
+    variables that the sum then has. Every element must have a point: a factor may be infinite where a sum of none is
+    zero. A guard may say which elements are zero, but not which points count."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
+        return None
+    bare = [linear(e).bare for e in s.index]
+    if None in bare or len(set(bare)) != len(bare) or kind(types[s.output].dtype) != 2:
+        return None
+    outputs = [v for v in bare if v is not None]
+    fixed = index_variables(*(c.expr for c in s.constraints))
+    reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
+    if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
+        return None
+    terms = [(negative, factors_of(e, False)) for negative, e in _terms(s.body, False)]
+    outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
+    for _, factors in terms[1:]:
+        outer = _common(outer, factors)
+    if len(terms) > 1:
+        outer = [f for f in outer if not _is_number(f.value)]
+    inner = [(negative, _less(factors, outer)) for negative, factors in terms]
+    needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
+    large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
+    numerators = all(any(not f.divides for f in factors) for _, factors in inner)
+    dear = any(_is_dear(f) for f in outer) and _is_spanned(s)
+    if not numerators or not reduced <= needed or not (large or dear):
+        return None
+    everything = [*outer, *(f for _, factors in inner for f in factors)]
+    if any(kind(expression_type(f.value, types).dtype) != 2 for f in everything if not _is_number(f.value)):
+        return None
+    if points_per_element(replace(s, guard=None), types) is None:
+        return None
+    return inner, outer, tuple(v for v in outputs if v in needed or not large)
+
+
+def _terms(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
+    match e:
+        case Call("add", (a, b)):
+            return [*_terms(a, negative), *_terms(b, negative)]
+        case Call("sub", (a, b)):
+            return [*_terms(a, negative), *_terms(b, not negative)]
+    return [(negative, e)]
+
+
+def _common(some: list[Factor], others: list[Factor]) -> list[Factor]:
+    left, found = list(others), []
+    for f in some:
+        if f in left:
+            left.remove(f)
+            found.append(f)
+    return found
+
+
+def _less(factors: list[Factor], taken: list[Factor]) -> list[Factor]:
+    left = list(factors)
+    for f in taken:
+        left.remove(f)
+    return left
+
+
+def _is_dear(f: Factor) -> bool:
+    """Whether it costs more at each point than a product."""
+    return not _is_number(f.value) and (f.divides or isinstance(f.value, Call))
+
+
+def _is_spanned(s: Statement) -> bool:
+    """Whether some element is read for each point: then no product of matrices is taken apart."""
+    variables = set(index_variables(*(s.index or ()), s.body))
+    return any(isinstance(e, Access) and variables <= set(index_variables(e)) for e in walk(s.body))
+
+
+def _added(terms: list[tuple[bool, Expr]]) -> Expr:
+    (negative, result), *rest = terms
+    result = -result if negative else result
+    for minus, e in rest:
+        result = result - e if minus else result + e
+    return result
+
+
+def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Statement | None:
+    """The statement without its sum, where that adds up deviations from a mean."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
+        return None
+    outputs = {linear(e).bare for e in s.index}
+    factors = factors_of(s.body, False)
+    moving = [f for f in factors if set(index_variables(f.value)) - outputs]
+    if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
+        return None
+    if all(f is moving[0] or _is_number(f.value) for f in factors):
+        return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does
+    match moving[0].value:
+        case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
+            n = points_per_element(s, types)
+            if n is None or not _is_mean(x, mean, n, known):
+                return None
+        case _:
+            return None
+    still = replace(moving[0], value=Call("sub", (mean, mean)))
+    return replace(s, body=_joined([still if f is moving[0] else f for f in factors]), aggregation="assign")
+
+
+def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) -> bool:
+    """Whether `mean` reads the sum of n elements of x's tensor over the variables of x that `mean` lacks, over n."""
+    s = known.get(mean.tensor)
+    if s is None or s.aggregation != "assign" or s.guard is not None or s.index is None:
+        return False
+    body = s.body
+    while isinstance(body, Call) and len(body.args) == 1:
+        body = body.args[0]
+    match body:
+        case Call("div", (Access() as total, Int(m))) if m == n and total.index == s.index:
+            t = known.get(total.tensor)
+        case _:
+            return False
+    if t is None or t.aggregation != "sum" or t.guard is not None or t.constraints or t.index is None:
+        return False
+    summed = t.body.args[0] if isinstance(t.body, Call) and t.body.function == "float32" else t.body
+    if not isinstance(summed, Access) or summed.tensor != x.tensor:
+        return False
+    there = {linear(e).bare: linear(i).bare for e, i in zip(t.index, mean.index, strict=True)}
+    if None in there or None in there.values():
+        return False
+    for e, i in zip(summed.index, x.index, strict=True):
+        v, w = linear(e).bare, linear(i).bare
+        if v is None or w is None or there.setdefault(v, w) != w:
+            return False
+    return len(set(there.values())) == len(there)
+
+
+def _is_number(e: Expr) -> bool:
+    cast = isinstance(e, Call) and len(e.args) == 1 and isinstance(e.args[0], Int)
+    return cast or isinstance(e, (Int, Float, Inside))
+
+
+def factors_of(e: Expr, divides: bool) -> list[Factor]:
+    """What a chain of products and quotients is made of; a sign is a factor."""
+    match e:
+        case Call("mul", (a, b)):
+            return [*factors_of(a, divides), *factors_of(b, divides)]
+        case Call("div", (a, b)):
+            return [*factors_of(a, divides), *factors_of(b, not divides)]
+        case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
+            return [Factor(-Float(1.0), divides), *factors_of(a, divides)]
+    return [Factor(e, divides)]
+
+
+def _joined(factors: list[Factor]) -> Expr:
+    first = next(f for f in factors if not f.divides)
+    result = first.value
+    for f in factors:
+        if f is not first:
+            result = Call("div" if f.divides else "mul", (result, f.value))
+    return result

@@ -1,0 +1,170 @@
+"""Flatten: one aggregation a statement, and only those that a backend has: sum prod max min assign logsumexp any all.
+
+Recurrences are the exception: aggregations that read the statement's own output stay nested, as they are. Their
+output index becomes one bare variable a dimension.
+
+A nested aggregation becomes a statement of its own whose output index runs over the exact ranges of its free variables.
+mean, argmax and argmin are spelled out by the others (`transforms.spelled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.errors import Unsupported
+from tilec.ir.index import Affine
+from tilec.ir.infer import statement_type
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    expressions,
+    index_variables,
+    map_expressions,
+    reads_itself,
+    rebuild,
+    substitute,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import Box, bounds_of, domain_of, sizes_of
+from tilec.transforms.bind.legality import check_writes
+from tilec.transforms.lower.decompose import SPELLED
+from tilec.transforms.lower.reduce import reduce_statement
+from tilec.transforms.recurrence import reach
+from tilec.transforms.util.naming import Names
+
+
+def flatten(program: Program, types: Mapping[str, TensorType]) -> Program:
+    """A bound program without nested aggregations, mean, argmax and argmin; `types` holds the inputs' types.
+
+    Equal nested aggregations share one statement. Raises WriteConflict for a nested assign that two points reach.
+    """
+    return _Flattener(program, types).run()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What limits the points at which an expression stands: the statement, or an aggregation around it."""
+
+    roots: tuple[Expr, ...]
+    constraints: tuple[Constraint, ...] = ()
+    index: tuple[Expr, ...] = ()
+    sizes: tuple[int, ...] = ()
+    own: str | None = None  # the output of a recurrence
+
+
+class _Flattener:
+    def __init__(self, program: Program, types: Mapping[str, TensorType]):
+        self.program = program
+        self.types = {i.name: types[i.name] for i in program.inputs}
+        self.shapes = {name: t.shape for name, t in self.types.items()}
+        self.names = Names.of(program)
+        self.statements: list[Statement] = []
+        self.shared: dict[tuple, str] = {}
+
+    def run(self) -> Program:
+        for s in self.program.statements:
+            if reads_itself(s):
+                s = self._normal(s)
+            nested = any(isinstance(e, Aggregate) for root in expressions(s) for e in walk(root))
+            self.emit(self.hoisted(s) if nested else s)
+        return replace(self.program, statements=tuple(self.statements))
+
+    def _normal(self, s: Statement) -> Statement:
+        """A recurrence over distinct bare variables."""
+        bare = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
+        if "" in bare or len(set(bare)) < len(bare):
+            s = reduce_statement(s, {**self.shapes, s.output: sizes_of(s)})
+            bare = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
+        if "" in bare or len(set(bare)) < len(bare):
+            raise Unsupported(
+                f"the recurrence {s.output} writes along a diagonal of its indices",
+                s.span,
+                hint="give the output an index variable of its own for each dimension",
+            )
+        return s
+
+    def emit(self, s: Statement, bound: tuple[str, ...] = ()) -> None:
+        """Append a statement, spelled out where it must be; `bound` are its aggregation's variables, if nested."""
+        spell = None if reads_itself(s) else SPELLED.get(s.aggregation)
+        if spell is None:
+            self._append(s)
+            return
+        if not bound:
+            written = index_variables(*(s.index or ()))
+            bound = tuple(v for v in index_variables(*expressions(s)) if v not in written)
+        for new in spell(s, bound, self.types, self.names):
+            self._append(new)
+
+    def _append(self, s: Statement) -> None:
+        t = self.types[s.output] = statement_type(s, self.types)
+        self.shapes[s.output] = t.shape
+        self.statements.append(s)
+
+    def hoisted(self, s: Statement) -> Statement:
+        """The statement with its nested aggregations replaced by accesses to statements that are emitted first; those
+        that read the statement's own output stay."""
+        roots = (s.body,) if s.guard is None else (s.guard, s.body)
+        sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        layer = _Layer(roots, s.constraints, s.index or (), sizes, s.output)
+        init = s.init
+        if init is not None:  # its variables are the coordinates of what is read
+            box = reach(s, {**self.shapes, s.output: sizes})
+            ranges = [Constraint(_shifted(v, low), Int(high - low + 1)) for v, (low, high) in box.items()]
+            init = self._replaced(init, (_Layer((), tuple(ranges)),), s)
+        return replace(map_expressions(replace(s, init=None), lambda e: self._replaced(e, (layer,), s)), init=init)
+
+    def _replaced(self, e: Expr, around: tuple[_Layer, ...], s: Statement) -> Expr:
+        if not isinstance(e, Aggregate):
+            return rebuild(e, lambda x: self._replaced(x, around, s))
+        within = (*around, _Layer((e.body,) if e.guard is None else (e.guard, e.body), e.constraints, own=s.output))
+        inner = rebuild(e, lambda x: self._replaced(x, within, s))
+        assert isinstance(inner, Aggregate)
+        if any(isinstance(x, Access) and x.tensor == s.output for x in walk(inner)):
+            return inner
+        free = index_variables(inner)
+        box = self._box(around) if free else {}
+        ranges = tuple((0, -1) if box is None else box[v] for v in free)
+        name = self._shared(inner, free, ranges, s)
+        index = tuple(_shifted(v, low) for v, (low, _) in zip(free, ranges, strict=True))
+        return Access(name, index, span=e.span)
+
+    def _box(self, around: tuple[_Layer, ...]) -> Box | None:
+        roots = [root for layer in around for root in layer.roots]
+        constraints = [c for layer in around for c in layer.constraints]
+        first = around[0]
+        return bounds_of(domain_of(roots, self.shapes, constraints, first.index, first.sizes, own=first.own))
+
+    def _shared(self, e: Aggregate, free: tuple[str, ...], ranges: tuple[tuple[int, int], ...], s: Statement) -> str:
+        """The output of the statement for a nested aggregation; one for all that differ in variables' names alone."""
+        new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
+        body, guard = substitute(e.body, new), None if e.guard is None else substitute(e.guard, new)
+        constraints = tuple(replace(c, expr=substitute(c.expr, new)) for c in e.constraints)
+        key = (e.aggregation, body, guard, constraints, ranges)
+        if key not in self.shared:
+            self.shared[key] = name = self.names.fresh(f"{s.output}_{e.aggregation}")
+            statement = Statement(
+                name,
+                tuple(_shifted(v, low) for v, (low, _) in zip(free, ranges, strict=True)),
+                tuple(Int(high - low + 1) for low, high in ranges),
+                e.body,
+                e.aggregation,
+                e.guard,
+                e.constraints,
+                no_defract=s.no_defract,
+                span=e.span or s.span,
+            )
+            check_writes(statement, self.shapes)
+            self.emit(statement, e.bound)
+        return self.shared[key]
+
+
+def _shifted(variable: str, low: int) -> Expr:
+    return Affine.of([(Index(variable), 1)], -low).to_expr()

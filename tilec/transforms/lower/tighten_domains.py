@@ -1,0 +1,142 @@
+"""Smaller domains for the same points: what a guard says of an index becomes a constraint, and an output index that
+only turns a variable round becomes that variable.
+
+Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
+which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.functions import ZERO
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Call, Constraint, Expr, Index, Inside, Int, Pad, Program, Statement, reads_itself
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
+from tilec.transforms.lower.reduce import placed
+from tilec.transforms.simplify.simplify import is_bool
+
+
+def narrow(program: Program) -> Program:
+    """A flat program with both done wherever they can be; recurrences stay as they are."""
+    shapes = shapes_of(program)
+    return replace(program, statements=tuple(narrowed(s, shapes) for s in program.statements))
+
+
+def narrowed(s: Statement, shapes: Shapes) -> Statement:
+    """One statement."""
+    if reads_itself(s):
+        return s
+    return _turned_back(_confined(s, shapes), shapes)
+
+
+# guards
+
+
+def _confined(s: Statement, shapes: Shapes) -> Statement:
+    tests = [] if s.guard is None else _conjuncts(s.guard)
+    if not any(map(_outside, tests)) or not all(map(is_bool, tests)):
+        return s
+    box = bounds_of(domain(s, shapes))
+    if box is None:
+        return s
+    constraints, kept = list(s.constraints), []
+    for test in tests:
+        found = _confinement(test, box, shapes)
+        if found is None:
+            kept.append(test)
+        else:
+            constraints.append(found)
+    guard: Expr | None = None
+    for test in kept:
+        guard = test if guard is None else Call("and", (guard, test))
+    return placed(replace(s, guard=guard, constraints=tuple(constraints))) if len(kept) < len(tests) else s
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    match e:
+        case Call("and", (a, b)):
+            return [*_conjuncts(a), *_conjuncts(b)]
+    return [e]
+
+
+def _outside(e: Expr) -> bool:
+    match e:
+        case Call("eq", (Pad(Inside(), value), zero)):
+            return value == ZERO == zero
+    return False
+
+
+def _confinement(test: Expr, box: Box, shapes: Shapes) -> Constraint | None:
+    """The constraint that an access lies outside, where it can do so on one side of one dimension alone."""
+    if not _outside(test):
+        return None
+    assert isinstance(test, Call) and isinstance(test.args[0], Pad)
+    inside = test.args[0].access
+    assert isinstance(inside, Inside)
+    access = inside.access
+    open_: list[Constraint] = []
+    for e, n in zip(access.index, shapes[access.tensor], strict=True):
+        form = linear(e)
+        span = _interval(form, box)
+        if span is None:
+            return None
+        low, high = span
+        if low < 0:
+            open_.append(Constraint((form * -1 - 1).to_expr(), Int(-low)))
+        if high >= n:
+            open_.append(Constraint((form - n).to_expr(), Int(high - n + 1)))
+        if (low < 0 or high >= n) and not form.is_affine:
+            return None
+    return open_[0] if len(open_) == 1 else None
+
+
+def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
+    """Least and greatest value of an integer form over a box; None for forms of other kinds."""
+    if not form.is_integral:
+        return None
+    low = high = int(form.constant)
+    for atom, c in form.terms:
+        match atom:
+            case Index(v) if v in box:
+                a, b = box[v]
+            case Call("mod", (inner, Int(n))) if n > 0 and linear(inner).is_integral:
+                a, b = 0, n - 1
+            case _:
+                return None
+        ends = int(c) * a, int(c) * b
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+# output indices
+
+
+def _turned_back(s: Statement, shapes: Shapes) -> Statement:
+    for place, row in enumerate(map(linear, s.index or ())):
+        match row.terms:
+            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
+                form = linear(inner)
+            case _:
+                continue
+        variables = form.variables()
+        if len(form.terms) != 1 or len(variables) != 1 or form != Affine.variable(variables[0]) + form.constant:
+            continue
+        (v,) = variables
+        box = bounds_of(domain(s, shapes))
+        if not form.is_integral or sizes_of(s)[place] > n or box is None or box[v][1] - box[v][0] + 1 != n:
+            continue
+        if any(v in linear(e).variables() or _holds(e, v) for k, e in enumerate(s.index or ()) if k != place):
+            continue
+        low = box[v][0]
+        back = Affine.variable(v) - form.constant - low
+        turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
+        index = list(s.index or ())
+        moved = substitute_affine(s, {v: turned})
+        index[place] = Index(v)
+        s = replace(moved, index=tuple(index))
+    return s
+
+
+def _holds(e: Expr, v: str) -> bool:
+    return any(v in linear(x).variables() for atom in linear(e).atoms() if isinstance(atom, Call) for x in atom.args)

@@ -1,0 +1,178 @@
+"""Statements of a flat program that need no memory of their own.
+
+A statement that only inserts or drops dimensions of size 1, as a reshape does, is read through. One of a value for each
+point of a reduction that alone reads it, as a gradient's is before it is summed over broadcast axes, is computed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilec.ir.functions import call
+from tilec.ir.infer import infer
+from tilec.ir.program import (
+    Access,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    expressions,
+    index_variables,
+    map_expressions,
+    reads_itself,
+    rebuild,
+    substitute,
+    walk,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.util.naming import all_variables
+
+MOST_NODES = 200  # of a body that takes another in
+
+
+def drop_views(program: Program, inputs: Mapping[str, TensorType]) -> Program:
+    """The same program with fewer statements; `inputs` are the types of its inputs."""
+    types = infer(program, inputs)
+    statements = list(program.statements)
+    for name in [s.output for s in statements if s.output not in program.outputs]:
+        (s,) = [o for o in statements if o.output == name]
+        others = [o for o in statements if o is not s]
+        changed = _read_through(s, others, types) or _computed_there(s, others, types)
+        statements = statements if changed is None else changed
+    for s in [s for s in statements if s.output in program.outputs]:
+        statements = _written_through(s, statements, program, types)
+    return replace(program, statements=tuple(statements))
+
+
+def _plain(s: Statement) -> bool:
+    """An assignment to every element of the output, of values at points that all count as far as the output says."""
+    bare = all(isinstance(e, Index) or e == Int(0) for e in s.index or ())
+    names = [e.name for e in s.index or () if isinstance(e, Index)]
+    free = s.guard is None and s.default is None and s.init is None and not s.constraints and not s.attributes
+    return s.aggregation == "assign" and bare and len(set(names)) == len(names) and free and not reads_itself(s)
+
+
+def _extents(s: Statement, types: Mapping[str, TensorType]) -> dict[str, int]:
+    """The sizes of a statement's output variables."""
+    shape = types[s.output].shape
+    return {e.name: n for e, n in zip(s.index or (), shape, strict=True) if isinstance(e, Index)}
+
+
+def _whole(access: Access, extents: Mapping[str, int], types: Mapping[str, TensorType]) -> bool:
+    """Is the access inside its tensor at every point, its indices bare variables or numbers?"""
+    for e, n in zip(access.index, types[access.tensor].shape, strict=True):
+        inside = isinstance(e, Int) and e.value < n or isinstance(e, Index) and extents.get(e.name, n + 1) <= n
+        if not inside:
+            return False
+    return True
+
+
+# dimensions of size 1
+
+
+def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
+    """What a statement only gives other dimensions of size 1: the variables of the rest are in the same order."""
+    if not _plain(s) or not isinstance(s.body, Access) or types[s.output] != replace(
+        types[s.body.tensor], shape=types[s.output].shape
+    ):  # fmt: skip
+        return None
+    extents = {v: n for v, n in _extents(s, types).items() if n > 1}
+    given = [e.name for e in s.body.index if isinstance(e, Index) and e.name in extents]
+    sizes = [
+        (e.name if isinstance(e, Index) else "", n)
+        for e, n in zip(s.body.index, types[s.body.tensor].shape, strict=True)
+    ]
+    same = all(extents[v] == n if v in extents else n == 1 for v, n in sizes)
+    return s.body if same and given == list(extents) and _whole(s.body, _extents(s, types), types) else None
+
+
+def _read_through(s: Statement, others: Sequence[Statement], types: Mapping[str, TensorType]) -> list[Statement] | None:
+    source = _view(s, types)
+    if source is None or any(o.default == s.output for o in others):
+        return None
+    places = {e.name: d for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
+    dropped = [d for d, n in enumerate(types[s.output].shape) if n == 1]
+    for o in others:
+        for root in expressions(o):
+            for e in walk(root):
+                if isinstance(e, Access) and e.tensor == s.output and any(e.index[d] != Int(0) for d in dropped):
+                    return None
+
+    def visit(e: Expr) -> Expr:
+        e = rebuild(e, visit)
+        if isinstance(e, Access) and e.tensor == s.output:
+            index = tuple(e.index[places[i.name]] if isinstance(i, Index) else i for i in source.index)
+            return replace(e, tensor=source.tensor, index=index)
+        return e
+
+    return [map_expressions(o, visit) for o in others]
+
+
+def _written_through(
+    s: Statement, statements: list[Statement], program: Program, types: Mapping[str, TensorType]
+) -> list[Statement]:
+    """Where an output only drops or inserts dimensions of size 1, its source is written to it at once."""
+    source = _view(s, types)
+    made = next((o for o in statements if source is not None and o.output == source.tensor), None)
+    if source is None or made is None or made.output in program.outputs or made.default or reads_itself(made):
+        return statements
+    readers = [o for o in statements if any(made.output in _mentioned(root) for root in expressions(o))]
+    if readers != [s] or any(o.default == made.output for o in statements):
+        return statements
+    at = dict(zip([e.name if isinstance(e, Index) else "" for e in source.index], made.index or (), strict=False))
+    ones = [e for e, n in zip(made.index or (), types[made.output].shape, strict=True) if n == 1]
+    if any(e != Int(0) for e in ones):
+        return statements
+    index = tuple(at.get(e.name, Int(0)) if isinstance(e, Index) else Int(0) for e in s.index or ())
+    direct = replace(made, output=s.output, index=index, sizes=s.sizes)
+    return [direct if o is made else o for o in statements if o is not s]
+
+
+def _mentioned(e: Expr) -> set[str]:
+    return {x.tensor for x in walk(e) if isinstance(x, Access)}
+
+
+# values that one reduction reads
+
+
+def _computed_there(
+    s: Statement, others: Sequence[Statement], types: Mapping[str, TensorType]
+) -> list[Statement] | None:
+    """The reader takes the body in where it visits each element once: all its variables index what it reads."""
+    if not _plain(s) or kind(types[s.output].dtype) != 2 or types[s.output].weak or isinstance(s.body, Access):
+        return None
+    extents = _extents(s, types)
+    if not all(_whole(e, extents, types) for e in walk(s.body) if isinstance(e, Access)):
+        return None
+    if any(isinstance(e, (Pad, Inside)) for e in walk(s.body)):
+        return None
+    found = [
+        (o, e)
+        for o in others
+        for root in expressions(o)
+        for e in walk(root)
+        if isinstance(e, Access) and e.tensor == s.output
+    ]
+    if len(found) != 1 or any(o.default == s.output for o in others):
+        return None
+    ((reader, access),) = found
+    names = [e.name for e in access.index if isinstance(e, Index)]
+    bare = len(set(names)) == len(names) and all(isinstance(e, Index) or e == Int(0) for e in access.index)
+    reduction = reader.aggregation == "sum" and set(index_variables(*reader.index or ())) < all_variables(reader)
+    alone = reader.body == access and reader.guard is None and not reader.constraints
+    if not (bare and reduction and alone and set(names) == all_variables(reader)):
+        return None
+    if sum(1 for _ in walk(s.body)) > MOST_NODES:
+        return None
+    new = {i.name: e for i, e in zip(s.index or (), access.index, strict=True) if isinstance(i, Index)}
+    body = substitute(s.body, new)
+    if types[s.output].dtype in ("float16", "bfloat16"):
+        body = call(types[s.output].dtype, body)  # rounded as it would have been
+    read = {v for x in walk(body) if isinstance(x, Access) for v in index_variables(*x.index)}
+    if read != set(names):
+        return None  # a variable that nothing read would bound
+    return [replace(o, body=body) if o is reader else o for o in others]

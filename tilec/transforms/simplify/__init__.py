@@ -1,0 +1,1 @@
+"""Passes that change no value and no meaning."""

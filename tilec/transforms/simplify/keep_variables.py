@@ -1,0 +1,101 @@
+"""Variables that canonical indices lose (`0*j`), or show in another order, kept in sight by a guard such as `j == j`.
+
+A variable counts wherever it ranges: `+(A[i]), j < 3` adds each element three times, and argmax numbers its points in
+the order in which the variables appear. Both must still be read off the text of the bound program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from tilec.ir.functions import ZERO
+from tilec.ir.index import linear
+from tilec.ir.program import Aggregate, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
+from tilec.transforms.simplify.simplify import is_bool
+
+NUMBERED = ("argmax", "argmin")
+
+
+def keep_variables(new: Statement, old: Statement) -> Statement:
+    """The bound form of a statement, with a guard for what it lost of the old one's variables or of their order."""
+    before, after = _roots(old), _roots(new)
+    constraints = (c.expr for c in old.constraints)
+    anchored = _missing(direct_variables(*before, *constraints), direct_variables(*after))
+    if new.aggregation in NUMBERED:
+        written = index_variables(*(new.index or ()))
+        wanted = [v for v in index_variables(*before) if v not in index_variables(*(old.index or ()))]
+        if [v for v in index_variables(*after) if v not in written] != wanted:
+            anchored = wanted
+    return anchor(new, anchored) if anchored else new
+
+
+def anchor(s: Statement, variables: Iterable[str]) -> Statement:
+    """The statement with the variables named in its guard, first."""
+    return replace(s, guard=conjunction([*map(_itself, variables), *_conditions(s.guard)]))
+
+
+def keep_aggregate(new: Aggregate) -> Aggregate:
+    """The same for a nested aggregation, whose `bound` still tells the order. Constraints that no longer concern its
+    own variables move to its guard, since as text they would belong to the statement."""
+    moved = [c for c in new.constraints if not set(index_variables(c.expr)).intersection(new.bound)]
+    conditions = [condition for c in moved for condition in _as_conditions(c)]
+    seen = [v for v in direct_variables(*_conditions(new.guard), new.body) if v in new.bound]
+    anchored = _missing(new.bound, seen)
+    if new.aggregation in NUMBERED and seen != list(new.bound):
+        anchored = list(new.bound)
+    if anchored or conditions:
+        new = replace(new, guard=conjunction([*map(_itself, anchored), *_conditions(new.guard), *conditions]))
+    bound = tuple(v for v in direct_variables(*_conditions(new.guard), new.body) if v in new.bound)
+    kept = tuple(c for c in new.constraints if set(index_variables(c.expr)).intersection(bound))
+    return replace(new, bound=bound, constraints=tuple(dict.fromkeys(kept)))
+
+
+def direct_variables(*roots: Expr) -> tuple[str, ...]:
+    """Index variables outside nested aggregations, in order of first appearance."""
+    return tuple(dict.fromkeys(e.name for root in roots for e in _outside(root) if isinstance(e, Index)))
+
+
+def _outside(e: Expr) -> Iterator[Expr]:
+    if not isinstance(e, Aggregate):
+        yield e
+        for child in children(e):
+            yield from _outside(child)
+
+
+def _roots(s: Statement) -> list[Expr]:
+    return [*(s.index or ()), *_conditions(s.guard), s.body]
+
+
+def _missing(wanted: Iterable[str], present: Iterable[str]) -> list[str]:
+    present = set(present)
+    return [v for v in wanted if v not in present]
+
+
+def _itself(v: str) -> Expr:
+    return Call("eq", (Index(v), Index(v)))
+
+
+def _conditions(guard: Expr | None) -> list[Expr]:
+    return [] if guard is None else [guard]
+
+
+def conjunction(conditions: list[Expr]) -> Expr:
+    """All of the conditions at once, each compared with 0 unless it is bool by its form."""
+    if len(conditions) == 1:
+        return conditions[0]
+    result, *rest = (c if is_bool(c) else Call("ne", (c, ZERO)) for c in conditions)
+    for condition in rest:
+        result = Call("and", (result, condition))
+    return result
+
+
+def _as_conditions(c: Constraint) -> list[Expr]:
+    """The values that say what a constraint says; none where it holds anyway."""
+    form, bound = linear(c.expr), c.bound.value if isinstance(c.bound, Int) else 0
+    if not form.terms and form.is_integral and 0 <= form.constant < bound:
+        return []
+    scale = form.denominator
+    number = (form * scale).to_expr()
+    whole = [] if scale == 1 else [Call("eq", (Call("mod", (number, Int(scale))), ZERO))]
+    return [*whole, Call("ge", (number, ZERO)), Call("lt", (number, Int(scale * bound)))]

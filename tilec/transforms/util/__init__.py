@@ -1,0 +1,1 @@
+"""What several passes need: fresh names, extents, kinds of values, roles of indices, broadcasting."""
