@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
 GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile(

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tilec.arguments import Spec, to_tensors
+from tilec.arguments import Spec, by_name, to_tensors
 from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
 
 
+@public
 def compile(
     source: str,
     *,
@@ -40,6 +42,7 @@ def compile(
     return _compile(source, "<tile>", entry, backend, tune, exact)
 
 
+@public
 def load(
     path: str | PathLike[str],
     *,
@@ -76,18 +79,20 @@ def _compile(source: str, filename: str, entry: str | None, backend: str | None,
         raise error.located(source, filename) from None
 
 
-def tune(function: Function, *args: object, gradients: bool = False) -> None:
+@public
+def tune(function: Function, *args: object, gradients: bool = False, **named: object) -> None:
     """Tune a function, and its gradient where asked, for arguments of these shapes and types on the current GPU.
 
-    Arguments as for a call; specs stand for random data. Choices are kept on disk, for later runs too; functions that
-    have already been called with these shapes keep what they run. Raises TileError subclasses; Unsupported without a
+    Arguments as for a call, by position or by name; specs stand for random data. Choices are kept on disk, for later
+    runs too; functions that have already been called with these shapes keep what they run.
+    Raises TileError subclasses; Unsupported without a
     GPU, for tuned choices hold only where they were measured.
     """
     if function.backend == "torch":
         raise InputMistake("the torch backend has nothing to tune", hint="leave backend out")
     if not torch.cuda.is_available():
         raise Unsupported("there is no GPU to tune for", hint="tuned choices hold for the device they were measured on")
-    inputs = _on_device(args, "cuda")
+    inputs = _on_device(by_name(function.inputs, args, named) if named else args, "cuda")
     tuned = function.tuned()
     results = tuned(*inputs)
     if gradients:
@@ -109,14 +114,18 @@ def _on_device(args: Sequence[object], device: str) -> list[object]:
     return [made(a) if isinstance(a, Spec) else a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
 
 
-def interpret(source: str, *arrays: object) -> np.ndarray | tuple[np.ndarray, ...]:
+@public
+def interpret(source: str, *arrays: object, **named: object) -> np.ndarray | tuple[np.ndarray, ...]:
     """The slow exact meaning of a program: every point enumerated in float64 and int64, sharing no code with a backend.
 
-    Takes NumPy arrays, CPU tensors or numbers; returns NumPy arrays, one output bare, several as a tuple.
+    Takes NumPy arrays, CPU tensors or numbers, by position or by name; returns NumPy arrays, one output bare, several
+    as a tuple.
     """
     try:
         program = parse(source)
-        tensors = to_tensors(program.input_names(), arrays, seed_inputs(program)).tensors
+        names = program.input_names()
+        given = by_name(names, arrays, named) if named else arrays
+        tensors = to_tensors(names, given, seed_inputs(program)).tensors
         if any(t.dtype is torch.bfloat16 for t in tensors):
             raise Unsupported("NumPy has no bfloat16", hint="pass float64: the oracle computes in it")
         results = evaluate(program, [t.detach().cpu().numpy() for t in tensors])

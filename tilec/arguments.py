@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Number
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from tilec.errors import InputMistake, TypeMistake
 from tilec.ir.types import DTYPES, TensorType
+from tilec.tracebacks import public
 
 DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
 _SEEDS = (int, np.uint16, np.uint32, np.uint64, torch.Generator)
@@ -25,6 +27,7 @@ class Spec:
     dtype: str
 
 
+@public
 def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
     """Describe an argument for `Function.lower`: its shape (elements per dimension) and element type.
 
@@ -58,6 +61,31 @@ class Arguments:
     numpy: bool
 
 
+def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
+    """All arguments in order, of which the first few are given by position and others by name.
+
+    Raises InputMistake for a name that is unknown, that is given twice or that nothing is given for.
+    """
+    unknown = [name for name in named if name not in names]
+    if unknown:
+        inputs = "inputs: " + ", ".join(names) if names else "the function has no inputs"
+        close = get_close_matches(unknown[0], names, n=1) or [n for n in names if n.lower() == unknown[0].lower()]
+        hint = f"did you mean `{close[0]}`? {inputs}" if close else inputs
+        raise InputMistake(f"no input is called {unknown[0]}", hint=hint)
+    if len(values) > len(names):
+        _check_count(names, values, len(named))
+    twice = [name for name in names[: len(values)] if name in named]
+    if twice:
+        place = names.index(twice[0]) + 1
+        hint = f"argument {place} by position is {twice[0]}; the inputs are {', '.join(names)}, in this order"
+        raise InputMistake(f"{twice[0]} is given twice, by position and by name", hint=hint)
+    missing = [name for name in names[len(values) :] if name not in named]
+    if missing:
+        hint = f"the function takes {', '.join(names)}; add {missing[0]}=..."
+        raise InputMistake(f"nothing is given for {', '.join(missing)}", hint=hint)
+    return (*values, *(named[name] for name in names[len(values) :]))
+
+
 def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> Arguments:
     """Tensors as they are, arrays shared where torch can, numbers as rank-0 tensors, all on the device of the largest.
     In the place of one of `seeds` a torch.Generator gives its next 64 bits, and a number may have 64 without a sign.
@@ -88,6 +116,10 @@ def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[s
             types[name] = TensorType(value.shape, value.dtype)
         elif name in seeds and isinstance(value, torch.Generator):  # which draws nothing: no value is asked for
             types[name] = TensorType((), "int64")
+        elif isinstance(value, (tuple, list)) and all(isinstance(n, int) for n in value):
+            shape = str(tuple(value))
+            hint = f'write tilec.spec({shape}), or tilec.spec({shape}, "float16") for a type other than float32'
+            raise InputMistake(f"{name}: got {shape}, which is no argument; is it a shape?", hint=hint)
         else:
             (tensor,), (weak,) = (a := to_tensors((name,), (value,), seeds)).tensors, a.weak
             types[name] = TensorType(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], weak)
@@ -105,10 +137,11 @@ def size_value(name: str, value: object) -> int:
     return int(tensor)
 
 
-def _check_count(names: Sequence[str], values: Sequence[object]) -> None:
-    if len(values) != len(names):
+def _check_count(names: Sequence[str], values: Sequence[object], more: int = 0) -> None:
+    """`more` arguments have been given by name."""
+    if (count := len(values) + more) != len(names):
         takes = f"{len(names)} input{'s' * (len(names) != 1)}" + (f" ({', '.join(names)})" if names else "")
-        raise InputMistake(f"the function takes {takes}; got {len(values)}")
+        raise InputMistake(f"the function takes {takes}; got {count}")
 
 
 def _to_tensor(name: str, value: object) -> torch.Tensor:
@@ -133,9 +166,13 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
         raise _unsupported(name, "complex")
     if isinstance(value, torch.Generator):
         raise InputMistake(f"{name} is no seed, so no generator can take its place", hint="rand and randn take a seed")
-    raise InputMistake(
-        f"{name}: got {type(value).__name__}", hint="pass a torch tensor, a NumPy array or a Python number"
-    )
+    if isinstance(value, Spec):
+        hint = "f.lower(...) takes specs; a call computes with a tensor, an array or a number"
+        raise InputMistake(f"{name}: got a spec, which holds no data", hint=hint)
+    hint = "pass a torch tensor, a NumPy array or a Python number"
+    if isinstance(value, (list, tuple)):
+        hint += "; a list becomes a tensor with torch.tensor(...)"
+    raise InputMistake(f"{name}: got {type(value).__name__}", hint=hint)
 
 
 def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch.Tensor:

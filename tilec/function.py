@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tilec.arguments import DTYPE_NAMES, size_value, to_tensors, types_of
+from tilec.arguments import DTYPE_NAMES, by_name, size_value, to_tensors, types_of
 from tilec.backends import choose
 from tilec.backends.base import Backend, Executable, Lowering, Options
 from tilec.backends.common.checkpoint_runner import ChunkedProgram
@@ -26,6 +26,7 @@ from tilec.lowered import Lowered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall, recording
+from tilec.tracebacks import hide_frames, public
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.lint_sizes import mismatches
@@ -158,13 +159,24 @@ class Function:
         how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
         return Function, (self.program, self.source, self.filename, *how)
 
-    def __call__(self, *inputs):
-        """Outputs for these inputs; shapes and types as the function declares and language rules infer."""
-        signature = _signature(inputs)
-        settled = self._settled.get(signature)
-        if settled is not None:
+    def __call__(self, *inputs, **named):
+        """Outputs for these inputs, given by position or by name; shapes and types as the function declares and
+        language rules infer."""
+        try:
+            if named:
+                inputs = by_name(self.inputs, inputs, named)
+            signature = _signature(inputs)
+            settled = self._settled.get(signature)
+            if settled is None:
+                return self._first_call(signature, inputs)
             outputs = settled(inputs)
             return outputs[0] if len(outputs) == 1 else outputs
+        except TileError as error:
+            hide_frames(error)
+            raise
+
+    def _first_call(self, signature: tuple | None, inputs: Sequence[object]):
+        """A call whose arguments are to be looked at, or to be compiled for."""
         arguments = to_tensors(self.inputs, inputs, self._seeds)
         results: tuple = self.call(arguments.tensors, arguments.weak)
         if signature and all(a is b for a, b in zip(arguments.tensors, inputs, strict=True)):  # none was moved
@@ -232,12 +244,14 @@ class Function:
         """A function of another program that runs as this one does, in chunks of time where these are given."""
         return Function(program, self.source, self.filename, self.backend, None, self.tune, self.exact, chunks)
 
-    def saved(self, *args) -> tuple[Saved, ...]:
+    @public
+    def saved(self, *args, **named) -> tuple[Saved, ...]:
         """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
 
         Gradients are taken to be needed of the tensors that require them; where none does, of every floating input
         that is no Python number.
         """
+        args = by_name(self.inputs, args, named) if named else args
         types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         asking = [n for n, a in zip(self.inputs, args, strict=True) if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -328,6 +342,7 @@ class Function:
                 replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
         return replaced
 
+    @public
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
 
@@ -357,12 +372,15 @@ class Function:
         how = (self.backend, self.gradient, True, self.exact, self.chunks)
         return Function(self.program, self.source, self.filename, *how)
 
-    def lower(self, *args, backend: str | None = None, target: str | None = None) -> Lowered:
-        """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`) without running.
+    @public
+    def lower(self, *args, backend: str | None = None, target: str | None = None, **named) -> Lowered:
+        """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`), given by position or by
+        name, without running.
 
         `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
         Nothing is measured; choices that tuning found before are used.
         """
+        args = by_name(self.inputs, args, named) if named else args
         types = types_of(self.inputs, args, self._seeds)
         values = {name: size_value(name, args[p]) for name, p in zip(self._sizes, self._size_positions, strict=True)}
         devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}

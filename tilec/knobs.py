@@ -65,6 +65,9 @@ MEMORY_BUDGET = Knob(
     "TILEC_MEMORY_BUDGET", 64 * 2**20, _parse_size, "bytes that one statement's temporaries may take, e.g. 64MiB"
 )
 BLOCK = Knob("TILEC_BLOCK", 2**17, _parse_size, "elements evaluated at a time, so that temporaries stay in cache")
+FULL_TRACEBACK = Knob(
+    "TILEC_FULL_TRACEBACK", False, _parse_switch, "show the frames inside tilec when a TileError is raised: 0 or 1"
+)
 LIBRARY = Knob("TILEC_LIBRARY", True, _parse_switch, "may torch's own convolutions serve where they are exact: 0 or 1")
 CACHE: Knob[Path | None] = Knob(
     "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
@@ -92,7 +95,7 @@ STATE_BUDGET = Knob(
 )
 
 KNOBS: tuple[Knob, ...] = (
-    VERIFY, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+    VERIFY, FULL_TRACEBACK, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
 )  # fmt: skip
 
 

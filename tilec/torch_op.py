@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 
+from tilec.errors import TileError
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.saving import Backward, Partition
+from tilec.tracebacks import hide_frames
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify
 
@@ -169,6 +171,14 @@ class TileCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+        try:
+            return TileCall._backward(ctx, d_outputs)
+        except TileError as error:
+            hide_frames(error)
+            raise
+
+    @staticmethod
+    def _backward(ctx: Any, d_outputs: Results) -> Results:
         recorded: Recorded = ctx.recorded
         needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
         if not any(needed) or not any(there):
