@@ -39,6 +39,23 @@ def test_batched_and_permuted(aggregation):
     agree(source % aggregation, x, y, contains="cum")
 
 
+NARROWED = {  # elements of the output beyond the constraint hold the identity
+    "the first elements": "O[i : N] = %s(X[k]), i - k < N, i < 5;",
+    "the last elements": "O[i : N] = %s(X[k]), i - k < N, i - 4 < N;",
+    "the first elements, backward": "O[k : N] = %s(X[i]), i - k < N, k < 4;",
+    "the last elements, backward": "O[k : N] = %s(X[i]), i - k < N, k - 3 < N;",
+    "the middle": "O[i : N] = %s(X[k]), k - i < N, i - 2 < 3;",
+    "of a longer output": "O[i : N + 3] = %s(X[k]), i - k - 2 < 2*N, N + 1 - i < N;",
+}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("form", NARROWED)
+def test_a_second_constraint_on_the_output(form, aggregation):
+    (x,) = tensors((7,))
+    agree(f"function (X[N]) -> (O) {{ {NARROWED[form] % aggregation} }}", x, contains="cum")
+
+
 inf, nan = np.inf, np.nan
 SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [1, -inf], [0, inf, 0, -inf, 1, nan])
 

@@ -34,6 +34,13 @@ def test_turning_lanes(name: str) -> None:
     assert ("place" in text) is turned
 
 
+def test_a_part_of_a_turning_row() -> None:
+    """Steps that write a part of the lane, since what they read is shorter, still read all of it."""
+    for size in range(5):
+        (d,) = tensors((size,))
+        agree("function (D[N]) -> (V) { V[t, n : 3, 4] = 0.5 * V[t - 1, (n + 1) % 4] + D[n] init n + 1; }", d)
+
+
 def test_a_turning_row_has_no_margin() -> None:
     body, _ = TURNS["one place"]
     source = f"function (B[N, T, D], H0[N, D]) -> (H) {{ H[n, t, i : N, T, D] = {body}; }}"

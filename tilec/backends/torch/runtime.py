@@ -287,6 +287,13 @@ def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: 
     return t.index_select(dim, at.clamp(0, t.shape[dim] - 1)).masked_fill(outside.view(shape), identity)
 
 
+def confined(t: Tensor, axis: int, start: int, count: int, outside: float) -> Tensor:
+    """t with `outside` in the place of all elements but `count` from `start` on along an axis."""
+    result = torch.full_like(t, outside)
+    result.narrow(axis, start, count).copy_(t.narrow(axis, start, count))
+    return result
+
+
 CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
 
 

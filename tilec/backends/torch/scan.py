@@ -14,7 +14,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Constraint, Index, Int, Statement, index_variables
+from tilec.ir.program import Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -68,6 +68,9 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     first = found.shift - domain.low[found.summed]  # the place of the term that belongs to element 0
     if first or domain.extent[found.summed] != size:
         lines.append(f"{name} = rt.placed({name}, {axis}, {first}, {size}, {task.identity}, {found.rising})")
+    start, count = domain.low[found.output], domain.extent[found.output]
+    if _reached(domain, found, size) != (start, start + count):
+        lines.append(f"{name} = rt.confined({name}, {axis}, {start}, {count}, {task.identity})")
     if dtype != task.type.dtype:
         lines.append(f"{name} = {name}.to(torch.{task.type.dtype})")
     return [*lines, f"{task.out} = {name}"]
@@ -109,6 +112,13 @@ def _scan(s: Statement, domain: Domain) -> Scan | None:
     return Scan(i, k, rising, int(shift), c)
 
 
+def _reached(domain: Domain, found: Scan, size: int) -> tuple[int, int]:
+    """The elements that have terms as far as the scan's own condition goes, as a half-open range."""
+    first = domain.low[found.summed] - found.shift
+    last = first + domain.extent[found.summed] - 1
+    return (max(first, 0), size) if found.rising else (0, min(last + 1, size))
+
+
 def _terms(task: Task, s: Statement, domain: Domain, found: Scan) -> tuple[Task, Task]:
     """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
     name = s.output + "_terms"
@@ -120,7 +130,8 @@ def _terms(task: Task, s: Statement, domain: Domain, found: Scan) -> tuple[Task,
     sizes = tuple(
         Int(count) if e == Index(found.output) else n for e, n in zip(s.index or (), s.sizes or (), strict=True)
     )
-    kept = tuple(c for c in s.constraints if not _is(c, found.condition))
+    # what is said of the output variable is either the scan's own condition or true of the whole box
+    kept = tuple(c for c in s.constraints if found.output not in index_variables(c.expr))
     element = expression_type(s.body, task.types)
     dtype = element.dtype if s.aggregation in ("max", "min") else task.type.dtype
     made = replace(s, output=name, index=index, sizes=sizes, constraints=kept, default=None, attributes=())
@@ -128,7 +139,3 @@ def _terms(task: Task, s: Statement, domain: Domain, found: Scan) -> tuple[Task,
     local = {**task.local, name: task.names.fresh(task.out + "_terms")}
     part = replace(task, flat=made, reduced=made, defracted=made, types=types, local=local, returned=False)
     return part, task
-
-
-def _is(c: Constraint, condition: Condition) -> bool:
-    return linear(c.expr) == condition.form and isinstance(c.bound, Int) and c.bound.value == condition.bound

@@ -99,7 +99,8 @@ class Values:
         return _located(self.scope.sizes.index(e, self.bind).to_expr(), e.span)
 
     def constraints(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
-        return tuple(replace(c, expr=self.index(c.expr), bound=self._bound(c)) for c in constraints)
+        """Each once: what is written in two ways may come to the same."""
+        return tuple(dict.fromkeys(replace(c, expr=self.index(c.expr), bound=self._bound(c)) for c in constraints))
 
     def _bound(self, c: Constraint) -> Int:
         variables = index_variables(c.bound)

@@ -13,6 +13,7 @@ from tilec.ir.functions import call
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
+    Constraint,
     Expr,
     Index,
     Inside,
@@ -175,4 +176,14 @@ def _computed_there(
     read = {v for x in walk(body) if isinstance(x, Access) for v in index_variables(*x.index)}
     if read != set(names):
         return None  # a variable that nothing read would bound
-    return [replace(o, body=body) if o is reader else o for o in others]
+    sizes = {e: n for e, n in zip(access.index, types[s.output].shape, strict=True) if isinstance(e, Index)}
+    bounds = _bounds(body, reader, types)
+    constraints = tuple(Constraint(v, Int(n)) for v, n in sizes.items() if (v, n) not in bounds)
+    return [replace(o, body=body, constraints=constraints) if o is reader else o for o in others]
+
+
+def _bounds(body: Expr, reader: Statement, types: Mapping[str, TensorType]) -> set[tuple[Expr, int]]:
+    """The variables that an access of the body, or the output, confines to the elements below a size."""
+    places = [(reader.index or (), types[reader.output].shape)]
+    places += [(e.index, types[e.tensor].shape) for e in walk(body) if isinstance(e, Access)]
+    return {pair for index, shape in places for pair in zip(index, shape, strict=True)}

@@ -31,7 +31,8 @@ DEEPEST = 24  # operators nested in one Python expression
 @dataclass(frozen=True)
 class Value:
     """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`.
-    `call`: a statement that writes the value into an existing tensor, `{0}`."""
+    `call`: a statement that writes the value into an existing tensor, `{0}`. `exact`: a 16-bit value that is held in
+    float32 has been rounded."""
 
     code: str
     type: ElementType
@@ -40,6 +41,7 @@ class Value:
     number: bool | int | float | None = None
     depth: int = 0
     call: str | None = None
+    exact: bool = False
 
 
 class Evaluator:
@@ -70,7 +72,7 @@ class Evaluator:
             stack.pop()
             v = self._make(e)
             if v.held is not None and isinstance(e, Call) and (self._uses[e] > 1 or v.depth > DEEPEST):
-                v = Value(self.frame.assign("t", v.code), v.type, v.held, v.variables)
+                v = Value(self.frame.assign("t", v.code), v.type, v.held, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]
 
@@ -108,7 +110,7 @@ class Evaluator:
                 held = self.held_as(t.dtype)
                 if held != t.dtype:
                     code = self.frame.assign("wide", f"{code}.to(torch.{held})")
-                return Value(code, t.element(), held, variables)
+                return Value(code, t.element(), held, variables, exact=True)
             case Pad():
                 return self._pad(e)
             case Call("ident" | "reverse_grad", (x, *_)):
@@ -150,7 +152,8 @@ class Evaluator:
             call = self._writing(e.function, args, code, held)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return Value(self._laid_out(call, held, variables), result, held, variables)
-        return Value(code, result, held, variables, depth=depth, call=call)
+        exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
+        return Value(code, result, held, variables, depth=depth, call=call, exact=exact)
 
     def _multiply_add(self, e: Call, held: str) -> str | None:
         """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
@@ -267,10 +270,10 @@ class Evaluator:
         if dtype == "bool":
             return self.condition(v), "bool"
         held = self.held_as(dtype)
-        code = self.tensor(v, dtype) if v.type.dtype != dtype or v.held not in (dtype, held) else self.tensor(v, held)
-        if held != dtype and v.type.dtype != dtype:
-            code = f"{code}.to(torch.{held})"
-        return code, held
+        if v.type.dtype == dtype and v.exact and v.held == held:
+            return v.code, held
+        code = self.tensor(v, dtype)
+        return code if held == dtype else f"{code}.to(torch.{held})", held
 
     def _comparison(self, template: str, args: list[Value]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""

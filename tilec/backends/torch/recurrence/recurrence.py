@@ -77,6 +77,8 @@ def _turned(task: Task) -> list[str] | None:
     domain = level_domain(skew, skew.statement, task.types, None)
     if domain is None or not skew.plain or skew.wraps:
         return None
+    if any((domain.low[t.variable], domain.extent[t.variable]) != (0, t.size) for t in turns.values()):
+        return None  # a row is turned as a whole, and steps that write a part of it read as much
     loop = _Loop(task, skew, domain, Loose(False), turns)
     host = loop.host()
     return None if host is None else loop.around(host)
