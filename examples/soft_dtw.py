@@ -10,7 +10,7 @@ function (X[N, D], Y[M, D], G[]) -> (R) {
     C[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]));
     A[i, j : N, M] = C[i, j]
         - G[] * logaddexp(logaddexp(-A[i - 1, j] / G[], -A[i, j - 1] / G[]), -A[i - 1, j - 1] / G[])
-        init i + j < -1 ? 0.0 : 1e999;
+        init i + j < -1 ? 0.0 : inf;
     R[] = +(A[N - 1, M - 1]);
 }
 """)

@@ -53,10 +53,10 @@ MEANING = {
 }
 # No derivative: the value is constant between jumps, or is a truth, a bit pattern, a size, or a whole tensor.
 FLAT = {"floor", "ceil", "round", "sign", "eq", "ne", "lt", "gt", "le", "ge", "xor", "or", "and", "shl", "shr", "not"}
-FLAT |= {"bool", "uint16", "uint32", "index", "shape", "clamp", "same", "rand", "randn"}
+FLAT |= {"bool", "uint16", "uint32", "index", "shape", "same", "rand", "randn"}
 WHOLE = {"reshape", "gather", "scatter", "simple_reduce"}
 # Not the derivative of anything SymPy knows; `test_grad` has them.
-BY_HAND = {"select", "reverse_grad", "as_type"}
+BY_HAND = {"clamp", "select", "reverse_grad", "as_type"}
 
 POSITIVE = [Rational(1, 3), Rational(7, 5), Rational(11, 4)]
 ANY = [-Rational(9, 4), -Rational(2, 7), *POSITIVE]

@@ -37,8 +37,8 @@ def test_every_stage_and_the_backend_agree(family):
 
 FEATURES = {
     "contraction", "elementwise", "reshape", "gather", "scatter", "simple_reduce", "nested", "guard", "?:", "in", "pad",
-    "%", "clamp", "constraint", "default", "rational index", "scattered output", "sizes left out", "size statement",
-    "integer input as size", "index as value", "index()", "draw",
+    "%", "clamp", "extremum", "constraint", "default", "rational index", "scattered output", "sizes left out",
+    "size statement", "integer input as size", "index as value", "index()", "draw",
     *(a for names in AGGREGATIONS.values() for a in names),
 }  # fmt: skip
 

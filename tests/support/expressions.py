@@ -84,6 +84,11 @@ class Expressions(Inputs):
         if shape < 92 and n:
             self.features.add("%")
             return f"({inner}) % {self.pick((n, max(1, n - 1), n + 1))}", None, None
+        if shape < 94:
+            self.features.add("extremum")
+            word = self.pick(("abs", "max", "min"))
+            other = "" if word == "abs" else f", {self.pick(('0', '1', str(n - 1), f'1 - {v}'))}"
+            return f"{self.pick(('', '', f'{n} - 1 - '))}{word}({inner}{other})", None, None
         if shape < 95:
             self.features.add("clamp")
             return f"clamp({inner}, {self.integer(-1, 1)}, {self.pick((n - 1, n, max(0, n - 2)))})", None, None

@@ -64,8 +64,8 @@ def test_convolution_reads_as_one_would_write_it():
         (
             "O[i : I] = logsumexp(A[i, k] + B[k])",
             [
-                "A: GA[i, k : I, K] = +(O[i] != -1e999 ? DO[i] * exp(A[i, k] + B[k] - O[i]));",
-                "B: GB[k : K] = +(O[i] != -1e999 ? DO[i] * exp(A[i, k] + B[k] - O[i]));",
+                "A: GA[i, k : I, K] = +(O[i] != -inf ? DO[i] * exp(A[i, k] + B[k] - O[i]));",
+                "B: GB[k : K] = +(O[i] != -inf ? DO[i] * exp(A[i, k] + B[k] - O[i]));",
             ],
         ),
         (

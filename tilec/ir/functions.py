@@ -114,6 +114,15 @@ def _extremum(order: str) -> Pullback:
     return pullback
 
 
+def _clamp(g, args, f):
+    """Inside the limits, ends included, the value takes the cotangent, elsewhere the limit that holds, as in torch."""
+    x, low, high = args
+    inside = call("and", call("ge", x, low), call("le", x, high))
+    least = call("and", call("lt", low, high), call("lt", x, low))
+    most = call("or", call("gt", x, high), call("gt", low, high))
+    return _where(inside, g), _where(least, g), _where(most, g)
+
+
 def _power(g, args, f):
     """A literal exponent is spelled out: x^2 has 2*x, x^1 has 1. Elsewhere the conditions keep 0 * inf away."""
     x, y = args
@@ -201,6 +210,9 @@ _row("max", 2, "promote", np.maximum, "torch.maximum({0}, {1})", _extremum("ge")
      triton="maximum_({0}, {1})")  # fmt: skip
 _row("min", 2, "promote", np.minimum, "torch.minimum({0}, {1})", _extremum("le"),
      triton="minimum_({0}, {1})")  # fmt: skip
+_row("clamp", 3, "promote", lambda x, low, high: np.minimum(np.maximum(x, low), high),
+     "torch.minimum(torch.maximum({0}, {1}), {2})", _clamp,
+     triton="minimum_(maximum_({0}, {1}), {2})")  # fmt: skip
 _unary("floor", np.floor, "torch.floor({0})", None, "promote")
 _unary("ceil", np.ceil, "torch.ceil({0})", None, "promote")
 _unary("round", np.round, "torch.round({0})", None, "promote", "libdevice.rint({0})")
@@ -244,8 +256,7 @@ _row("gather", 2, "structural")
 _row("scatter", 3, "structural")
 _row("simple_reduce", 2, "structural")
 
-# size arithmetic and boundary words, in indices and sizes
-_row("clamp", 3, "int64", lambda e, lo, hi: np.clip(e, lo, hi), triton="minimum_(maximum_({0}, {1}), {2})")
+# size arithmetic
 _row("same", (2, 99), "int64")  # the one value that all the arguments have; an error where they differ
 
 # random numbers (ir/philox): of a seed and a counter; the counter left out is the position in an elementwise statement

@@ -1,14 +1,15 @@
 """Index arithmetic: affine forms with rational coefficients over index variables and atoms.
 
-An atom is what an index may hold beside variables: `e % N`, `clamp(e, lo, hi)`, an integer tensor's element, and,
-before sizes are known, a dimension's name. Division is exact here, unlike between values.
+An atom is what an index may hold besides variables: `e % N`, `clamp(e, lo, hi)`, `max` and `min` of two forms (`abs(e)`
+is `max(e, -e)`), an integer tensor's element, and, before sizes are known, a dimension's name. Division is exact here,
+unlike between values.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -16,7 +17,7 @@ from functools import lru_cache
 from tilec.errors import AffineMistake
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
 
-QUASI_AFFINE = ("mod", "clamp")
+QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
 
 
 @lru_cache(maxsize=4096)
@@ -202,13 +203,23 @@ def linear(e: Expr) -> Affine:
 def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
     if all(not a.terms and a.is_integral for a in args):
         values = [int(a.constant) for a in args]
-        if function == "clamp":
-            return Affine((), Fraction(min(max(values[0], values[1]), values[2])))
+        if function != "mod":
+            return Affine((), Fraction(_EXTREMA[function](*values)))
         if values[1]:
             return Affine((), Fraction(values[0] % values[1]))
+    if function == "abs":
+        return _quasi_affine(Call("max", (), span=e.span), "max", [args[0], -args[0]])
     if function == "mod":
         args[0] = _without_modulo(args[0], args[1].to_expr())
     return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), Fraction(1)),))
+
+
+_EXTREMA: dict[str, Callable[..., int]] = {
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "clamp": lambda x, low, high: min(max(x, low), high),
+}
 
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:

@@ -8,6 +8,7 @@ structure (spans aside) and carry the span of the text they came from. Indices, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
@@ -48,12 +49,19 @@ class Int(Expr):
     span: Span | None = _span()
 
 
+NAMED_LITERALS = {"inf": math.inf, "pi": math.pi, "nan": math.nan}
+
+
 @dataclass(frozen=True)
 class Float(Expr):
-    """A floating literal, never negative; weakly typed. Infinity prints as 1e999."""
+    """A floating literal, never negative; weakly typed. All NaNs are one object, so that equal literals are equal."""
 
     value: float
     span: Span | None = _span()
+
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            object.__setattr__(self, "value", math.nan)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Each index of an access, of the output, and each constraint confines one affine form of the variables to an interval.
 The points form a bounded set exactly where these forms determine the variables: where their matrix has full column
 rank. Sizes that stand in coefficients count as generic numbers, so the rank is computed modulo a large prime with a
-fixed pseudo-random residue for each size. `%`, clamp and tensor elements confine nothing.
+fixed pseudo-random residue for each size. `%`, `clamp`, `max`, `min`, `abs` and tensor elements confine nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from zlib import crc32
 from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Int, Name, Pad, children
 
 PRIME = 2**61 - 1
-OPAQUE = {"mod", "clamp"}
 Form = dict[str, int]
 CONSTANT = ""
 

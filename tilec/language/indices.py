@@ -8,6 +8,7 @@ from tilec.language.scope import Scope
 from tilec.language.syntax import Apply, Partial, check_arity
 
 LINEAR = frozenset(("add", "sub", "neg"))
+EXTREMA = frozenset(("max", "min", "abs"))
 SIZE_OPERATORS = frozenset("add sub mul div mod neg select eq ne lt gt le ge and or xor not shl shr".split())
 SIZE_FUNCTIONS = {  # name: least and most arguments
     "max": (2, 2), "min": (2, 2), "abs": (1, 1), "ident": (1, 1), "clamp": (3, 3), "same": (2, 99), "shape": (2, 2),
@@ -21,7 +22,8 @@ def size(e: Expr, scope: Scope, what: str = "a size") -> Expr:
 
 
 def index(e: Expr, scope: Scope) -> Expr:
-    """An index: affine in the index variables, `%`, clamp and tensor elements counting as variables of their own."""
+    """An index: affine in the index variables; `%`, clamp, max, min, abs and tensor elements count as variables of
+    their own."""
     return _arithmetic(e, scope, "an index", indices=True, gathers=True)[0]
 
 
@@ -86,7 +88,7 @@ _BODY = "write `condition ? value` in the body of the aggregation"
 
 
 def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[bool], what: str) -> None:
-    if function in LINEAR:
+    if function in LINEAR or function in EXTREMA:
         return
     if function == "mul" and not all(varies):
         return
@@ -97,8 +99,6 @@ def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[b
         "div": (args[-1], "a division by an index expression", "divide by integers and dimensions alone"),
         "mod": (args[-1], "`%` by an index expression", "the right side must be made of integers and dimensions alone"),
         "clamp": (e, "a clamp whose limits vary", "the limits must be made of integers and dimensions alone"),
-        "max": (e, "a maximum of index expressions", "clamp(e, low, high) keeps an index inside limits"),
-        "min": (e, "a minimum of index expressions", "clamp(e, low, high) keeps an index inside limits"),
     }
     name = e.function if isinstance(e, Apply) else function
     place, reason, hint = reasons.get(

@@ -11,6 +11,7 @@ from tilec.errors import InternalMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
+    NAMED_LITERALS,
     Access,
     Aggregate,
     Attribute,
@@ -123,7 +124,9 @@ def _text(e: Expr, least: int, tight: bool) -> str:
         case Int():
             return str(e.value)
         case Float():
-            return "1e999" if e.value == float("inf") else repr(e.value)
+            return next(
+                (name for name, value in NAMED_LITERALS.items() if value is e.value or value == e.value), repr(e.value)
+            )
         case Index() | Name():
             return e.name
         case Access():

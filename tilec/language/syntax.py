@@ -16,7 +16,19 @@ from lark import Token
 from tilec.errors import ArityMistake, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS, OPERATORS
-from tilec.ir.program import Access, Aggregate, Attribute, Call, Expr, Float, Index, Int, Name, children
+from tilec.ir.program import (
+    NAMED_LITERALS,
+    Access,
+    Aggregate,
+    Attribute,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    children,
+)
 
 MAX_DEPTH = 256
 LARGEST_LITERAL = 2**63
@@ -183,6 +195,9 @@ class Builder:
 
     def multiple(self, parts) -> Piece:
         number, name = parts
+        if name in NAMED_LITERALS:
+            value = Float(NAMED_LITERALS[name], span=token_span(name))
+            return _call("mul", (_integer(number), value), number.start_pos, name.end_pos)
         args = _integer(number), Index(str(name), span=token_span(name))
         return _call("mul", args, number.start_pos, name.end_pos)
 
@@ -192,6 +207,8 @@ class Builder:
 
     def index(self, parts) -> Piece:
         token = parts[0]
+        if token in NAMED_LITERALS:
+            return Float(NAMED_LITERALS[token], span=token_span(token)), token.start_pos, token.end_pos
         return Index(str(token), span=token_span(token)), token.start_pos, token.end_pos
 
     def access(self, parts) -> Piece:

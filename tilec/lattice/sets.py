@@ -15,7 +15,7 @@ from functools import lru_cache
 import islpy
 
 from tilec.errors import InternalMistake, UnboundIndex
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -279,10 +279,12 @@ class _Writer:
     def atom(self, e: Expr) -> str:
         if isinstance(e, Index):
             return self.names[e.name]
-        if isinstance(e, Call) and e.function in ("mod", "clamp"):
+        if isinstance(e, Call) and e.function in QUASI_AFFINE:
             first, *rest = (self.integer(linear(a)) for a in e.args)
             if e.function == "clamp":
                 return self.define(e, f"{{0}} = min(max({first}, {rest[0]}), {rest[1]})")
+            if e.function in ("max", "min"):
+                return self.define(e, f"{{0}} = {e.function}({first}, {rest[0]})")
             divisor = linear(e.args[1])
             if not divisor.terms and divisor.is_integral:
                 n = int(divisor.constant)

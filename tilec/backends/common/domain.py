@@ -109,9 +109,13 @@ class Domain:
             case Call("mod", (_, n)) if linear(n).is_affine and not linear(n).terms:
                 size = linear(n).constant
                 return (Fraction(0), size - 1) if size > 0 else (size + 1, Fraction(0))
-            case Call("clamp", (_, low, high)) if not linear(low).terms and not linear(high).terms:
-                least, most = linear(low).constant, linear(high).constant
-                return min(least, most), most
+            case Call("max" | "min" | "clamp", (x, *limits)):
+                (a, b), *others = (self.interval(linear(e)) for e in (x, *limits))
+                if atom.function != "min":
+                    a, b = max(a, others[0][0]), max(b, others[0][1])
+                if atom.function != "max":
+                    a, b = min(a, others[-1][0]), min(b, others[-1][1])
+                return a, b
         return -math.inf, math.inf
 
     def holds(self, condition: Condition) -> bool:

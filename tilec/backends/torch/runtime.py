@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -126,6 +127,16 @@ def still(t: Tensor, rank: int) -> Tensor:
 def clamped(index: int, size: int) -> int:
     """The nearest position inside."""
     return min(max(index, 0), size - 1)
+
+
+def maximum(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """The greater of two indices, at least one of them a tensor."""
+    return torch.clamp(a, min=b) if isinstance(a, Tensor) else torch.clamp(cast(Tensor, b), min=a)
+
+
+def minimum(a: Tensor | int, b: Tensor | int) -> Tensor:
+    """The lesser of two indices, at least one of them a tensor."""
+    return torch.clamp(a, max=b) if isinstance(a, Tensor) else torch.clamp(cast(Tensor, b), max=a)
 
 
 def turned(t: Tensor, dim: int, start: int, count: int) -> Tensor:

@@ -96,13 +96,16 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
                 if divisor == 0:
                     raise AffineMistake("division by zero in an index", e.span)
                 return _scaled(_linear(a, size), Fraction(1) / divisor)
-        case Call("mod" | "clamp", args):
+        case Call("mod" | "clamp" | "max" | "min" | "abs", args):
             parts = [_linear(a, size) for a in args]
             if any(any(terms.values()) for terms, _ in parts):
                 return {e: 1}, 0
             first, *rest = (part[1] for part in parts)
-            if e.function == "clamp":
-                return {}, min(max(first, rest[0]), rest[1])
+            if e.function == "abs":
+                return {}, max(first, -first)
+            if e.function != "mod":
+                extreme = min(first, rest[0]) if e.function == "min" else max(first, rest[0])
+                return {}, min(extreme, rest[1]) if e.function == "clamp" else extreme
             if rest[0]:
                 return {}, first - rest[0] * math.floor(Fraction(first) / rest[0])
             raise AffineMistake("modulo zero in an index", e.span)

@@ -237,14 +237,21 @@ class Evaluator(Memory):
                 value = self.value(e, at)
                 require_integers(value.type, e.span)
                 return value.data, True
-            case Call("mod" | "clamp", args):
+            case Call("mod" | "clamp" | "max" | "min" | "abs", args):
                 parts = [self.form_value(form(a, None, self.size), at) for a in args]
                 x, *rest = (value for value, _ in parts)
                 good = True
                 for _, sound in parts:
                     good = good & sound
-                if e.function == "clamp":
-                    return np.minimum(np.maximum(x, rest[0]), rest[1]), good
+                match e.function:
+                    case "abs":
+                        return np.abs(x), good
+                    case "max":
+                        return np.maximum(x, rest[0]), good
+                    case "min":
+                        return np.minimum(x, rest[0]), good
+                    case "clamp":
+                        return np.minimum(np.maximum(x, rest[0]), rest[1]), good
                 divisor = np.asarray(rest[0])
                 return np.mod(x, np.where(divisor == 0, 1, divisor)), good & (divisor != 0)
         raise TypeMistake("an index holds integers", e.span)

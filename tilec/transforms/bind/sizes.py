@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
 from tilec.ir.functions import RANDOM
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -75,7 +75,7 @@ SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shl": operator.lshift,
     "shr": operator.rshift,
 }
-AFFINE_FUNCTIONS = ("add", "sub", "mul", "div", "neg", "mod", "clamp")
+AFFINE_FUNCTIONS = ("add", "sub", "mul", "div", "neg", *QUASI_AFFINE)
 
 
 @dataclass

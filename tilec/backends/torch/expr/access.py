@@ -264,6 +264,8 @@ class Frame:
                 return f"torch.remainder({self.index(linear(e))}, {self.index(linear(n))})"
             case Call("clamp", (e, low, high)):
                 return f"torch.clamp({self.index(linear(e))}, {self.index(linear(low))}, {self.index(linear(high))})"
+            case Call("max" | "min", (a, b)):
+                return f"rt.{atom.function}imum({self.index(linear(a))}, {self.index(linear(b))})"
             case Pad():
                 return self._padded_index(atom)
         raise AssertionError(f"no index atom: {atom!r}")

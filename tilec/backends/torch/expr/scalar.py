@@ -19,7 +19,7 @@ from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
-TENSORS_ONLY = ("atan2", "logaddexp")  # torch takes no Python number for either argument
+TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
 ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
 WITH_OUT = frozenset(
     "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "

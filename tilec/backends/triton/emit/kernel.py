@@ -17,6 +17,7 @@ from tilec.backends.triton.emit.device_text import device_functions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan.plan import Pointer, python_name
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
 from tilec.ir.types import TensorType
@@ -284,9 +285,8 @@ class Frame:
                 return turn
             case Call("mod", (a, n)):
                 text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
-            case Call("clamp", (a, low, high)):
-                x, least, most = (self.block(self.form(b)) for b in (a, low, high))
-                text = f"minimum_(maximum_({x}, {least}), {most})"
+            case Call("max" | "min" | "clamp", args):
+                text = (FUNCTIONS[e.function].triton or "").format(*(self.block(self.form(a)) for a in args))
             case Pad():
                 access = e.access if isinstance(e.access, Access) else e.access.access
                 read = f"{self.read(e.access, 0)}.to(tl.int64)" if isinstance(e.access, Access) else "1"

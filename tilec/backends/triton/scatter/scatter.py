@@ -20,7 +20,7 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
@@ -140,7 +140,7 @@ def _as_value(e: Expr) -> Expr:
     match e:
         case Access():
             return Call("int64", (e,))
-        case Call("mod" | "clamp", args):
+        case Call(function, args) if function in QUASI_AFFINE:
             return replace(e, args=tuple(_as_value(linear(a).to_value()) for a in args))
     return rebuild(e, _as_value)
 
