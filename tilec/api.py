@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,12 +13,16 @@ import torch
 
 from tilec.arguments import Spec, by_name, to_tensors
 from tilec.backends import NAMES
-from tilec.errors import InputMistake, TileError, Unsupported
-from tilec.function import Function
+from tilec.errors import InputMistake, TileError, TileWarning, Unsupported
+from tilec.function import Function, _outside
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.language.hints.misspelt import misspelt
 from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
+
+PATH = re.compile(r"\s*(?:[~./\w-]*/)?[\w.-]*\.[A-Za-z]\w*\s*")  # a text of one word with a suffix
+TEXT = re.compile(r"[\n;{]|[A-Z]\w*'?\s*(\[[^\]]*\])?\s*=[^=]")  # more than a path's characters
 
 
 @public
@@ -57,12 +63,15 @@ def load(
 
 def read(path: str | PathLike[str]) -> str:
     """Text of a Tile file."""
+    if TEXT.search(str(path)):
+        hint = "write tilec.compile(text); tilec.load(path) reads a file"
+        raise InputMistake("this is Tile text, and load takes the path of a file", hint=hint)
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputMistake(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise InputMistake(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise InputMistake(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
 
 
 def _compile(source: str, filename: str, entry: str | None, backend: str | None, tune: bool, exact: bool) -> Function:
@@ -74,9 +83,14 @@ def _compile(source: str, filename: str, entry: str | None, backend: str | None,
         raise InputMistake("the torch backend has nothing to tune", hint="leave backend or tune out")
     try:
         program = parse(source, filename=filename, entry=entry)
-        return Function(program, source, filename, backend, tune=tune, exact=exact)
     except TileError as error:
+        if filename == "<tile>" and PATH.fullmatch(source):
+            hint = f"write tilec.load({source.strip()!r})"
+            raise InputMistake(f"{source.strip()!r} is a path, and compile takes Tile text", hint=hint) from None
         raise error.located(source, filename) from None
+    for mistake in misspelt(program, source):
+        warnings.warn(str(mistake.located(source, filename)), TileWarning, _outside())
+    return Function(program, source, filename, backend, tune=tune, exact=exact)
 
 
 @public

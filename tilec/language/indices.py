@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tilec.errors import AffineMistake, AggregationMistake, NameMistake, RankMistake, SyntaxMistake, TypeMistake
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
+from tilec.language.hints.constraints import constraint_hint, rounding_hint
 from tilec.language.scope import Scope
-from tilec.language.syntax import Apply, Partial, check_arity
+from tilec.language.syntax import Apply, Partial, StatementSyntax, check_arity, index_nodes
 
 LINEAR = frozenset(("add", "sub", "neg"))
 EXTREMA = frozenset(("max", "min", "abs"))
@@ -27,17 +28,18 @@ def index(e: Expr, scope: Scope) -> Expr:
     return _arithmetic(e, scope, "an index", indices=True, gathers=True)[0]
 
 
-def constraint(e: Expr, scope: Scope) -> Constraint:
-    """`e < c`, e affine and c a size."""
+def constraint(e: Expr, scope: Scope, statement: StatementSyntax) -> Constraint:
+    """`e < c`, e affine and c a size: a constraint of a statement."""
     if not isinstance(e, Call) or e.function != "lt":
-        flip = isinstance(e, Call) and e.function in ("gt", "le", "ge")
-        raise SyntaxMistake(
-            "a constraint has the form `e < c`",
-            e.span,
-            hint="it means that e is an integer and 0 <= e < c" + ("; turn the comparison round" if flip else ""),
-        )
+        raise SyntaxMistake("a constraint has the form `e < c`", e.span, hint=constraint_hint(e, statement, scope))
     left, right = e.args
     expr, _ = _arithmetic(left, scope, "a constraint", indices=True, gathers=False)
+    for node in index_nodes(right):
+        raise AffineMistake(
+            f"the right side of a constraint holds the index variable `{node.name}`",
+            node.span,
+            hint=constraint_hint(e, statement, scope),
+        )
     return Constraint(expr, size(right, scope, "the right side of a constraint"), span=e.span)
 
 
@@ -58,7 +60,9 @@ def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) 
             if indices:
                 return e, True
             raise AffineMistake(
-                f"{what} holds the index variable `{e.name}`", e.span, hint="sizes are made of dimensions and integers"
+                f"{what} holds the index variable `{e.name}`",
+                e.span,
+                hint=f"sizes are made of dimensions and integers; a dimension begins with a capital: {e.name.upper()}",
             )
         case Name():
             return _name(e, scope, what), False
@@ -67,7 +71,7 @@ def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) 
         case Partial():
             raise AggregationMistake(f"a condition without `:` cannot stand in {what}", e.span, hint=_BODY)
         case Apply():
-            function, args = _function(e, what), e.args
+            function, args = _function(e, what, scope), e.args
         case Call():
             function, args = e.function, e.args
     done: list[Expr] = []
@@ -131,13 +135,12 @@ def _element(e: Access, scope: Scope, what: str, gathers: bool) -> tuple[Expr, b
     raise AggregationMistake(f"{what} holds an element of the tensor `{e.tensor}`", e.span, hint=hint)
 
 
-def _function(e: Apply, what: str) -> str:
+def _function(e: Apply, what: str, scope: Scope) -> str:
     arity = SIZE_FUNCTIONS.get(e.function)
     if arity is None:
+        hint = "sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)"
         raise AffineMistake(
-            f"`{e.function}` cannot stand in {what}",
-            e.name_span,
-            hint="sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)",
+            f"`{e.function}` cannot stand in {what}", e.name_span, hint=rounding_hint(e, scope, what) or hint
         )
     check_arity(e, *arity)
     return {"cond": "select"}.get(e.function, e.function)

@@ -206,7 +206,7 @@ def _check_assigned(s: StatementSyntax, left: Collection[str]) -> None:
 def _constraints_by_variable(s: StatementSyntax, values: Values) -> dict[str, list[Constraint]]:
     by_variable: dict[str, list[Constraint]] = {}
     for e in s.constraints:
-        values.all_constraints.setdefault(indices.constraint(e, values.scope), len(values.all_constraints))
+        values.all_constraints.setdefault(indices.constraint(e, values.scope, s), len(values.all_constraints))
     for c in values.all_constraints:
         for v in index_variables(c.expr):
             by_variable.setdefault(v, []).append(c)

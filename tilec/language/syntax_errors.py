@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +11,8 @@ from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from tilec.errors import Span, SyntaxMistake
+from tilec.language.hints.constraints import chained_hint
+from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
 
 OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 CLOSE = {close: open for open, close in OPEN.items()}
@@ -26,6 +29,12 @@ CHARACTERS = {
     "\\": "a statement may go on in the next line as it is",
     '"': "there are no strings in the language",
 }
+SIGNS = {
+    "EQEQ": "==", "NOTEQ": "!=", "LESSEQ": "<=", "MOREEQ": ">=", "SHL": "<<", "SHR": ">>", "LESSTHAN": "<",
+    "MORETHAN": ">", "PLUS": "+", "MINUS": "-", "STAR": "*", "SLASH": "/", "PERCENT": "%", "CIRCUMFLEX": "^",
+    "VBAR": "|", "AMPERSAND": "&", "TILDE": "~", "ARROW": "->", "EQUAL": "=", "COMMA": ",", "COLON": ":",
+    "SEMICOLON": ";", "QMARK": "?", "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
+}  # fmt: skip
 WORDS = {
     "UPPER": "a tensor or dimension name",
     "LOWER": "a lower-case name",
@@ -36,17 +45,10 @@ WORDS = {
     "INIT": "`init`",
     "NO_DEFRACT": "`no_defract`",
     "$END": "the end of the text",
-    "ARROW": "`->`",
-    "EQUAL": "`=`",
-    "COMMA": "`,`",
-    "COLON": "`:`",
-    "SEMICOLON": "`;`",
-    "QMARK": "`?`",
-    **{
-        name: f"`{text}`"
-        for name, text in zip(("LPAR", "RPAR", "LSQB", "RSQB", "LBRACE", "RBRACE"), "()[]{}", strict=True)
-    },
+    **{name: f"`{sign}`" for name, sign in SIGNS.items()},
 }
+
+CHAIN = r",\s*([^,;<>=]+)(<=?)([^,;<>=]+)(<=?)([^,;<>={}]+)"  # among constraints: low <= e < high
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
     """The diagnostic for an error of the parser; `tokens` are those of the text, up to a character that fits none."""
     if isinstance(error, UnexpectedCharacters):
         place = error.pos_in_stream or 0
+        if (mistake := explain_idiom(source, place)) is not None:
+            return mistake
         character = source[place]
         name = f"`{character}`" if character.isprintable() else repr(character)
         return SyntaxMistake(f"unexpected character {name}", Span(place, place + 1), hint=CHARACTERS.get(character))
@@ -82,11 +86,24 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
     if token.type != "$END":
         before = [t for t in tokens if (t.start_pos or 0) < (token.start_pos or 0)]
     complaint = Complaint(token, frozenset(error.accepts or error.expected), before, _open(before), source)
+    if complaint.open and (mistake := _commented_out(complaint)) is not None:
+        return mistake
+    if token.type != "$END" and (mistake := explain_idiom(source, token.start_pos or 0)) is not None:
+        return mistake
     for rule in RULES:
         mistake = rule(complaint)
         if mistake is not None:
             return mistake
-    return SyntaxMistake(f"unexpected `{token}`, expected {_expected(complaint.accepted)}", complaint.span)
+    message = f"unexpected `{token}`, expected {_expected(complaint.accepted)}"
+    return SyntaxMistake(message, complaint.span, hint=_still_open(complaint))
+
+
+def _still_open(c: Complaint) -> str | None:
+    """Where a bracket is open that the token cannot stand in."""
+    if c.token.type != "SEMICOLON" or not c.open or c.open[-1].type == "LBRACE":
+        return None
+    opener = c.open[-1]
+    return f"the `{opener}` on line {opener.line}, column {opener.column} is still open"
 
 
 def _open(tokens: list[Token]) -> list[Token]:
@@ -126,6 +143,15 @@ def _empty(c: Complaint) -> SyntaxMistake | None:
     return SyntaxMistake(
         "the source is empty", Span(0, 0), hint="write function (A[N]) -> (O) { ... } or a list of statements"
     )
+
+
+def _commented_out(c: Complaint) -> SyntaxMistake | None:
+    """The rest of a line with an open bracket is a comment."""
+    opener = next((t for t in c.open if t.type in ("LSQB", "LPAR")), None)
+    if opener is None:
+        return None
+    place = len(c.source) if c.token.type == "$END" else c.span.start
+    return comment_in_brackets(c.source, place, opener.start_pos or 0)
 
 
 def _end(c: Complaint) -> SyntaxMistake | None:
@@ -212,7 +238,13 @@ def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
 def _chained(c: Complaint) -> SyntaxMistake | None:
     if c.token.type not in COMPARISONS or not {"AMPERSAND", "VBAR"} & set(c.accepted):
         return None
-    return SyntaxMistake("comparisons do not chain", c.span, hint="write (a < b) & (b < c)")
+    hint = "write (a < b) & (b < c)"
+    if not c.open or c.open[-1].type == "LBRACE":  # among a statement's constraints
+        stop = c.span.stop + 100
+        found = re.search(CHAIN, c.source[max(0, c.span.start - 100) : stop])
+        if found is not None:
+            hint = chained_hint(*(part.strip() for part in found.groups()))
+    return SyntaxMistake("comparisons do not chain", c.span, hint=hint)
 
 
 def _name_case(c: Complaint) -> SyntaxMistake | None:
@@ -233,13 +265,8 @@ def _operators(c: Complaint) -> SyntaxMistake | None:
     if c.previous is None or c.previous.end_pos != c.token.start_pos:
         return None
     hints = {
-        "**": "a power is pow(a, b)",
-        "&&": "and is `&`",
-        "||": "or is `|`",
-        "//": "a comment begins with //",
         "+=": "write `= +(...)` for a sum",
         "*=": "write `= *(...)` for a product",
-        "->": "`->` stands between a function's inputs and outputs",
         "++": "there is no `++`",
     }
     hint = hints.get(f"{c.previous}{c.token}")
@@ -256,9 +283,16 @@ def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
         and c.open[-1].type != "LBRACE"
     ):
         return None
-    if c.previous is not None and "\n" not in c.source[c.previous.end_pos : c.token.start_pos]:
+    if c.previous is None:
         return None
-    return SyntaxMistake(f"expected `;` before `{c.token}`", c.span, hint="statements are separated by semicolons")
+    between = c.source[c.previous.end_pos : c.token.start_pos]
+    assigns = re.match(r"[A-Z]\w*'?\s*(\[[^\[\];]*(\[[^\[\]]*\][^\[\];]*)*\]\s*)?=(?!=)", c.source[c.span.start :])
+    if "\n" not in between and assigns is None:
+        return None
+    hint = "statements are separated by semicolons"
+    if "\n" not in between:
+        hint += f": write `; {assigns[0] if assigns else c.token} ...`"
+    return SyntaxMistake(f"expected `;` before `{c.token}`", c.span, hint=hint)
 
 
 def _multiplication(c: Complaint) -> SyntaxMistake | None:

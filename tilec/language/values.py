@@ -11,6 +11,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Statement, index_variables
 from tilec.language import indices
 from tilec.language.bounded import confining, unbounded
+from tilec.language.hints.functions import reduction, replacement
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import Scope, Symbol, nearest
 from tilec.language.syntax import Apply, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
@@ -99,9 +100,15 @@ class Values:
         raise self.unknown(e)
 
     def unknown(self, e: Apply) -> NameMistake:
-        symbol = self.scope.symbols.get(e.function)
-        if symbol is not None:
+        source = self.scope.source
+        args = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
+        text = replacement(e.function, args, source, self.scope.current or "Y")
+        if e.function in self.scope.symbols:
             hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
+        elif e.function[0].isupper():
+            hint = f"the elements of a tensor are read with brackets: {e.function}[{', '.join(args)}]"
+        elif text:
+            hint = f"write `{text}`"
         elif e.function.startswith("prng"):
             hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
@@ -123,8 +130,12 @@ class Values:
     def aggregated(self, e: Apply, whole: bool = False) -> Expr:
         """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where
         it is no elementwise function's name: the indices on the left say what its points are."""
+        source, name = self.scope.source, self.scope.current or "Y"
+        given = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
         if len(e.args) != 1:
-            raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span)
+            text = reduction(e.function, given, source, name)
+            hint = f"the indices say what is aggregated: write `{text}`" if text else None
+            raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span, hint=hint)
         (body,) = e.args
         if not _indexed(body) and not (whole and e.function not in FUNCTIONS):
             hint = f"write {e.function}(X[i]) with an index for each dimension"

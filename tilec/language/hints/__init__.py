@@ -1,0 +1,1 @@
+"""What people write who come from another language, and what to write instead: the texts behind the diagnostics."""

@@ -1,0 +1,197 @@
+"""What to write for a constraint that is not of the form `e < c`: the same points, in that form where there is one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name
+from tilec.language.scope import Scope
+from tilec.language.syntax import Apply, StatementSyntax, below, index_nodes
+
+MEANS = "a constraint `e < c` means that e is an integer and 0 <= e < c"
+SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+ONE = ""
+Form = dict[str, int]  # coefficients of names, of index variables and of sizes as they are written; a number under ONE
+
+
+class _NotLinear(Exception):
+    """The expression is no sum of names times integers."""
+
+
+def constraint_hint(e: Expr, s: StatementSyntax, scope: Scope) -> str:
+    """What to write in the place of the constraint `e` of a statement."""
+    if not isinstance(e, Call) or (e.function not in SIGNS and e.function != "and"):
+        return MEANS
+    if e.function == "and":
+        return f"constraints stand one after another: write `{', '.join(_text(a, scope.source) for a in e.args)}`"
+    text = _text(e, scope.source)
+    if e.function == "ne":
+        return f"{MEANS}; any other condition stands in the body: write `{text} ? ...`"
+    try:
+        left, right = (_form(a, scope.source) for a in e.args)
+    except _NotLinear:
+        return f"{MEANS}; any other condition stands in the body: write `{text} ? ...`"
+    variables = {node.name for node in index_nodes(e)}
+    if e.function == "eq":
+        return f"write `{_show(_positive(_minus(left, right), variables))} < 1`: {MEANS}"
+    if e.function in ("gt", "ge"):
+        left, right = right, left
+    strict = int(e.function in ("lt", "gt"))
+    if not variables & set(right):  # bounded from above
+        return f"write `{_show(left)} < {_show(_plus(right, 1 - strict))}`: {MEANS}"
+    rest = _plus(_minus(right, left), -strict)  # is at least 0
+    if not variables & set(left):
+        return _from_below(rest, text, e, s, scope)
+    size = _above(rest, variables, s, scope)
+    if size is None:
+        return f"write `{_show(rest)} < N`, with a size N that {_show(rest)} never reaches: {MEANS}"
+    return f"write `{_show(rest)} < {_show(size)}`: {MEANS}"
+
+
+def _from_below(rest: Form, text: str, e: Expr, s: StatementSyntax, scope: Scope) -> str:
+    """`rest` is at least 0, and what bounds it from above may be another constraint."""
+    names = {node.name for node in index_nodes(e)}
+    for other in s.constraints:
+        if other is e or not isinstance(other, Call) or other.function not in ("lt", "le"):
+            continue
+        try:
+            left, right = (_form(a, scope.source) for a in other.args)
+        except _NotLinear:
+            continue
+        shift = _minus(left, rest)
+        if names & set(shift) or names & set(right):
+            continue
+        bound = _plus(right, int(other.function == "le"))
+        if not shift:
+            return f"leave it out: `{_show(left)} < {_show(bound)}` says it too, for {MEANS}"
+        both = f"`{text}` and `{_text(other, scope.source)}`"
+        return f"write `{_show(rest)} < {_show(_minus(bound, shift))}` for {both}: {MEANS}"
+    return f"write `{_show(rest)} < N` with the number N of its values, or `{text} ? ...` in the body: {MEANS}"
+
+
+def chained_hint(low: str, first: str, e: str, second: str, high: str) -> str:
+    """`1 <= j < 3` among constraints."""
+    try:
+        lowest, beyond = _plus(_written(low), int(first == "<")), _plus(_written(high), int(second == "<="))
+    except _NotLinear:
+        return f"write two comparisons of the form `e < c`: {MEANS}"
+    if not lowest:
+        return f"write `{e} < {_show(beyond)}`: {MEANS}"
+    return f"write `{e} - {_show(lowest)} < {_show(_minus(beyond, lowest))}`: {MEANS}"
+
+
+def _written(text: str) -> Form:
+    """The form of a name, a number, or a name and a number."""
+    found = re.fullmatch(r"([A-Z]\w*'?)?\s*([+-]?\s*\d+)?", text)
+    if found is None or (found[1] and found[2] and found[2][0] not in "+-"):
+        raise _NotLinear
+    return _minus({found[1]: 1} if found[1] else {}, {ONE: -int((found[2] or "0").replace(" ", ""))})
+
+
+def _above(rest: Form, variables: set[str], s: StatementSyntax, scope: Scope) -> Form | None:
+    """A size that the form never reaches, where it is one variable less others that are never negative."""
+    positive = [v for v in rest if v in variables and rest[v] > 0]
+    if len(positive) != 1 or rest[positive[0]] != 1 or (set(rest) - variables - {ONE}):
+        return None
+    places = dict(_bare(s, scope))
+    size = places.get(positive[0])
+    if size is None or any(v not in places for v in rest if v in variables):
+        return None
+    return _plus(size, max(0, rest.get(ONE, 0)))
+
+
+def _bare(s: StatementSyntax, scope: Scope) -> Iterator[tuple[str, Form | None]]:
+    """Index variables that stand alone as an index, each with the size of its dimension; known sizes come last."""
+    found: list[tuple[str, Form | None]] = []
+    stack: list[Expr] = [s.body]
+    while stack:
+        e = stack.pop()
+        stack.extend(below(e))
+        if isinstance(e, Access):
+            symbol = scope.symbols.get(e.tensor)
+            dims = symbol.dims if symbol is not None and symbol.dims is not None else (None,) * len(e.index)
+            for i, d in zip(e.index, dims, strict=False):
+                if isinstance(i, Index):
+                    found.append((i.name, None if d is None else {str(d): 1} if isinstance(d, str) else {ONE: d}))
+    for i, size in zip(s.target.index or (), s.target.sizes or (), strict=False):
+        if isinstance(i, Index):
+            try:
+                found.append((i.name, _form(size, scope.source)))
+            except _NotLinear:
+                found.append((i.name, None))
+    yield from sorted(found, key=lambda item: item[1] is not None)
+
+
+def _form(e: Expr, source: str) -> Form:
+    match e:
+        case Int():
+            return {ONE: e.value} if e.value else {}
+        case Index() | Name():
+            return {e.name: 1}
+        case Call(function="add"):
+            return _minus(_form(e.args[0], source), _times(_form(e.args[1], source), -1))
+        case Call(function="sub"):
+            return _minus(_form(e.args[0], source), _form(e.args[1], source))
+        case Call(function="neg"):
+            return _times(_form(e.args[0], source), -1)
+        case Call(function="mul") if any(isinstance(a, Int) for a in e.args):
+            a, b = e.args if isinstance(e.args[0], Int) else e.args[::-1]
+            assert isinstance(a, Int)
+            return _times(_form(b, source), a.value)
+    raise _NotLinear
+
+
+def _times(a: Form, factor: int) -> Form:
+    return {name: c * factor for name, c in a.items()}
+
+
+def _minus(a: Form, b: Form) -> Form:
+    result = {name: a.get(name, 0) - b.get(name, 0) for name in (*a, *(n for n in b if n not in a))}
+    return {name: c for name, c in result.items() if c}
+
+
+def _plus(a: Form, number: int) -> Form:
+    return _minus(a, {ONE: -number})
+
+
+def _positive(a: Form, variables: set[str]) -> Form:
+    """The form or its negative: the one in which the first index variable is added."""
+    first = next((c for name, c in a.items() if name in variables), 1)
+    return a if first > 0 else _times(a, -1)
+
+
+def _show(a: Form) -> str:
+    """Terms that are added first, the number last."""
+    terms = sorted(a.items(), key=lambda item: (item[0] == ONE, item[1] < 0))
+    text = ""
+    for name, c in terms:
+        term = str(abs(c)) if name == ONE else name if abs(c) == 1 else f"{abs(c)}*{name}"
+        text += f" {'-' if c < 0 else '+'} {term}" if text else f"-{term}" if c < 0 else term
+    return text or "0"
+
+
+def _text(e: Expr, source: str) -> str:
+    assert e.span is not None
+    return re.sub(r"\s+", " ", source[e.span.start : e.span.stop])
+
+
+def rounding_hint(e: Apply, scope: Scope, what: str) -> str | None:
+    """`floor(i/2)` and `ceil(i/2)` in an index, where `/` is exact; in a size it truncates."""
+    if e.function not in ("floor", "ceil", "int", "round", "trunc") or len(e.args) != 1:
+        return None
+    inner = e.args[0]
+    if not isinstance(inner, Call) or inner.function != "div":
+        return f"leave `{e.function}` out: all numbers in {what} are integers"
+    a, b = (_operand(arg, scope.source) for arg in inner.args)
+    if "index" not in what and "constraint" not in what:
+        return f"write `{a}/{b}`: `/` in a size truncates"
+    if e.function == "ceil":
+        return f"write `({a} + -{a} % {b})/{b}`: `/` in an index is exact, and this is the quotient rounded up"
+    nearest = " (`round` has no such form)" if e.function == "round" else ""
+    return f"write `({a} - {a} % {b})/{b}`: `/` in an index is exact, and this is the quotient rounded down{nearest}"
+
+
+def _operand(e: Expr, source: str) -> str:
+    text = _text(e, source)
+    return text if isinstance(e, (Int, Index, Name, Access, Apply)) else f"({text})"

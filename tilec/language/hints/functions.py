@@ -1,0 +1,135 @@
+"""Functions of torch, NumPy and C by name: the Tile text for a call of one, with the call's own arguments in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+
+LETTERS = "ijklmnop"
+Writer = Callable[[Sequence[str]], str]
+
+
+def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
+    """What to write in the place of `function(args)`, None where nothing is known. `source` tells the ranks of tensors,
+    `output` names what is assigned."""
+    function = ALIASES.get(function, function)
+    if function in AGGREGATIONS and args and not (function in FUNCTIONS and len(args) > 1 and not _axis(args[1])):
+        return reduction(function, args, source, output)
+    writer = WRITERS.get(function)
+    if writer is not None:
+        try:
+            return writer(args)
+        except (IndexError, ValueError):
+            return None
+    if function in FUNCTIONS and not FUNCTIONS[function].precedence:
+        return f"{function}({', '.join(args)})"
+    return None
+
+
+def reduction(function: str, args: Sequence[str], source: str, output: str) -> str | None:
+    """`sum(X, axis=1)` as `Y[i] = sum(X[i, j])`."""
+    tensor, *options = args
+    if not re.fullmatch(r"[A-Z]\w*'?", tensor):
+        return None
+    axes = [int(n) for option in options if (found := _axis(option)) is not None for n in re.findall(r"-?\d+", found)]
+    rank = rank_in(source, tensor) or max([2, *(a + 1 for a in axes), *(-a for a in axes)])
+    places = {a % rank for a in axes} if axes else set(range(rank))
+    letters = LETTERS[: min(rank, len(LETTERS))]
+    kept = [v for place, v in enumerate(letters) if place not in places]
+    left = f"{output}[{', '.join(kept)}]" if kept else output
+    return f"{left} = {function}({tensor}[{', '.join(letters)}])"
+
+
+def rank_in(source: str, tensor: str) -> int | None:
+    """How many dimensions a text gives a tensor where it first stands with brackets."""
+    found = re.search(rf"\b{re.escape(tensor)}\[([^\[\]:]*)[\]:]", source)
+    if found is None or "." in found[1]:
+        return None
+    return found[1].count(",") + 1 if found[1].strip() else None
+
+
+def einsum(spec: str, tensors: Sequence[str], output: str) -> str | None:
+    """An einsum string as a statement; None where it holds an ellipsis or does not fit the tensors."""
+    terms, arrow, result = (part.strip() for part in spec.replace(" ", "").partition("->"))
+    operands = terms.split(",")
+    letters = "".join(operands)
+    if not letters.isalpha() or not letters.islower() or len(operands) != len(tensors):
+        return None
+    if not arrow:
+        result = "".join(sorted(v for v in set(letters) if letters.count(v) == 1))
+    body = " * ".join(f"{t}[{', '.join(o)}]" for t, o in zip(tensors, operands, strict=True))
+    summed = set(letters) - set(result)
+    left = f"{output}[{', '.join(result)}]" if result else output
+    return f"{left} = sum({body})" if summed else f"{left} = {body}"
+
+
+def _axis(option: str) -> str | None:
+    """The axes that an argument after the first names, if it does."""
+    found = re.fullmatch(r"(?:(?:axis|dim)\s*=\s*)?(-?\d+|[(\[][-\d,\s]+[)\]])", option)
+    return None if found is None else found[1]
+
+
+def _product(args: Sequence[str]) -> str:
+    a, b = args[:2]
+    return f"C[i, j] = sum({a}[i, k] * {b}[k, j])"
+
+
+def _simple(text: str) -> str:
+    return text if re.fullmatch(r"[\w.']+(\[[^\[\]]*\]|\([^()]*\))?", text) else f"({text})"
+
+
+def _softmax(args: Sequence[str]) -> str:
+    x = args[0]
+    return f"Y[i, j] = exp({x}[i, j] - max({x}[i, k])) / sum(exp({x}[i, k] - max({x}[i, l])))"
+
+
+ALIASES = {
+    "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "fmax": "max", "fmin": "min", "power": "pow",
+    "fabs": "abs", "average": "mean", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2",
+    "reciprocal": "recip", "swish": "silu", "product": "prod", "sgn": "sign", "logaddexp2": "logaddexp",
+    "absolute": "abs", "rint": "round", "half": "float16", "double": "float64", "float": "float32", "int": "int32",
+    "long": "int64", "mm": "matmul", "bmm": "matmul", "dot": "matmul", "mul_mat": "matmul", "norm2": "norm",
+    "transpose": "t", "clip": "clamp", "mod": "remainder", "fmod": "remainder", "select": "where",
+    "iif": "where", "if": "where",
+    "size": "shape", "len": "shape", "numel": "shape", "astype": "to", "sqr": "square", "view": "reshape",
+}  # fmt: skip
+
+WRITERS: dict[str, Writer] = {
+    "not": lambda a: f"~({a[0]})" if re.search("[<>=]", a[0]) else f"{_simple(a[0])} == 0",
+    "where": lambda a: f"{a[0]} ? {a[1]} : {a[2]}",
+    "matmul": _product,
+    "outer": lambda a: f"C[i, j] = {a[0]}[i] * {a[1]}[j]",
+    "inner": lambda a: f"Y = sum({a[0]}[i] * {a[1]}[i])",
+    "softmax": _softmax,
+    "t": lambda a: f"Y[i, j] = {a[0]}[j, i]",
+    "square": lambda a: f"{_simple(a[0])} * {_simple(a[0])}",
+    "clamp": lambda a: f"max({a[1]}, min({a[2]}, {a[0]}))",
+    "remainder": lambda a: f"{_simple(a[0])} % {_simple(a[1])}",
+    "log2": lambda a: f"log({a[0]}) / log(2)",
+    "log10": lambda a: f"log({a[0]}) / log(10)",
+    "exp2": lambda a: f"pow(2, {a[0]})",
+    "cbrt": lambda a: f"pow({a[0]}, 1.0 / 3)",
+    "isnan": lambda a: f"{_simple(a[0])} != {_simple(a[0])}",
+    "leaky_relu": lambda a: f"{a[0]} > 0 ? {a[0]} : {a[1] if len(a) > 1 else 0.01} * {_simple(a[0])}",
+    "norm": lambda a: f"sqrt(sum({a[0]}[i] * {a[0]}[i]))",
+    "zeros": lambda a: _filled(a, "0.0"),
+    "ones": lambda a: _filled(a, "1.0"),
+    "arange": lambda a: f"O[i : {a[0]}] = i",
+    "eye": lambda a: f"O[i, j : {a[0]}, {a[0]}] = i == j",
+    "shape": lambda a: f"shape({a[0]}, {a[1] if len(a) > 1 else 0})",
+    "to": lambda a: f"{a[1].rpartition('.')[2]}({a[0]})" if a[1].rpartition(".")[2] in FUNCTIONS else "",
+    "cumsum": lambda a: f"Y[i : N] = sum({a[0]}[k]), i - k < N",
+    "flip": lambda a: f"Y[i : N] = {a[0]}[N - 1 - i]",
+    "roll": lambda a: f"Y[i : N] = {a[0]}[(i - {a[1]}) % N]",
+    "reshape": lambda a: f"reshape({', '.join(a)})",
+    "tril": lambda a: f"Y[i, j : N, N] = i >= j ? {a[0]}[i, j] : 0",
+    "triu": lambda a: f"Y[i, j : N, N] = i <= j ? {a[0]}[i, j] : 0",
+}
+
+
+def _filled(sizes: Sequence[str], value: str) -> str:
+    names = [s.strip("()[] ") for s in sizes]
+    return f"O[{', '.join(LETTERS[: len(names)])} : {', '.join(names)}] = {value}"

@@ -1,0 +1,368 @@
+"""Idioms of Python, NumPy, torch, C and einsum, found in the text where the parser gave up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilec.errors import Span, SyntaxMistake
+from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
+from tilec.ir.functions import FUNCTIONS
+from tilec.language.hints.functions import LETTERS, einsum, replacement
+
+Match = re.Match[str]
+NAME = r"[A-Z]\w*'?"
+ATOM = rf"(?:{NAME}|[a-z]\w*|\d[\w.]*)(?:\[[^\[\]]*\]|\([^()]*\))?"
+WINDOW = 300  # characters before and after an error that are looked at
+LONGEST = 120  # characters of a statement that a hint writes out
+COMPARES = re.compile(r"==|!=|<|>")
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """`pattern` is looked for in the line of the error; the place of the error lies in what it matches, whose group
+    `at` (or whole) gets the caret. `hint` gets the match and the source."""
+
+    pattern: re.Pattern[str]
+    message: str
+    hint: Callable[[Match, str], str]
+
+
+def explain_idiom(source: str, place: int) -> SyntaxMistake | None:
+    """The diagnostic for an error at `place`, where the text around it is an idiom of another language."""
+    start = source.rfind("\n", max(0, place - WINDOW), place) + 1 or max(0, place - WINDOW)
+    stop = source.find("\n", place, place + WINDOW)
+    line = source[start : place + WINDOW if stop < 0 else stop]
+    if start and source[start - 1] != "\n":
+        line = "\0" + line[1:]  # no beginning of a line
+    for idiom in IDIOMS:
+        for m in idiom.pattern.finditer(line):
+            if start + m.start() <= place <= start + m.end():
+                group = "at" if "at" in idiom.pattern.groupindex else 0
+                span = Span(start + m.start(group), start + max(m.end(group), m.start(group) + 1))
+                return SyntaxMistake(idiom.message.format(**m.groupdict()), span, hint=idiom.hint(m, source))
+    return None
+
+
+def comment_in_brackets(source: str, place: int, opener: int) -> SyntaxMistake | None:
+    """`A[i//2]`: the `//` began a comment while the bracket at `opener` was open, and the text broke off after it."""
+    stop = source.find("\n", opener, opener + WINDOW)
+    line = source[opener : opener + WINDOW if stop < 0 else stop]
+    found = re.search(r"(?P<a>\w+)\s*(?P<at>//)\s*(?P<b>\w+)?", line)
+    if found is None or "#" in line[: found.start()] or opener + found.start() > place:
+        return None
+    span = Span(opener + found.start("at"), opener + found.end("at"))
+    a, b = found["a"], found["b"] or "2"
+    hint = f"`/` in an index is exact; the quotient rounded down is ({a} - {a} % {b})/{b}"
+    return SyntaxMistake("`//` begins a comment, and here stands inside brackets", span, hint=hint)
+
+
+def _rewritten(m: Match, text: str) -> str:
+    """The statement that a match stands in, with `text` in the match's place."""
+    line = m.string
+    start = max(line.rfind(mark, 0, m.start()) for mark in ";{") + 1
+    stop = min([p for mark in ";}" if (p := line.find(mark, m.end())) >= 0], default=len(line))
+    whole = " ".join(f"{line[start : m.start()]}{text}{line[m.end() : stop]}".split())
+    return whole if len(whole) <= LONGEST else text.strip()
+
+
+def write(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
+    """A hint: the whole statement, with what `text` makes of the match in its place."""
+    return lambda m, source: f"write `{_rewritten(m, text(m))}`"
+
+
+def say(text: str) -> Callable[[Match, str], str]:
+    return lambda m, source: text.format(**m.groupdict())
+
+
+def _output(m: Match) -> str:
+    """The name on the left of the statement that a match stands in."""
+    found = re.findall(rf"({NAME})\s*(?:\[[^\]]*\])?\s*=(?!=)", m.string[: m.start()])
+    return found[-1] if found else "Y"
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments between a call's parentheses."""
+    found, depth, last = [], 0, 0
+    for place, c in enumerate(text):
+        depth += (c in "([") - (c in ")]")
+        if c == "," and not depth:
+            found.append(text[last:place].strip())
+            last = place + 1
+    return [a for a in (*found, text[last:].strip()) if a]
+
+
+def _call(m: Match, source: str, function: str, args: list[str]) -> str | None:
+    """A hint for a call of another library's function."""
+    text = replacement(function, args, source, _output(m))
+    if text is None or not text:
+        return None
+    return f"write `{text}`" if "= " in text.replace("==", "") else f"write `{_rewritten(m, text)}`"
+
+
+def _module(m: Match, source: str) -> str:
+    hint = _call(m, source, m["f"], _arguments(m["args"])) if m["args"] is not None else None
+    if hint is None and m["f"] in ("pi", "inf", "nan", *FUNCTIONS):
+        hint = f"write `{m['f']}`"
+    return hint or "functions are named alone: exp(X), not torch.exp(X); there are no libraries inside Tile"
+
+
+def _attribute(m: Match, source: str) -> str:
+    x, name = m["x"], m["f"]
+    args = _arguments(m["args"] or "")
+    if name in ("T", "mT", "t"):
+        return f"the indices say what is transposed: {x}[j, i] in the place of {x}[i, j]"
+    if name in ("shape", "size"):
+        axis = re.sub(r"\D", "", (m["args"] or "") + (m["item"] or "")) or "0"
+        hint = f"write shape({x}, {axis})"
+        return f"{hint}, or name the dimensions in the function's head: {x}[N, M]" if not m["args"] else hint
+    return _call(m, source, name, [x, *args]) or f"functions take the tensor as an argument: {name}({x})"
+
+
+def _einsum(m: Match, source: str) -> str:
+    text = einsum(m["spec"], _arguments(m["args"]), _output(m))
+    return f"write `{text}`" if text else "write the indices at the tensors: C[i, j] = sum(A[i, k] * B[k, j])"
+
+
+def _einsum_alone(m: Match, source: str) -> str:
+    spec = m[0].strip()
+    tensors = list("ABCDEFGH"[: spec.count(",") + 1])
+    text = einsum(spec, tensors, "O")
+    return f"write `{text}`" if text else "write a statement: O[i, j] = sum(A[i, k] * B[k, j])"
+
+
+def _ellipsis(m: Match, source: str) -> str:
+    return "write an index for each dimension; a statement over whole tensors takes any rank: Y = exp(X)"
+
+
+def _slice(m: Match, source: str) -> str:
+    x, inner = m["x"], m["inner"]
+    bounds = [b.strip() for b in inner.split(":")]
+    if "," not in inner and len(bounds) == 2 and all(re.fullmatch(r"[A-Z0-9]\w*|", b) for b in bounds):
+        low, high = bounds
+        if high:
+            size = high if low in ("", "0") else f"{high} - {low}"
+            return f"write `{_output(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]`"
+    rank = inner.count(",") + 1
+    return f"write an index for each dimension, as in {x}[{', '.join(LETTERS[:rank])}]; sizes stand on the left side"
+
+
+def _declaration(m: Match, source: str) -> str:
+    rest = m["rest"].strip()
+    return f"write `{rest[0].upper()}{rest[1:]}`"
+
+
+def _conditional(c: str, a: str, b: str | None) -> str:
+    return f"{c.strip()} ? {a.strip()}" + ("" if b is None else f" : {b.strip()}")
+
+
+def _negated(m: Match) -> str:
+    x = m["x"].strip()
+    return f"~{x}" if x.startswith("(") and COMPARES.search(x) else f"{x} == 0"
+
+
+def _named(m: Match) -> str:
+    """The match with the aggregation's name in the place of its sign."""
+    return m[0][: m.start("at") - m.start()] + BY_SYMBOL[m["at"]] + "("
+
+
+def _reduction(m: Match, source: str) -> str:
+    text = replacement(m["f"], [m["x"], m["at"]], source, _output(m))
+    return f"the indices say what is aggregated: write `{text}`" if text else "the indices say what is aggregated"
+
+
+def _juxtaposed(m: Match) -> str:
+    return f"{m['f'].split('_')[0]}({m['x']})"
+
+
+def _idiom(pattern: str, message: str, hint: Callable[[Match, str], str]) -> Idiom:
+    return Idiom(re.compile(pattern), message, hint)
+
+
+AGGREGATION = "|".join(AGGREGATIONS)
+CALLABLE = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence)
+NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
+NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
+PRODUCT = "a matrix product is a sum over the shared index: C[i, j] = sum(A[i, k] * B[k, j])"
+_UNICODE = {
+    "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "×": "write `*`", "·": "write `*`", "÷": "write `/`",
+    "−": "write `-`", "→": "write `->`", "²": "write X * X, or pow(X, 2)", "³": "write pow(X, 3)", "∞": "write `inf`",
+    "π": "write `pi`", "∑": "write sum(...)", "Σ": "write sum(...)", "∏": "write prod(...)", "Π": "write prod(...)",
+    "√": "write sqrt(...)",
+}  # fmt: skip
+
+IDIOMS: tuple[Idiom, ...] = (
+    # statements of other languages
+    _idiom(
+        r"^\s*(?P<at>for|while|foreach|do)\b.*", "there are no loops in Tile, and here stands `{at}`", say(NO_LOOPS)
+    ),
+    _idiom(
+        r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
+        "an assignment has no keyword, and here stands `{at}`",
+        _declaration,
+    ),
+    _idiom(
+        r"^\s*(?P<at>def|fn|func|fun|lambda|void|kernel)\b.*",
+        "a function begins with `function`, not with `{at}`",
+        say("write `function f(A[N]) -> (O) {{ O = exp(A); }}`"),
+    ),
+    _idiom(
+        rf"(?:^|[;{{])\s*(?P<at>return)\b\s*(?P<x>{NAME})?",
+        "there is no `return`: a function's head names its outputs",
+        lambda m, source: f"write -> ({m['x'] or 'O'}) after the inputs, and assign {m['x'] or 'O'} in the body",
+    ),
+    _idiom(
+        rf"(?:^|[;{{])\s*(?P<at>print|printf|echo|assert)\b\s*\(?\s*(?P<x>{NAME})?",
+        "there is no `{at}`: a statement assigns a tensor",
+        say("make the tensor an output, and print it where the function is called"),
+    ),
+    _idiom(
+        r"^\s*(?P<at>import|from|class|using|include|type|module|with|try|struct)\b.*",
+        "this is no statement of Tile",
+        say(NO_STATEMENTS),
+    ),
+    # einsum and einops
+    _idiom(
+        rf"(?:[a-z]+\.)?(?:einsum|rearrange|reduce|repeat|contract)\(\s*[\"'](?P<spec>[^\"']*)[\"']\s*,\s*(?P<args>{NAME}(?:\s*,\s*{NAME})*)",
+        "there are no strings in the language: indices stand at the tensors",
+        _einsum,
+    ),
+    _idiom(r"^\s*[a-z]+(?:\s*,\s*[a-z]+)*\s*->\s*[a-z]*\s*;?\s*$", "this is an einsum string, not Tile", _einsum_alone),
+    _idiom(
+        r"^\s*[a-z(][a-z0-9 ()]*->[a-z0-9 ()]*$",
+        "this is an einops pattern, not Tile",
+        say("write a statement with an index for each dimension: O[i, j, k : N, M, K] = A[i, K*j + k]"),
+    ),
+    _idiom(
+        r"(?P<at>[\"'][^\"']*[\"']?)",
+        "there are no strings in the language",
+        say("indices and sizes stand at the tensors: X[i, j]"),
+    ),
+    # attributes, methods, modules
+    _idiom(
+        r"\b(?:torch|np|numpy|math|jnp|jax|tf|tl|nn|F|cupy|scipy|libdevice|cmath)(?P<at>(?:\.\w+)*\.)(?P<f>\w+)"
+        r"(?:\((?P<args>[^()]*(?:\([^()]*\)[^()]*)*)\))?",
+        "there are no modules in Tile",
+        _module,
+    ),
+    _idiom(
+        rf"(?P<x>{NAME})(?:\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))(?:\((?P<args>[^()]*)\))?(?P<item>\[[^\]]*\])?",
+        "a tensor has no attributes or methods, and here stands `{at}`",
+        _attribute,
+    ),
+    _idiom(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
+    _idiom(
+        rf"\b(?P<f>[a-z]\w*)\(\s*(?P<x>{NAME})\s*,\s*(?P<at>(?:axis|dim)\s*=\s*[^()]*(?:\([^()]*\))?)\)",
+        "an aggregation has no axis",
+        _reduction,
+    ),
+    _idiom(
+        r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
+        "the arguments of a function have no names",
+        say("give them by position, without `{at}`"),
+    ),
+    # indexing
+    _idiom(
+        rf"(?P<x>{NAME})\[(?P<a>[^\[\]:]*)\]\s*(?P<at>\[)(?P<b>[^\[\]:]*)\]",
+        "all indices of an element stand in one pair of brackets",
+        write(lambda m: f"{m['x']}[{m['a'].strip()}, {m['b'].strip()}]"),
+    ),
+    _idiom(
+        rf"(?P<x>{NAME})\[(?P<inner>[^\[\]=]*(?P<at>:)[^\[\]=]*)\](?!\s*=[^=])",
+        "there are no slices: every dimension has its index",
+        _slice,
+    ),
+    _idiom(
+        rf"\b(?P<f>{CALLABLE})(?P<at>\[)(?P<x>[^\[\]]*(?:\[[^\[\]]*\])?[^\[\]]*)\]",
+        "the arguments of `{f}` stand in parentheses",
+        write(lambda m: f"{m['f']}({m['x']})"),
+    ),
+    # operators
+    _idiom(
+        rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
+        "there is no operator `@`",
+        lambda m, source: f"{PRODUCT.partition(':')[0]}: {_output(m)}[i, j] = sum({m['a']}[i, k] * {m['b']}[k, j])",
+    ),
+    _idiom(
+        r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
+        "there is no `if`: a conditional is `c ? a : b`",
+        write(lambda m: _conditional(m["c"], m["a"], m["b"])),
+    ),
+    _idiom(
+        r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",
+        "there is no `if`: a conditional is `c ? a : b`",
+        write(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
+    ),
+    _idiom(
+        r",\s*(?P<at>\b(?:if|where|when|with|for)\b)\s*",
+        "a constraint stands after its comma without a word",
+        write(lambda m: ", "),
+    ),
+    _idiom(
+        r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
+        "there is no `{at}`: a condition stands before `?`",
+        write(lambda m: " " + _conditional(m["c"], m["a"], None)),
+    ),
+    _idiom(
+        r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
+        "there is no `{at}`: a conditional is `c ? a : b`",
+        say("write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"),
+    ),
+    _idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", write(lambda m: "& ")),
+    _idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", write(lambda m: "| ")),
+    _idiom(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", write(lambda m: "^ ")),
+    _idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", write(lambda m: "% ")),
+    _idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", write(lambda m: "!= ")),
+    _idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", write(lambda m: "== ")),
+    _idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", write(_negated)),
+    _idiom(
+        rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
+        "there is no operator `in`",
+        lambda m, source: f"whether a value is among a tensor's elements is any({m['a']} == {m['b']}[k])",
+    ),
+    _idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", write(_negated)),
+    _idiom(r"(?P<at><>)", "there is no operator `<>`", write(lambda m: "!=")),
+    _idiom(r"(?P<at>===)", "there is no operator `===`", write(lambda m: "==")),
+    _idiom(r"(?P<at>!==)", "there is no operator `!==`", write(lambda m: "!=")),
+    _idiom(r"(?P<at>=>)", "there is no operator `=>`", write(lambda m: ">=")),
+    _idiom(r"(?P<at>=<)", "there is no operator `=<`", write(lambda m: "<=")),
+    _idiom(r"(?P<at><-)", "there is no operator `<-`", write(lambda m: "=")),
+    _idiom(r"(?P<at>:=)", "there is no operator `:=`", write(lambda m: "=")),
+    _idiom(
+        rf"(?P<a>{ATOM})\s*(?P<at>\*\*)\s*(?P<b>{ATOM})",
+        "there is no operator `**`",
+        write(lambda m: f"pow({m['a']}, {m['b']})"),
+    ),
+    _idiom(r"(?P<at>&&)", "there is no operator `&&`", write(lambda m: "&")),
+    _idiom(r"(?P<at>\|\|)", "there is no operator `||`", write(lambda m: "|")),
+    _idiom(
+        r"(?P<at>[≤≥≠×·÷−→²³∞π∑Σ∏Π√])", "`{at}` is no character of the language", lambda m, source: _UNICODE[m["at"]]
+    ),
+    # aggregations
+    _idiom(
+        r"(?:[-*/%(,?:&|^]|[^=\s]\s*\+)\s*(?P<at>[+*<>])\(",
+        "the sign of an aggregation stands right after `=`, before all else",
+        lambda m, source: f"inside an expression an aggregation has a name: write `{_rewritten(m, _named(m))}`",
+    ),
+    _idiom(
+        rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
+        "the argument of a function stands in parentheses",
+        write(_juxtaposed),
+    ),
+    # the head of a function, comments, other brackets
+    _idiom(
+        rf"->\s*(?P<at>{NAME}(?:\s*,\s*{NAME})*)",
+        "the outputs of a function stand in parentheses",
+        say("write `-> ({at})`"),
+    ),
+    _idiom(
+        r"(?P<at>/\*).*",
+        "comments begin with // or #",
+        say("a comment goes to the end of its line; there is no /* ... */"),
+    ),
+    _idiom(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", say("pass a tensor as an input")),
+    _idiom(
+        r"(?P<a>\d+)(?P<at>_)(?P<b>\d+)", "a number has no `_` between its digits", write(lambda m: m["a"] + m["b"])
+    ),
+)

@@ -1,0 +1,50 @@
+"""Names of a bare list of statements that became inputs and look like a misspelt tensor of the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilec.errors import NameMistake
+from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
+
+
+def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
+    """One for each input that is first read after a tensor of nearly its name was assigned. Inputs that a function's
+    head declares are meant."""
+    if "function" in source:
+        return
+    assigned = {s.output: position for position, s in enumerate(program.statements)}
+    names = program.input_names()
+    for i in program.inputs:
+        read = next((p for p, s in enumerate(program.statements) if i.name in _read(s)), len(assigned))
+        close = [name for name, position in assigned.items() if position < read and alike(i.name, name)]
+        if close:
+            yield NameMistake(
+                f"`{i.name}` is an input, for no statement assigns it; was `{close[0]}` meant?",
+                i.span,
+                hint=f"the inputs are {', '.join(names)}; with function (...) -> (...) {{ ... }} they are declared",
+            )
+
+
+def alike(a: str, b: str) -> bool:
+    """Do two names differ in the case of letters, or by one letter that is missing, wrong or in its neighbour's place?
+    Names of less than four letters, and those that differ in a digit or an apostrophe, are names of their own."""
+    if a.casefold() == b.casefold():
+        return a != b
+    if len(a) > len(b):
+        a, b = b, a
+    if len(a) < 4 or len(b) - len(a) > 1:
+        return False
+    start = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    if len(b) > len(a):
+        return b[start].isalpha() and a[start:] == b[start + 1 :]
+    if not (a[start].isalpha() and b[start].isalpha()):
+        return False
+    swapped = a[start : start + 2] == b[start : start + 2][::-1] and a[start + 2 :] == b[start + 2 :]
+    return swapped or (len(a) > 4 and a[start + 1 :] == b[start + 1 :])
+
+
+def _read(s: Statement) -> set[str]:
+    nodes = [e for root in expressions(s) for e in walk(root)]
+    tensors = {e.tensor for e in nodes if isinstance(e, Access)}
+    return tensors | {e.name for e in nodes if isinstance(e, Name)} | ({s.default} if s.default else set())
