@@ -19,6 +19,7 @@ from tilec.ir.verify import verify
 from tilec.language import parse, show
 from tilec.pipeline import PASSES, Setting, lower
 from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.bind.bind import size_inputs
 
 REFUSALS = (WriteConflict, SizeMistake)  # of a program that parses; then the oracle and the passes both refuse
@@ -81,6 +82,12 @@ def gradient(program: Program, arrays: Sequence[np.ndarray]) -> Program | None:
     """The gradient by the floating inputs; None where there are none. By others it would only be truncated."""
     names = [name for name, a in zip(program.input_names(), arrays, strict=True) if a.dtype.kind == "f"]
     return grad(program, tuple(names)) if names else None
+
+
+def tangent(program: Program, arrays: Sequence[np.ndarray]) -> Program:
+    """Values and tangents by the floating inputs."""
+    names = [name for name, a in zip(program.input_names(), arrays, strict=True) if a.dtype.kind == "f"]
+    return jvp(program, tuple(names))
 
 
 def round_trip(program: Program, stage: str) -> None:

@@ -82,9 +82,16 @@ def _product(g: Cotangent, a: Aggregation) -> Cotangent:
     return g.times(a.others())
 
 
+def _winner(a: Aggregation) -> Expr:
+    return Call("eq", (a.body, a.value))
+
+
 def _extremum(g: Cotangent, a: Aggregation) -> Cotangent | None:
-    winner = Call("eq", (a.body, a.value))
-    return g.over(a.over("sum", winner, "Ties")).where(winner)
+    return g.over(a.over("sum", _winner(a), "Ties")).where(_winner(a))
+
+
+def _among_winners(g: Cotangent, a: Aggregation) -> Cotangent | None:
+    return g.where(_winner(a))
 
 
 def _logsumexp(g: Cotangent, a: Aggregation) -> Cotangent | None:
@@ -106,6 +113,15 @@ RULES: dict[str, Rule | None] = {
     "argmax": None,
     "argmin": None,
 }
+
+# Forward, the tangent of the body takes the cotangent's place, and an aggregation adds up what the rule makes of it.
+TANGENTS: dict[str, tuple[str, Rule | None]] = {
+    **{name: ("sum", rule) for name, rule in RULES.items()},
+    "assign": ("assign", _through),
+    "mean": ("mean", _through),
+}
+# Nested, an extremum's ties would be counted at each of its points; a mean counts them once.
+NESTED_TANGENTS = {**TANGENTS, "max": ("mean", _among_winners), "min": ("mean", _among_winners)}
 
 
 def constraining(*roots: Expr | None) -> Iterator[Access]:
@@ -146,7 +162,7 @@ class Contraction:
         """Each access of an active tensor, the points at which it stands, and its cotangent there."""
         s = self.s
         guards = () if s.guard is None else (s.guard,)
-        variables = index_variables(*self.index, *guards, s.body, *_parts(s.constraints))
+        variables = index_variables(*self.index, *guards, s.body, *parts(s.constraints))
         scope = Scope(guards, s.constraints, tuple(constraining(*guards, s.body)), variables)
         start = self._enter_statement()
         if start is None:
@@ -168,49 +184,51 @@ class Contraction:
     def _constraining(self) -> tuple[Access, ...]:
         return tuple(constraining(self.s.guard, self.s.body))
 
-    def _enter_statement(self) -> Cotangent | None:
+    def aggregation(self) -> Aggregation:
+        """The statement's own."""
         s = self.s
-        rule = RULES[s.aggregation]
-        if rule is None:
-            return None
-        here = Aggregation(
+        return Aggregation(
             s.body,
             self.result,
             self._ones(self._constraining(), self.result),
             lambda name, body, called: Access(self._statement(name, body, called), self.index),
             lambda: self._others(s.body, s.guard, s.constraints, self._summed(), self.index),
         )
-        return rule(Cotangent(self.cotangent), here)
 
-    def _enter_nested(self, e: Aggregate, g: Cotangent, scope: object) -> tuple[Cotangent, object] | None:
-        assert isinstance(scope, Scope)
-        rule = RULES[e.aggregation]
-        if rule is None:
-            return None
-        own = tuple(constraining(e.guard, e.body))
+    def nested(self, e: Aggregate) -> Aggregation:
+        """One that stands in the statement's body."""
 
         def over(name: str, body: Expr, called: str) -> Expr:
             if not e.bound:  # a single point
                 return body
-            guard = self._keep(e.bound, e.guard, body)
+            guard = self.keep(e.bound, e.guard, body)
             return replace(e, aggregation=name, body=body, guard=guard)
 
         others = lambda: self._others(e.body, e.guard, e.constraints, e.bound, ())  # noqa: E731
-        inner = rule(g, Aggregation(e.body, e, self._ones(own, None), over, others))
+        return Aggregation(e.body, e, self._ones(tuple(constraining(e.guard, e.body)), None), over, others)
+
+    def _enter_statement(self) -> Cotangent | None:
+        rule = RULES[self.s.aggregation]
+        return None if rule is None else rule(Cotangent(self.cotangent), self.aggregation())
+
+    def _enter_nested(self, e: Aggregate, g: Cotangent, scope: object) -> tuple[Cotangent, object] | None:
+        assert isinstance(scope, Scope)
+        rule = RULES[e.aggregation]
+        inner = None if rule is None else rule(g, self.nested(e))
         if inner is None:
             return None
         return inner, Scope(
             (*scope.guards, *(() if e.guard is None else (e.guard,))),
             (*scope.constraints, *e.constraints),
-            (*scope.constraining, *own),
+            (*scope.constraining, *constraining(e.guard, e.body)),
             (*scope.variables, *e.bound),
         )
 
     def _flip(self, access: Access, g: Cotangent, scope: Scope) -> Statement:
         guard, body = conjunction((*scope.guards, *g.masks)), g.value
         provided = (access, *constraining(*access.index, guard, body))
-        body = product(body, *map(Inside, self._missing(scope.constraining, provided)))
-        guard = self._keep(scope.variables, guard, *access.index, body)
+        body = product(body, *map(Inside, self.missing(scope.constraining, provided)))
+        guard = self.keep(scope.variables, guard, *access.index, body)
         extent = sizes(self.extents[access.tensor], len(access.index))
         constraints = tuple(dict.fromkeys(scope.constraints))
         return separate(Statement(access.tensor, access.index, extent, body, "sum", guard, constraints))
@@ -218,9 +236,9 @@ class Contraction:
     def _ones(self, accesses: tuple[Access, ...], given: Access | None) -> Expr:
         """1 at the points at which all the accesses lie inside."""
         provided = () if given is None else (given,)
-        return product(ONE, *map(Inside, self._missing(accesses, provided)))
+        return product(ONE, *map(Inside, self.missing(accesses, provided)))
 
-    def _missing(self, accesses: tuple[Access, ...], provided: tuple[Access, ...]) -> Iterator[Access]:
+    def missing(self, accesses: tuple[Access, ...], provided: tuple[Access, ...]) -> Iterator[Access]:
         """Those accesses that constrain the points more than the provided ones do."""
         known = {pair for a in provided for pair in self._pairs(a)}
         for a in accesses:
@@ -233,7 +251,7 @@ class Contraction:
         """What an access demands: each index inside that size."""
         return zip(a.index, sizes(self.extents[a.tensor], len(a.index)), strict=True)
 
-    def _keep(self, variables: tuple[str, ...], guard: Expr | None, *roots: Expr) -> Expr | None:
+    def keep(self, variables: tuple[str, ...], guard: Expr | None, *roots: Expr) -> Expr | None:
         """The guard, naming also what would otherwise stand in constraints or nested aggregations alone."""
         found = set(_outside(*roots, *(() if guard is None else (guard,))))
         extra = tuple(Call("eq", (Index(v), Index(v))) for v in variables if v not in found)
@@ -241,7 +259,7 @@ class Contraction:
 
     def _statement(self, aggregation: str, body: Expr, called: str) -> str:
         s = self.s
-        guard = self._keep(index_variables(s.body), s.guard, *self.index, body)
+        guard = self.keep(index_variables(s.body), s.guard, *self.index, body)
         extent = sizes(self.extents[s.output], len(self.index))
         made = Statement(called, self.index, extent, body, aggregation, guard, s.constraints)
         name = self.emit(separate(made))
@@ -273,7 +291,7 @@ class Contraction:
             differ = one if differ is None else Call("or", (differ, one))
         assert differ is not None
         conditions = [differ]
-        moved = [rename_constraint(c, names) for c in constraints if set(index_variables(*_parts((c,)))) & set(names)]
+        moved = [rename_constraint(c, names) for c in constraints if set(index_variables(*parts((c,)))) & set(names)]
         for e in index:
             if set(index_variables(e)) & set(names):
                 other = rename(e, names)
@@ -288,7 +306,7 @@ class Contraction:
         )
 
 
-def _parts(constraints: tuple[Constraint, ...]) -> tuple[Expr, ...]:
+def parts(constraints: tuple[Constraint, ...]) -> tuple[Expr, ...]:
     return tuple(e for c in constraints for e in (c.expr, c.bound))
 
 

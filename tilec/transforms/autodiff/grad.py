@@ -75,7 +75,7 @@ class _Reverse:
         self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
         self.extents: dict[str, Extent] = extents(self.program)
-        self.active = _depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
+        self.active = depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.statements: list[Statement] = []
         # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
         self.received: dict[str, list[Expr | Statement]] = {}
@@ -139,7 +139,7 @@ class _Reverse:
         """Assign the gradient of an input; zeros of its shape where nothing depends on it."""
         if tensor not in self.received:
             zeros: Expr = Call("select", (Int(0), Name(tensor), Float(0.0)))
-            self.statements.append(Statement(result, None, None, _as_type(zeros, tensor) if cast else zeros))
+            self.statements.append(Statement(result, None, None, as_type(zeros, tensor) if cast else zeros))
             return
         # a copy, in case the same input is asked for twice
         kept = list(self.received[tensor])
@@ -152,7 +152,7 @@ class _Reverse:
         if isinstance(whole, Statement):
             whole = Name(self._emit(replace(whole, output=f"G{tensor}")))
         name = self._assign(f"G{tensor}", whole)
-        self.statements.append(Statement(result, None, None, _as_type(Name(name), tensor)))
+        self.statements.append(Statement(result, None, None, as_type(Name(name), tensor)))
 
     # statements
 
@@ -219,7 +219,7 @@ class _Reverse:
         self._receive(tensor, value)
 
 
-def _depend_on(program: Program, sources: frozenset[str], constant: frozenset[str]) -> set[str]:
+def depend_on(program: Program, sources: frozenset[str], constant: frozenset[str]) -> set[str]:
     """The tensors that depend on the sources through derivatives other than by `constant`, the sources among them."""
     active = set(sources)
     for s in program.statements:
@@ -238,7 +238,7 @@ def _has_cast(program: Program) -> bool:
     return any(e.function in CASTS or e.function == "as_type" for e in calls)
 
 
-def _as_type(e: Expr, tensor: str) -> Expr:
+def as_type(e: Expr, tensor: str) -> Expr:
     return Call("as_type", (e, Name(tensor)))
 
 

@@ -49,7 +49,18 @@ def cut(program: Program, names: Names) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> None:
+def apart(program: Program, names: Names) -> tuple[Statement, ...]:
+    """The same program, whose elementwise statements read whole tensors only."""
+    result: list[Statement] = []
+    for s in program.statements:
+        if s.index is None and not (isinstance(s.body, Call) and s.body.function in STRUCTURAL):
+            _cut_elementwise(s, names, result, WHOLE)
+        else:
+            result.append(s)
+    return tuple(result)
+
+
+def _cut_elementwise(s: Statement, names: Names, result: list[Statement], levels: int = LEVELS) -> None:
     def assign(e: Expr) -> Expr:
         made = Statement(names.fresh(s.output), None, None, e)
         if isinstance(e, Access):
@@ -60,20 +71,20 @@ def _cut_elementwise(s: Statement, names: Names, result: list[Statement]) -> Non
         result.append(made)
         return Name(made.output)
 
-    def apart(e: Expr) -> bool:
+    def stands_apart(e: Expr) -> bool:
         return isinstance(e, (Access, Aggregate))
 
     body = s.body
-    if any(map(counts_positions, walk(body))) and _depth(body) > LEVELS:
+    if any(map(counts_positions, walk(body))) and _depth(body) > levels:
         draws: dict[Expr, Expr] = {}
         for e in filter(counts_positions, walk(body)):
             if e not in draws:
-                whole = _over(tuple(dict.fromkeys(_shaping(body))), e)
-                made = Statement(names.fresh("Draw"), None, None, _shallow(whole, assign, apart, WHOLE))
+                whole = _over(tuple(dict.fromkeys(shaping(body))), e)
+                made = Statement(names.fresh("Draw"), None, None, _shallow(whole, assign, stands_apart, WHOLE))
                 result.append(made)
                 draws[e] = Name(made.output)
         body = _replaced(body, draws)
-    result.append(replace(s, body=_shallow(body, assign, apart, LEVELS)))
+    result.append(replace(s, body=_shallow(body, assign, stands_apart, levels)))
 
 
 def _over(names: Sequence[Name], draw: Expr) -> Expr:
@@ -84,16 +95,16 @@ def _over(names: Sequence[Name], draw: Expr) -> Expr:
     return Call("float32", (draw,))
 
 
-def _shaping(e: Expr) -> Iterator[Name]:
+def shaping(e: Expr) -> Iterator[Name]:
     """The names that give an elementwise expression its shape."""
     match e:
         case Name():
             yield e
         case Call("index" | "as_type", (first, *_)):
-            yield from _shaping(first)
+            yield from shaping(first)
         case Call(function, args) if function != "shape":
             for a in args[function in RANDOM :]:
-                yield from _shaping(a)
+                yield from shaping(a)
 
 
 def _depth(e: Expr) -> int:

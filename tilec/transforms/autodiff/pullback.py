@@ -159,7 +159,7 @@ def pull_back(
     `enter(aggregate, cotangent, scope)` gives the cotangent of a nested aggregation's body and the scope that its
     leaves stand in, or None where nothing flows into it. `known` is an expression that already holds the body's value.
     """
-    live = _active_nodes(body, active)
+    live = live_nodes(body, active)
     stack: list[tuple[Expr, Cotangent, object]] = [(body, cotangent, scope)]
     while stack:
         e, g, where = stack.pop()
@@ -169,7 +169,7 @@ def pull_back(
             case Access() | Name():
                 yield Leaf(e, Cotangent(shortened(g.value), g.masks), where)
             case Pad():
-                outside = g.where(Call("eq", (Pad(_inside(e.access), ZERO), ZERO)))
+                outside = g.where(Call("eq", (Pad(inside(e.access), ZERO), ZERO)))
                 if outside is not None:
                     stack.append((e.value, outside, where))
                 stack.append((e.access, g, where))
@@ -179,15 +179,15 @@ def pull_back(
                     stack.append((e.body, *inner))
             case Call():
                 value = known if e is body and known is not None else e
-                below = [(a, c, where) for a, c in _arguments(e, g, value, live) if c is not None]
+                below = [(a, c, where) for a, c in arguments(e, g, value, live) if c is not None]
                 stack.extend(reversed(below))
 
 
-def _inside(access: Access | Inside) -> Inside:
+def inside(access: Access | Inside) -> Inside:
     return access if isinstance(access, Inside) else Inside(access)
 
 
-def _active_nodes(body: Expr, active: Callable[[str], bool]) -> set[int]:
+def live_nodes(body: Expr, active: Callable[[str], bool]) -> set[int]:
     """Identities of the nodes below which an active tensor is read as a value; indices and `in` read none."""
     order: list[Expr] = []
     stack = [body]
@@ -226,7 +226,7 @@ def value_reads(body: Expr) -> Iterator[str]:
         stack.extend(_values(e))
 
 
-def _arguments(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tuple[Expr, Cotangent | None]]:
+def arguments(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tuple[Expr, Cotangent | None]]:
     """The arguments of a call that lead to active tensors, each with its cotangent."""
     if e.function in ("mul", "div"):
         yield from _factors(e, g, value, live)

@@ -125,7 +125,24 @@ def scan_gradient(
     return _Adjoint(s, s.body.tensor, found, cotangent, names, append).run()
 
 
-class _Adjoint:
+def scan_tangent(
+    s: Statement,
+    tangents: Mapping[str, str],
+    known: Mapping[str, Extent],
+    names: Names,
+    append: Callable[[Statement], None],
+) -> Statement | None:
+    """The statement of a scan's tangent, a recurrence that runs as the scan does; None where s is no such scan.
+    `tangents` names those of tensors; `append` adds a statement that it needs."""
+    found = _scan(s, known)
+    if found is None or not _plain(s, found) or not isinstance(s.body, Access) or s.body.tensor not in tangents:
+        return None
+    return _Tangent(s, s.body.tensor, found, tangents[s.body.tensor], names, append).run()
+
+
+class _Along:
+    """A scan element by element. `d` is what its output receives, or the tangent of what it aggregates."""
+
     def __init__(
         self,
         s: Statement,
@@ -144,10 +161,6 @@ class _Adjoint:
         self.d = Access(cotangent, s.index)
         self.value, self.term = Access(s.output, s.index), Access(tensor, s.index)
 
-    def run(self) -> Statement:
-        body = {"prod": self._product, "logsumexp": self._log, "max": self._extreme, "min": self._extreme}
-        return self._statement(self.tensor, body[self.s.aggregation]())
-
     def _statement(self, name: str, body: Expr) -> Statement:
         return Statement(name, self.place, self.s.sizes, body)
 
@@ -161,6 +174,12 @@ class _Adjoint:
         name = self.names.fresh(stem)
         self.append(self._statement(name, body(name)))
         return Access(name, self.place)
+
+
+class _Adjoint(_Along):
+    def run(self) -> Statement:
+        body = {"prod": self._product, "logsumexp": self._log, "max": self._extreme, "min": self._extreme}
+        return self._statement(self.tensor, body[self.s.aggregation]())
 
     def _product(self) -> Expr:
         after = Pad(Access(self.tensor, self.next), ZERO)
@@ -197,3 +216,41 @@ class _Adjoint:
 
         g = self._recurrence("Received", gathered)
         return call("select", wins, g, ZERO)
+
+
+class _Tangent(_Along):
+    """An element's tangent from that of the element before it."""
+
+    def run(self) -> Statement:
+        body = {"prod": self._product, "logsumexp": self._log, "max": self._extreme, "min": self._extreme}
+        return self._statement(f"T{self.s.output}", body[self.s.aggregation]())
+
+    def _product(self) -> Expr:
+        term = self.d * Pad(Access(self.s.output, self.before), ONE)
+        return self._recurrence("Grown", lambda name: Access(name, self.before) * self.term + term)
+
+    def _log(self) -> Expr:
+        """Weights are 0, not NaN, at -inf, and hide what they would be multiplied by."""
+        earlier = Pad(Access(self.s.output, self.before), -INFINITY)
+        reached = call("ne", self.value, -INFINITY)
+        part = call("select", reached, call("exp", earlier - self.value), ZERO)
+        own = call("select", reached, self.d * call("exp", self.term - self.value), ZERO)
+        weight = Access(self._made("Weight", part), self.place)
+        share = Access(self._made("Share", own), self.place)
+
+        def body(name: str) -> Expr:
+            return call("select", call("ne", weight, ZERO), Access(name, self.before) * weight, ZERO) + share
+
+        return self._recurrence("Grown", body)
+
+    def _extreme(self) -> Expr:
+        """The mean over those up to an element that hold its value."""
+        wins = call("eq", self.term, self.value)
+        earlier = call("eq", self.value, Pad(Access(self.s.output, self.before), ZERO))
+
+        def gathered(one: Expr) -> Callable[[str], Expr]:
+            own = call("select", wins, one, ZERO)
+            return lambda name: own + call("select", earlier, Access(name, self.before), ZERO)
+
+        ties = self._recurrence("Ties", gathered(ONE))
+        return self._recurrence("Grown", gathered(self.d)) / call("max", ties, ONE)
