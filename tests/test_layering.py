@@ -17,6 +17,7 @@ LAYERS = (
     ("tilec.transforms.simplify",),
     ("tilec.transforms.bind",),
     ("tilec.transforms.autodiff",),
+    ("tilec.transforms.batching",),
     ("tilec.transforms.lower",),
     ("tilec.transforms.checkpoint",),
     ("tilec.cost",),

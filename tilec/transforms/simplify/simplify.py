@@ -61,7 +61,7 @@ def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: Kno
     first: dict[Statement, str] = {}
     kept: list[Statement] = []
     for s in program.statements:
-        s = _fold_statement(_rename_reads(s, same), known)
+        s = _fold_statement(rename_reads(s, same), known)
         tensors.add(s.output)
         known[s.output] = statement_kinds(s, known)
         source = _copied(s)
@@ -101,7 +101,7 @@ def _absorb_copies(statements: Sequence[Statement], wanted: Sequence[str]) -> Se
         return statements
     copies = set(names.items())
     return [
-        replace(_rename_reads(s, names), output=names.get(s.output, s.output))
+        replace(rename_reads(s, names), output=names.get(s.output, s.output))
         for s in statements
         if (_copied(s), s.output) not in copies
     ]
@@ -125,7 +125,8 @@ def _copied(s: Statement) -> str | None:
     return s.body.name if plain and isinstance(s.body, Name) else None
 
 
-def _rename_reads(s: Statement, same: dict[str, str]) -> Statement:
+def rename_reads(s: Statement, same: dict[str, str]) -> Statement:
+    """The statement reading other tensors in the place of those named."""
     if not any(name in same for name in reads(s)):
         return s
 

@@ -1,0 +1,1 @@
+"""A program over a batch of its inputs, as a program."""
