@@ -15,6 +15,7 @@ from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.lower.own_outputs import own_outputs
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.tighten_domains import narrow
 from tilec.transforms.lower.views import drop_views
@@ -43,7 +44,7 @@ class Pass:
 
 
 def _flat(program: Program, setting: Setting) -> Program:
-    return apply_identities(_contractions(program, setting), setting.kinds())
+    return own_outputs(apply_identities(_contractions(program, setting), setting.kinds()), setting.types)
 
 
 def _contractions(program: Program, setting: Setting) -> Program:

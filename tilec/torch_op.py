@@ -152,11 +152,8 @@ class TileCall(torch.autograd.Function):
 
     @staticmethod
     def forward(recorded: Recorded, *tensors: torch.Tensor) -> Results:
-        results: list[torch.Tensor | None] = []
-        for r in recorded.run(tensors):
-            aliased = r is not None and any(r is other for other in (*results, *tensors))
-            results.append(r.view_as(r) if r is not None and aliased else r)
-        return tuple(results)
+        # torch takes no operation in place on what a node returns as a view, though nothing else has its memory
+        return tuple([r if r is None or not r._is_view() else r.detach() for r in recorded.run(tensors)])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:

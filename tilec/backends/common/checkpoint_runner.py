@@ -54,6 +54,8 @@ class ChunkedProgram:
         self._built: dict[tuple[Program, tuple[TensorType, ...]], Executable] = {}
         self._steps = [(step, [(call, self._shared(call, build)) for call in _calls(step)]) for step in calls.steps]
         self._last = self._last_uses()
+        before = [{*calls.inputs, *calls.outputs[:k]} for k in range(len(calls.outputs))]
+        self._outputs = [(name, name in taken) for name, taken in zip(calls.outputs, before, strict=True)]
 
     def _shared(self, call: ChunkCall, build: Build) -> Executable:
         """One executable for all calls of equal programs."""
@@ -91,7 +93,7 @@ class ChunkedProgram:
                         tensors[name] = tensors[name].to(getattr(torch, dtype))
                 for name in unused:
                     tensors.pop(name, None)
-        return tuple([tensors[name] for name in self._calls.outputs])
+        return tuple([tensors[n].clone() if shared else tensors[n] for n, shared in self._outputs])
 
     def _last_uses(self) -> list[list[str]]:
         """For each step the tensors that are read in none after it."""

@@ -49,6 +49,8 @@ class Frame:
         self.outside = outside
         self.prologue: list[str] = []
         self.lines: list[str] = []
+        self.views: set[str] = set()  # texts of reads that share memory with the tensor read
+        self._copies: set[str] = set()
         self._made: dict[object, str] = {}
 
     # values of index variables and whole accesses
@@ -71,7 +73,9 @@ class Frame:
         empty = 0 in self.types[access.tensor].shape  # only a `pad` reads there, and takes none of it
         variables = frozenset() if empty else frozenset(v for f in forms for v in free(f))
         if access not in self._made:
-            self._made[access] = self._read(access, forms, variables)
+            text = self._made[access] = self._read(access, forms, variables)
+            if text not in self._copies:
+                self.views.add(text)
         return self._made[access], variables
 
     def _folded(self, form: Affine) -> Affine:
@@ -134,7 +138,7 @@ class Frame:
         self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
     ) -> str | None:
         """A view of a copy with the axes turned that one variable each goes round: `A[(i + 1) % N]`."""
-        text, moved, sizes = self.local[access.tensor], list(forms), list(shape)
+        text, moved, sizes, copied = self.local[access.tensor], list(forms), list(shape), False
         for axis, form in enumerate(forms):
             if form.is_affine:
                 continue
@@ -150,13 +154,18 @@ class Frame:
             if self.domain.extent[v] > PADDING_LIMIT * n:
                 return None
             low, count = self.domain.low[v], self.domain.extent[v]
-            text = f"rt.turned({text}, {axis}, {(low + int(inner.constant)) % n}, {count})"
+            start = (low + int(inner.constant)) % n
+            text = f"rt.turned({text}, {axis}, {start}, {count})"
+            copied = copied or start + count > n
             moved[axis], sizes[axis] = Affine.variable(v) - low, count
         if not all(f.is_affine and f.is_integral for f in moved):
             return None
         name = self.names.fresh(stem_of(access.tensor))
         self.prologue.append(f"{name} = {text}")
-        return self._view(name, access.tensor, moved, sizes, variables)
+        view = self._view(name, access.tensor, moved, sizes, variables)
+        if copied:
+            self._copies.add(view)
+        return view
 
     def _plain_view(self, tensor: str, forms: list[Affine], shape: Sequence[int]) -> str | None:
         """Slices and a permutation, where each index is one variable of its own going forward, or a number."""
@@ -205,7 +214,11 @@ class Frame:
                 text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
             parts.append(text)
         picked = self._picked(access, forms, shape, parts)
-        return self._line(stem_of(access.tensor), picked or f"{self.local[access.tensor]}[{', '.join(parts)}]")
+        text = picked or f"{self.local[access.tensor]}[{', '.join(parts)}]"
+        name = self._line(stem_of(access.tensor), text)
+        if picked is None and any(f.terms for f in forms) or ".index_select(" in text:
+            self._copies.add(name)
+        return name
 
     def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]) -> str | None:
         """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once."""

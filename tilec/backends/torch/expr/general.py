@@ -287,10 +287,10 @@ class _Body:
         if dtype != out:
             code = f"{_atom(code)}.to(torch.{out})"
         missing = [v for v in self.outputs if v not in variables and self.domain.extent[v] != 1]
-        bare = isinstance(self.domain.statement.body, Access) and not self.reductions and not self.domain.masked
-        if missing or not variables and self.outputs:
+        spread = bool(missing or not variables and self.outputs)
+        if spread:
             code = f"{_atom(code)}.expand({tuple_text(task.type.shape)})"
-        if task.returned and not self.reductions and (missing or bare or not variables):
+        if task.returned and (spread or code in self.frame.views):
             code = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
         return [f"{task.out} = {code}"]
 
