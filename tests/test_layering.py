@@ -48,6 +48,7 @@ LAYERS = (
     ("tilec.torch_op",),
     ("tilec.function",),
     ("tilec.api",),
+    ("tilec.nn",),
     ("tilec",),
     ("tilec.cli", "tilec.bench"),
     ("tilec.__main__",),
@@ -57,7 +58,15 @@ LAYERS = (
 HOMES = {
     "islpy": ("tilec.lattice",),
     "lark": ("tilec.language",),
-    "torch": ("tilec.backends", "tilec.arguments", "tilec.torch_op", "tilec.function", "tilec.api", "tilec.bench"),
+    "torch": (
+        "tilec.backends",
+        "tilec.arguments",
+        "tilec.torch_op",
+        "tilec.function",
+        "tilec.api",
+        "tilec.nn",
+        "tilec.bench",
+    ),
     "opt_einsum": ("tilec.backends",),
 }
 

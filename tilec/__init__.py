@@ -6,13 +6,13 @@
     print(f.grad())             # ... which is a Tile program
 
 `load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
-`spec` stands for an argument in `Function.lower` and `tune`. Everything that can be wrong is a subclass of `TileError`
-and points at its place in the source.
+`spec` stands for an argument in `Function.lower` and `tune`; `nn.Tile` is a module of torch. Everything that can be
+wrong is a subclass of `TileError` and points at its place in the source.
 """
 
 from __future__ import annotations
 
-from tilec import errors
+from tilec import errors, nn
 from tilec.api import compile, interpret, load, tune
 from tilec.arguments import Spec, spec
 from tilec.errors import (
@@ -65,6 +65,7 @@ __all__ = [
     "errors",
     "interpret",
     "load",
+    "nn",
     "spec",
     "tune",
 ]

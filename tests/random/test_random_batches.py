@@ -5,12 +5,14 @@ import os
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from support.derivatives import check_tangents
 from support.programs import PHASES, Case, Options, programs
 from support.random_recurrences import recurrences
-from support.stages import check, same
+from support.stages import check, gradient, same
 
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import size_inputs
 
@@ -29,6 +31,10 @@ def batch_of(array, size, random):
     return np.stack([array, *others][:size]) if size else np.zeros((0, *array.shape), array.dtype)
 
 
+def element(batches, batched, k):
+    return [a[k] if b else a for a, b in zip(batches, batched, strict=True)]
+
+
 def check_batch(program, arrays, random, size=2):
     """Compare a batch with a loop over it, with the batch's dimension anywhere in a few of the inputs."""
     names = program.input_names()
@@ -39,9 +45,7 @@ def check_batch(program, arrays, random, size=2):
     axes = [int(random.integers(0, a.ndim + 1)) if b else None for a, b in zip(arrays, batched, strict=True)]
     batches = [batch_of(a, size, random) if b else a for a, b in zip(arrays, batched, strict=True)]
     try:
-        loop = [
-            evaluate(program, [a[k] if b else a for a, b in zip(batches, batched, strict=True)]) for k in range(size)
-        ]
+        loop = [evaluate(program, element(batches, batched, k)) for k in range(size)]
         shapes = evaluate(program, arrays)
     except Exception:
         return False  # refused for its sizes or writers: the other tests look at those
@@ -84,3 +88,86 @@ def test_a_batch_of_recurrences_is_a_loop():
 
     agree()
     assert sum(compared) >= 8, "hardly any recurrence has an input to batch"
+
+
+def test_a_batch_of_gradients_is_a_loop():
+    compared = []
+
+    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @given(programs(Options(statements=2)))
+    def agree(case: Case):
+        random = np.random.default_rng(len(compared))
+        program, arrays = parse(case.source), list(case.inputs.values())
+        first = gradient(program, arrays)
+        if first is not None:
+            cotangents = [random.integers(-2, 3, r.shape).astype(float) for r in answers(program, arrays)]
+            compared.append(len(cotangents) > 0 and check_batch(first, arrays + cotangents, random))
+
+    agree()
+    assert sum(compared) >= 8, "hardly any gradient has an input to batch"
+
+
+def answers(program, arrays):
+    try:
+        return evaluate(program, arrays)
+    except Exception:
+        return []
+
+
+def test_gradients_of_a_batch_are_a_loop():
+    """By what is batched they are each element's, by what is shared their sum."""
+    compared = []
+
+    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @given(programs(Options(statements=2)))
+    def agree(case: Case):
+        random = np.random.default_rng(len(compared))
+        program, arrays = parse(case.source), list(case.inputs.values())
+        names = [n for n, a in zip(program.input_names(), arrays, strict=True) if a.dtype.kind == "f"]
+        fixed = size_inputs(program)
+        batched = [n not in fixed and random.random() < 0.6 for n in program.input_names()]
+        results = answers(program, arrays)
+        if not names or not results or not any(batched):
+            return
+        batches = [batch_of(a, 2, random) if b else a for a, b in zip(arrays, batched, strict=True)]
+        ranks = {n: a.ndim for n, a in zip(program.input_names(), arrays, strict=True)}
+        axes = [0 if b else None for b in batched]
+        whole = grad(vmap(program, axes, [0] * len(results), ranks=ranks), names)
+        cotangents = [random.integers(-2, 3, (2, *r.shape)).astype(float) for r in results]
+        got = check(whole, [*batches, *cotangents])
+        single = grad(program, names)
+        each = [
+            evaluate(
+                single,
+                [*(a[k] if b else a for a, b in zip(batches, batched, strict=True)), *[c[k] for c in cotangents]],
+            )
+            for k in range(2)
+        ]
+        for k, name in enumerate(names):
+            parts = np.stack([e[k] for e in each])
+            expected = parts if batched[program.input_names().index(name)] else parts.sum(0)
+            assert same(expected, got[k], 1e-9), f"{name}\n{expected}\n{got[k]}"
+        compared.append(True)
+
+    agree()
+    assert sum(compared) >= 8, "hardly any program has an input to batch"
+
+
+def test_tangents_of_a_batch():
+    compared = []
+
+    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @given(programs(Options(statements=2)))
+    def agree(case: Case):
+        random = np.random.default_rng(len(compared))
+        program, arrays = parse(case.source), list(case.inputs.values())
+        results, fixed = answers(program, arrays), size_inputs(program)
+        axes = [None if n in fixed or random.random() < 0.4 else 0 for n in program.input_names()]
+        if not results or set(axes) == {None}:
+            return
+        batches = [a if x is None else batch_of(a, 2, random) for a, x in zip(arrays, axes, strict=True)]
+        ranks = {n: a.ndim for n, a in zip(program.input_names(), arrays, strict=True)}
+        compared.extend(check_tangents(vmap(program, axes, [0] * len(results), ranks=ranks), batches))
+
+    agree()
+    assert sum(compared) >= 3, "hardly any program has a derivative to compare"
