@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.found import FOUND
+from support.narrowed import narrowed
 from support.programs import PHASES, Case, Options, programs
 from support.stages import REFUSALS, gradient, run_backend, setting_of
 
@@ -75,6 +76,12 @@ def test_random_programs_and_their_gradients(family):
 
     run()
     assert sum(ran) > count / 2
+
+
+def test_statements_with_fewer_points_than_elements():
+    for seed in range(16 * SCALE):
+        case = narrowed(seed)
+        agree_with_gradient(parse(case.source), list(case.inputs.values()))
 
 
 @pytest.mark.parametrize("case", FOUND)

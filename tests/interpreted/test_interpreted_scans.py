@@ -99,6 +99,16 @@ def test_each_form(form, aggregation, tiling):
     agree(source, normal(7), kernels="_scan", tolerance=1e-11)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_rides_reads_its_own_elements(form, cut):
+    """Terms begin and end where elements of the output need not."""
+    statement = FORMS[form] % "+"
+    source = f"function (X[N], Y[M]) -> (T) {{ {statement} T = Y - O * Y; }}"
+    (size,) = tilec.interpret(f"function (X[N]) -> (O) {{ {statement} }}", np.zeros(7)).shape
+    _, names = agree(source, normal(7), normal(size), tolerance=1e-11)
+    assert len(names) <= 2 and names[-1].endswith("_scan")
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_batched_and_permuted(aggregation, tiling):
     source = "function (X[B, N, C], Y[C]) -> (O) { O[c, i, b : C, N, B] = %s(X[b, k, c] * Y[c]), k - i < N; }"

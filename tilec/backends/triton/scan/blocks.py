@@ -51,7 +51,7 @@ class BlockWriter(ScanWriter):
             k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
             for c, last in zip(carries, self._last(found), strict=True):
                 k.emit(f"{c} = {last}")
-            self._store(frame, self._result(found), self._tests)
+            self._store(self._elements(frame), self._result(found), self._tests)
         else:
             (carry,) = carries
             k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
@@ -107,11 +107,19 @@ class BlockWriter(ScanWriter):
         if not self.flat_lanes:
             tails["lane"] = "lane_in"
             axes = ["lane", "step"] if self.tiling.along else ["step", "lane"]
-        moving = frozenset(("step", scan.along, *scan.turns))
+        self._moving = moving = frozenset(("step", scan.along, *scan.turns))
         self._tests = [self._spread_step(f"({self._seen_test('step', self._along_name)})")]
         if not self.flat_lanes:
             self._tests.append(self._spread_lane("lane_in"))
         return Frame(k, axes, tails, moving)
+
+    def _elements(self, frame: Frame) -> Frame:
+        """The frame of statements that ride: the elements of the output, which begin and end where terms need not."""
+        seen = self._seen_test("step", self._along_name)
+        if not self.riding or seen == self._term_test("step", self._along_name):
+            return frame
+        self.kernel.emit(f"element_in = {seen}")
+        return Frame(self.kernel, frame.axes, {**frame.tails, "step": "element_in"}, self._moving)
 
     def _last(self, names: Sequence[str]) -> list[str]:
         """Texts of blocks' values at their last step."""

@@ -23,7 +23,7 @@ from tilec.ir.program import Expr, Statement
 
 OWN = (
     "lane", "lane_in", "step", "step_in", "start", "end", "first", "chunk", "at_chunk", "known", "reached", "head",
-    "unsure", "from_chunk", "at_step", "valid", "result", "BT", "BL", "BC",
+    "element_in", "unsure", "from_chunk", "at_step", "valid", "result", "BT", "BL", "BC",
 )  # fmt: skip
 
 

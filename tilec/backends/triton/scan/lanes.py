@@ -65,7 +65,7 @@ class LaneWriter(ScanWriter):
             if self.scan.step is None:
                 terms = self._terms(moment.frame, moment.frame.running, "(BL,)")
                 k.emit(f"{', '.join(carries)} = {self._then([*carries, *terms])}")
-                self._store(moment.frame, self._result(carries), tests)
+                self._store(self._elements(moment), self._result(carries), tests)
             else:
                 before, state = state, k.names.fresh("state")  # equal texts are one line: each state has its own name
                 self._advance(moment.frame, before, state)
@@ -82,19 +82,31 @@ class LaneWriter(ScanWriter):
         guard = () if scan.statement.guard is None else (scan.statement.guard,)
         own = scan.statement.output
         reads = [e for b in (*guard, *bodies) for e in walk(b) if isinstance(e, Access) and e.tensor != own]
-        moving = frozenset((scan.along, *scan.turns))
         moments = []
         for u in range(self.tiling.steps):
             step = k.names.fresh("step")
             k.emit(f"{step} = first + {u}")
             self._at(step)
-            frame = _Frame(k, ["lane"], {"lane": "lane_in"}, moving)
-            frame.running, frame.moving = k.names.fresh("running"), moving
-            k.emit(f"{frame.running} = {self._term_test(step, k.value_of[scan.along])}")
+            frame = self._moment_frame(self._term_test(step, k.value_of[scan.along]))
             for access in dict.fromkeys(reads):
                 frame.read(access, None)
             moments.append(_Moment(frame, step, dict(k.value_of), dict(k.axis_of)))
         return moments
+
+    def _moment_frame(self, test: str) -> _Frame:
+        """The lanes at a step at which the test holds."""
+        moving = frozenset((self.scan.along, *self.scan.turns))
+        frame = _Frame(self.kernel, ["lane"], {"lane": "lane_in"}, moving)
+        frame.running, frame.moving = self.kernel.names.fresh("running"), moving
+        self.kernel.emit(f"{frame.running} = {test}")
+        return frame
+
+    def _elements(self, moment: _Moment) -> _Frame:
+        """The frame of statements that ride: the elements of the output, which begin and end where terms need not."""
+        along = self.kernel.value_of[self.scan.along]
+        seen = self._seen_test(moment.step, along)
+        same = not self.riding or seen == self._term_test(moment.step, along)
+        return moment.frame if same else self._moment_frame(seen)
 
     def _enter(self, moment: _Moment) -> None:
         self.kernel.value_of.update(moment.value_of)
