@@ -32,19 +32,26 @@ SOURCES: tuple[tuple[str, dict[str, tuple[int, ...] | int]], ...] = (
     ("Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])));", {"X": (3, 4)}),
     ("O[Ix[k], j : 4, 2] = +(U[k, j]); P[i : 3] = argmax(U[i, j]);", {"Ix": (3,), "U": (3, 2)}),
     ("Y = rand(S) < 0.5 ? 0 : X / 2; Z[i : 3] = >(Y[i, j] == X[i, j] ? X[i, j]);", {"S": 3, "X": (3, 2)}),
-    ("S[i : N] = +(X[k]), i - k < N; M[n : N/2] = mean(S[2*n + j]), j < 2; R = reshape(M, 2, 1) * X;", {"N": 4, "X": (4,)}),
-    ("function f(A) -> (B) { B = A * A; } function g(X[N]) -> (Y) { Y[i : N] = prod(f(X[i - j])), j < 2; }", {"X": (4,)}),
+    (
+        "S[i : N] = +(X[k]), i - k < N; M[n : N/2] = mean(S[2*n + j]), j < 2; R = reshape(M, 2, 1) * X;",
+        {"N": 4, "X": (4,)},
+    ),
+    (
+        "function f(A) -> (B) { B = A * A; } function g(X[N]) -> (Y) { Y[i : N] = prod(f(X[i - j])), j < 2; }",
+        {"X": (4,)},
+    ),
 )  # fmt: skip
 ANY = (
-    "N M 0 1 2 3 7 -1 0.5 1e30 i j k X A ( ) [ ] { } , ; : ? = == < > <= >= + - * / % & | ^ ~ << >> sum max min prod mean "
-    "argmax logsumexp any pad clamp in exp log abs rand cond float16 int8 index shape reshape gather default init "
+    "N M 0 1 2 3 7 -1 0.5 1e30 i j k X A ( ) [ ] { } , ; : ? = == < > <= >= + - * / % & | ^ ~ << >> sum max min prod "
+    "mean argmax logsumexp any pad clamp in exp log abs rand cond float16 int8 index shape reshape gather default init "
     "no_defract function -> A[i] X[i] [i] : 0 (i) , i < 2 , j < 3 tuple element 1/2 2*i -i i+1 (i)%2 \n inf nan [j]"
 ).split(" ")
 ALIKE = (  # what takes the place of a token most often: another of its kind
     "0 1 2 3 4 7 0.5 -1 1e30 inf 2*i N (i+1) (j) 1/2".split(),
     "i j k n t (i+1) 2*j -i 0 (i-1) i/2 (i)%3 abs(i) min(i,2) Ix[i]".split(),
     "+ - * / % == != < > <= >= & | ^ << >>".split(),
-    "sum max min prod mean argmax argmin logsumexp any all exp log abs tanh relu floor sign sqrt float16 int8 int64 bool".split(),
+    "sum max min prod mean argmax argmin logsumexp any all".split(),
+    "exp log abs tanh relu floor sign sqrt float16 int8 int64 bool".split(),
 )
 
 

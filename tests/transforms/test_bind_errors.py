@@ -284,3 +284,14 @@ def test_a_shared_size_of_a_called_function_must_agree() -> None:
     error, _ = refuse(source, {"X": f(3), "Y": f(4)})
     assert isinstance(error, SizeMistake) and "sizes that must agree do not" in error.message
     assert error.hint == "X has shape (3,), Y has shape (4,)"
+
+
+@pytest.mark.parametrize("index", ["i + (K & 1)", "i + (K >> 1)", "i + (K ^ 2)", "i + ~K + 4"])
+def test_bits_of_a_size_in_an_index(index: str) -> None:
+    assert bind(parse(f"function (A[N], K) -> (O) {{ O[i : 2] = A[{index}]; }}"), {"A": f(5), "K": i()}, {"K": 3})
+
+
+@pytest.mark.parametrize("index", ["i + (1/2 >> 1)", "i + ~(1/2)", "i + (K/2 & 1)"])
+def test_bits_of_a_fraction(index: str) -> None:
+    error, _ = refuse(f"function (A[N], K) -> (O) {{ O[i : 2] = A[{index}]; }}", {"A": f(5), "K": i()}, {"K": 3})
+    assert isinstance(error, SizeMistake) and "takes integers" in error.message

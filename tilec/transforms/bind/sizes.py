@@ -129,6 +129,10 @@ class Sizes:
             raise DividesByZero(
                 f"division by zero in `{show_expr(e, tight=True)}`", e.span, hint=self.explain(e)
             ) from None
+        except TypeError:  # bits of a fraction
+            raise SizeMistake(
+                f"`{show_expr(e, tight=True)}` takes integers", e.span, hint="`/` in an index is exact"
+            ) from None
         except ValueError:
             shown = ", ".join(f"`{show_expr(a, tight=True)}` = {v}" for a, v in zip(e.args, args, strict=True))
             raise SizeMistake(f"sizes that must agree do not: {shown}", e.span, hint=self.explain(e)) from None
@@ -199,7 +203,8 @@ class Sizes:
             case Call(function, args) if function in SIZE_FUNCTIONS:
                 forms = [linear(self._numbers(a, read)) for a in args]
                 if all(not form.terms for form in forms):
-                    return Affine((), Fraction(self.apply(e, [form.constant for form in forms]))).to_expr()
+                    numbers = [int(c) if (c := form.constant).denominator == 1 else c for form in forms]
+                    return Affine((), Fraction(self.apply(e, numbers))).to_expr()
         return e
 
     def _checked_modulus(self, old: Call, new: Call) -> Expr:
