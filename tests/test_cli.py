@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +16,8 @@ import torch
 
 import tilec
 from tilec.backends.torch import TorchBackend
-from tilec.cli import main
+from tilec.cli import main, programs
+from tilec.cli.progress import progress
 
 MATMUL = "function mm(A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }\n"
 
@@ -77,6 +83,126 @@ def test_text_in_place_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert "-> (DB)" in capsys.readouterr().out
 
 
+def test_shapes_in_one_list(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One option takes several inputs, and a file may stand behind it."""
+    for argv in (
+        ["show", matmul, "--stage", "bound", "--shape", "A=2,3", "B=3,4"],
+        ["show", "--stage", "bound", "--shape", "A=2,3", "B=3,4", matmul],
+        ["show", "--shape", "A=2,3", "--shape", "B=3,4", "--dtype", "A=float16", "B=float16", "--stage=bound", matmul],
+    ):
+        assert main(argv) == 0
+        assert "2, 4" in capsys.readouterr().out
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, expected in ((["check", "-"], "<tile>: ok: "), (["grad", "-", "--wrt", "B"], "-> (DB)")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(MATMUL))
+        assert main(argv) == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_check_several_files(matmul: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = tmp_path / "bad.tile", tmp_path / "good.tile"
+    bad.write_text("Y = X +")
+    good.write_text("Y = X")
+    assert main(["check", matmul, str(good)]) == 0
+    assert capsys.readouterr().out.count(": ok: ") == 2
+    assert main(["check", matmul, str(bad), str(good), str(tmp_path / "none.tile")]) == 1
+    out, err = capsys.readouterr()
+    assert out.count(": ok: ") == 2 and "bad.tile:1:" in err and "cannot read" in err  # all are looked at
+
+
+def test_run_prints_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-e", "Y[i : 3] = i * S; Z = S + 1", "--input", "S=2.5"]) == 0
+    assert capsys.readouterr().out == "Y: float64 of shape (3,)\n[0.  2.5 5. ]\nZ: float64 of shape ()\n3.5\n"
+    assert main(["run", "-e", "Y[i : 5000] = i"]) == 0
+    assert "..." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value, dtype", [("2.5", "float64"), ("2", "int64"), ("1e-3", "float64")])
+def test_value_of_a_scalar(value: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    argv = ["show", "-e", "function (S[]) -> (Y) { Y = S; }", "--stage", "code", "--value", f"S={value}"]
+    seen: list[object] = []
+    lower = tilec.Function.lower
+    monkeypatch.setattr(tilec.Function, "lower", lambda self, *args: seen.extend(args) or lower(self, *args))
+    assert main(argv) == 0
+    assert [type(v) for v in seen] == [float if dtype == "float64" else int]
+    assert "Y = S" in capsys.readouterr().out
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tilec, "compile", interrupt)
+    assert main(["check", "-e", MATMUL]) == 130
+    assert capsys.readouterr().err == "tilec: interrupted\n"
+
+
+def test_ctrl_c_of_a_process() -> None:
+    """The signal itself: no traceback, whatever is going on."""
+    code = "import os, signal, sys, threading; from tilec.cli import main; "
+    code += "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); sys.exit(main(['check', '-']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.read() == "tilec: interrupted\n" and process.wait(60) == 130
+    process.stdin.close()  # type: ignore[union-attr]
+    process.stderr.close()
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing on standard error at first; then a line, and others at intervals."""
+    with progress("compiling", first=5.0):
+        pass
+    assert capsys.readouterr().err == ""
+    with progress("compiling", first=0.01, following=0.01):
+        deadline = time.monotonic() + 60
+        found = ""
+        while found.count("tilec: compiling, 0 s\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+            found += capsys.readouterr().err
+    assert found.count("tilec: compiling, 0 s\n") >= 2
+    with pytest.raises(tilec.TileError), progress("compiling", first=5.0):
+        raise tilec.TileError("an error ends it")
+
+
+@pytest.mark.parametrize("argv", [["show", "--stage", "code"], ["run", "--input", "A=1.0", "B=1.0"], ["tune"]])
+def test_what_shows_progress(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    labels = []
+
+    def noted(what: str):
+        labels.append(what)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(programs, "progress", noted)
+    text = "function f(A[], B[]) -> (C) { C = A * B; }"
+    main([argv[0], "-e", text, *argv[1:]])
+    assert len(labels) == 1 and labels[0].partition(" ")[0] in ("compiling", "running", "tuning")
+
+
+def test_watch(matmul: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file is checked at first and after each change, also where it is gone for a moment."""
+    changes = iter([lambda: None, lambda: Path(matmul).write_text("Y = X +"), Path(matmul).unlink, lambda: None,
+                    lambda: Path(matmul).write_text("Y = X * X")])  # fmt: skip
+
+    def sleep(_: float) -> None:
+        change = next(changes, None)
+        if change is None:
+            raise KeyboardInterrupt
+        change()
+
+    monkeypatch.setattr(programs.time, "sleep", sleep)
+    assert main(["check", "--watch", matmul]) == 130
+    out, err = capsys.readouterr()
+    assert out.count(": ok: ") == 2 and out.count("\n-- ") == 3
+    assert err.count("mm.tile:1:") == 1 and err.count("cannot read") == 1 and err.endswith("interrupted\n")
+
+
+def test_watch_takes_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--watch", "-e", MATMUL]) == 1
+    assert "--watch takes files" in capsys.readouterr().err
+
+
 def test_tune_measures_the_function_and_its_gradient(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -115,6 +241,8 @@ BAD = {
     "a syntax error": (["check", "{dir}/bad.tile"], "bad.tile:1:"),
     "unknown input": (["show", "{mm}", "--stage", "bound", "--shape", "Z=1"], "there is no Z"),
     "a missing shape": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,2"], "--shape B="),
+    "no value": (["show", "{mm}", "--stage", "bound", "--value", "A=x"], "--value A=x: expected a number"),
+    "a shape twice": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,2", "A=1,2"], "A is given twice"),
     "no number": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,x"], "expected an integer"),
     "sizes that disagree": (["show", "{mm}", "--stage", "bound", "--shape", "A=1,2", "--shape", "B=3,4"], "K"),
     "unknown wrt": (["grad", "{mm}", "--wrt", "Q"], "no input is called Q"),
@@ -140,7 +268,7 @@ def test_tune_without_a_gpu(matmul: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "there is no GPU to tune for" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["check"], ["check", "file.tile", "-e", MATMUL]])
+@pytest.mark.parametrize("argv", [["check"], ["check", "file.tile", "-e", MATMUL], ["grad", "a.tile", "b.tile"]])
 def test_one_source(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(argv)
