@@ -47,7 +47,7 @@ def test_products_that_are_summed_stay_products():
         ("O[i : M] = >(A[k] * B[i])", "TO_1[i : M] = +(A[k] * B[i] == O[i] ? TA[k] / Ties[i] * B[i]);"),
         (
             "O[i : M] = logsumexp(A[k] * B[i])",
-            "TO_1[i : M] = +(O[i] != -1e999 ? TA[k] * exp(A[k] * B[i] - O[i]) * B[i]);",
+            "TO_1[i : M] = +(O[i] != -inf ? TA[k] * exp(A[k] * B[i] - O[i]) * B[i]);",
         ),
         ("O[i : N] = +(A[i]) default A", "TO_1[i : N] = +(TA[i]) default TA;"),
         ("O[i : N] = pad(A[i - 1], A[i])", "TO_1[i : N] = pad(TA[i - 1], TA[i]);"),

@@ -45,7 +45,7 @@ from tilec.transforms.autodiff.grad import as_type, depend_on
 from tilec.transforms.autodiff.limit_depth import cut, shaping
 from tilec.transforms.autodiff.outline_reductions import lift
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
-from tilec.transforms.autodiff.pushforward import TANGENT, added, addends, push_forward
+from tilec.transforms.autodiff.pushforward import TANGENT, added, addends, push_forward, signed_factors
 from tilec.transforms.autodiff.scans import scan_tangent, split_scans
 from tilec.transforms.autodiff.shift_invariance import cancelling
 from tilec.transforms.recurrence import initial, padded
@@ -85,6 +85,7 @@ class _Forward:
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.tangents: dict[str, str] = {}
+        self.given: set[str] = set()
         for name, i in zip(wanted, given, strict=True):
             self._give(name, i.name)
         self.inputs: tuple[Input, ...] = (*program.inputs, *given)
@@ -112,6 +113,7 @@ class _Forward:
 
     def _give(self, tensor: str, tangent: str) -> None:
         self.tangents[tensor] = tangent
+        self.given.add(tangent)
         self.extents[tangent] = self.extents[tensor]
 
     def _moving(self, tensor: str) -> bool:
@@ -200,6 +202,10 @@ class _Tangent:
         variables = index_variables(*self.whole.index, *guards, s.body, *parts(s.constraints))
         split = aggregation == "sum" and self.own is None
         for term in [] if value is None else addends(value) if split else [value]:
+            scaled = self._scaled(term)
+            if scaled is not None:
+                yield scaled
+                continue
             guard, body = self._held((*guards, *start.masks), term, tuple(constraining(s.guard, s.body)), True)
             made = Statement(
                 self.name,
@@ -215,6 +221,25 @@ class _Tangent:
             if init is not None and reads_itself(made):
                 made = replace(made, init=push_forward(init, Cotangent(TANGENT), self._moving, self._leaf))
             yield separate(made)
+
+    def _scaled(self, term: Expr) -> Statement | None:
+        """A term of a sum's tangent that is the sum itself times an element over the left side's variables, as factors
+        like `exp(S - L)` have. It needs no sum of its own."""
+        s = self.whole.s
+        if s.aggregation != "sum" or self.own is not None or not _distinct(self.whole.index):
+            return None
+        (sign, found), (own, wanted) = signed_factors(term), signed_factors(s.body)
+        for e in wanted:
+            if e not in found:
+                return None
+            found.remove(e)
+        if len(found) != 1 or not isinstance(found[0], Access) or found[0].tensor not in self.forward.given:
+            return None
+        if not set(index_variables(found[0])) <= set(index_variables(*self.whole.index)):
+            return None
+        value = found[0] * self.whole.result
+        extent = sizes(self.forward.extents[s.output], len(self.whole.index))
+        return Statement(self.name, self.whole.index, extent, value if sign == own else -value)
 
     def _held(
         self, conditions: tuple[Expr, ...], value: Expr, accesses: tuple[Access, ...], outer: bool
@@ -291,3 +316,8 @@ class _Tangent:
         self.whole.extents[name] = self.forward.extents[name]
         self.outlined[name] = inner
         return Access(name, tuple(map(Index, free)))
+
+
+def _distinct(index: tuple[Expr, ...]) -> bool:
+    """Are the indices variables, each another?"""
+    return all(isinstance(e, Index) for e in index) and len(set(index)) == len(index)

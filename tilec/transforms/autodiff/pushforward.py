@@ -106,3 +106,15 @@ def _placed(derivative: Expr, tangent: Expr) -> Expr:
     if not any(e == TANGENT for e in walk(derivative)):
         return derivative
     return rebuild(derivative, lambda e: _placed(e, tangent))
+
+
+def signed_factors(e: Expr) -> tuple[bool, list[Expr]]:
+    """What a product is the product of, and whether it is negated."""
+    match e:
+        case Call("neg", (a,)):
+            negative, factors = signed_factors(a)
+            return not negative, factors
+        case Call("mul", (a, b)):
+            (first, left), (second, right) = signed_factors(a), signed_factors(b)
+            return first != second, [*left, *right]
+    return False, [e]
