@@ -66,6 +66,7 @@ HOMES = {
         "tilec.api",
         "tilec.nn",
         "tilec.bench",
+        "tilec.cli.doctor",
     ),
     "opt_einsum": ("tilec.backends",),
 }

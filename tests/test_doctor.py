@@ -1,0 +1,52 @@
+"""tilec doctor: what it says of a machine, and that its self-test can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.torch import TorchBackend
+from tilec.cli import doctor, main
+from tilec.errors import Unsupported
+
+
+def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("TILEC_CACHE", str(tmp_path))
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "many")
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "a.json").write_text("{}")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"tilec       {tilec.__version__}" in out and f"torch       {torch.__version__.split('+')[0]}" in out
+    assert f"{tmp_path}/tuned: 1 choices" in out
+    assert "TILEC_DEVICE_BUDGET='many' cannot be read" in out
+    count = 6 if torch.cuda.is_available() else 3
+    assert f"{count} of {count} tests passed" in out
+
+
+def test_a_machine_without_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*(k.name for k in tilec.knobs.KNOBS), "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--no-test"]) == 0
+    out = capsys.readouterr().out
+    assert "no environment variable of tilec is set" in out and "self-test" not in out
+
+
+def test_failures_show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_):
+        raise Unsupported("a broken backend")
+
+    monkeypatch.setattr(TorchBackend, "build", broken)
+    assert main(["doctor"]) == 1
+    assert "FAILED: Unsupported: a broken backend" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "_agrees", lambda *_: 0.5)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG, largest error 5.0e-01" in out and "\n0 of " in out
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert doctor._folder(tmp_path / "none", "files").endswith("0 files, 0.0 MiB, which cannot be written")
