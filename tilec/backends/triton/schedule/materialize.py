@@ -226,7 +226,7 @@ def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
     last: dict[str, int] = {}
     for place, step in enumerate(steps):
         if isinstance(step, Launch):
-            last.update(dict.fromkeys(touched(step) & asked, place))
+            last.update(dict.fromkeys(sorted(touched(step) & asked), place))
     result: list[Step] = []
     for place, step in enumerate(steps):
         if isinstance(step, Release):

@@ -1,0 +1,37 @@
+"""The generated kernels of a list of programs are those in files: a change of any is seen before it is committed.
+
+`sh tests/run --update-golden tests/test_golden_kernels.py` accepts what comes out now; `sh tests/run --kernels REVISION`
+prints how all of them differ from a commit's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.kernel_cases import KernelCase, kernel_cases
+from tools.kernels import differences
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "golden" / "kernels"
+
+
+@pytest.mark.parametrize("case", kernel_cases(), ids=lambda case: case.name)
+def test_kernels(case: KernelCase, golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_CACHE", str(tmp_path))  # what tuning found on this machine does not count
+    golden(f"kernels/{case.file}", case.text())
+
+
+def test_every_file_has_a_program(request: pytest.FixtureRequest) -> None:
+    stale = {str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*.txt")} - {case.file for case in kernel_cases()}
+    if request.config.getoption("--update-golden"):
+        for name in stale:
+            (FOLDER / name).unlink()
+        return
+    assert not stale, f"--update-golden removes {stale}"
+
+
+def test_differences_name_the_program_and_the_line() -> None:
+    old = {"a.txt": "x = 1\ny = 2\n", "b.txt": "z\n", "gone.txt": "w\n"}
+    lines = differences(old, {"a.txt": "x = 1\ny = 3\n", "b.txt": "z\n", "new.txt": "v\n"}, "HEAD")
+    assert {"--- HEAD/a.txt", "-y = 2", "+y = 3", "-w", "+v"} <= set(lines) and not any("b.txt" in x for x in lines)
