@@ -1,6 +1,7 @@
-"""Hypothesis profiles and golden files."""
+"""Tiers, Hypothesis profiles and golden files."""
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files with what comes out now")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(items):
+    """Of each test marked `covering`, all cases but as few as hold every value of every parameter are slow."""
+    groups = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
+            groups[item.path, item.originalname].append(item)
+    for cases in groups.values():
+        missing = {value for item in cases for value in item.callspec.indices.items()}
+        while missing:
+            first = max(cases, key=lambda item: len(missing & item.callspec.indices.items()))
+            missing -= first.callspec.indices.items()
+            cases.remove(first)
+        for item in cases:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

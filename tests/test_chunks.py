@@ -27,6 +27,7 @@ ROUGH = {torch.float64: (1e-11, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloa
 
 @pytest.mark.parametrize("dtype", ROUGH, ids=str)
 @pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.covering
 def test_the_same_gradients(name: str, dtype: torch.dtype, monkeypatch) -> None:
     source, shapes = CHUNKED[name]
     inputs = inputs_for(shapes(41), dtype)
@@ -164,6 +165,7 @@ def test_chunks_are_as_long_as_the_budget_allows(monkeypatch) -> None:
         pytest.param("a tanh network", 1024, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.covering
 def test_memory_grows_with_the_root_of_time(name: str, steps: int, by_hand: bool, monkeypatch) -> None:
     """Beside inputs and gradients, sixteen times the steps take about four times the memory; whole, sixteen times."""
     source, shapes = CHUNKED[name]

@@ -1,6 +1,6 @@
 """The generated kernels of a list of programs are those in files: a change of any is seen before it is committed.
 
-`sh tests/run --update-golden tests/test_golden_kernels.py` accepts what comes out now; `sh tests/run --kernels REVISION`
+`sh tests/run tests/test_golden_kernels.py --update-golden` accepts what comes out now; `sh tests/run --kernels REV`
 prints how all of them differ from a commit's.
 """
 

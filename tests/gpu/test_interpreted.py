@@ -15,9 +15,10 @@ pytestmark = pytest.mark.skipif(
 SETTINGS = Settings(device="cpu", small=True)
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["table", "sized", "random"])
-def test_a_sample(kind: str) -> None:
-    names = [name for name in plan(0, ["float32"]) if name.startswith(kind)][:60]
+def test_a_sample(kind: str, count: int) -> None:
+    names = [name for name in plan(0, ["float32"]) if name.startswith(kind)][:count]
     verdicts = {name: examine(name, SETTINGS) for name in names}
     assert {n: v for n, v in verdicts.items() if v.status not in (*GOOD, "unsupported")} == {}
     assert sum(v.status == "ok" for v in verdicts.values()) > len(names) / 2

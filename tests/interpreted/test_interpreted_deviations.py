@@ -61,6 +61,7 @@ def test_a_variance_has_no_walk_of_its_own(looped):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, -1e6])
+@pytest.mark.covering
 def test_far_from_zero(looped, offset):
     """Errors at most twice those of torch, in the value and in the gradient."""
     layer = LAYERS["layer norm"]
@@ -79,6 +80,7 @@ def test_far_from_zero(looped, offset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.covering
 def test_first_blocks_unlike_the_rest(looped, dtype):
     """The mean of the first block far from the row's, single outliers, rows that do not vary at all."""
     x = torch.randn(6, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

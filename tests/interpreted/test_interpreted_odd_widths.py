@@ -44,6 +44,7 @@ def long(monkeypatch, request):
     ],
     ids=str,
 )
+@pytest.mark.covering
 def test_layers(name, width, dtype):
     layer = LAYERS[name]
     given = inputs(layer, 11, width, dtype)
@@ -107,6 +108,7 @@ def test_two_runs_give_the_same_bits():
 
 
 @pytest.mark.parametrize(("dtype", "own"), [(torch.float32, 4), (torch.float64, 2)])
+@pytest.mark.covering
 def test_each_tensor_is_read_to_the_end_of_its_own_16_bytes(dtype, own):
     """Beside an output of which 16 bytes are more elements."""
     source = "function (X[R, C]) -> (Y) { M[r] = max(X[r, c]); Y[r, c] = float16(exp(X[r, c] - M[r])); }"
@@ -117,6 +119,7 @@ def test_each_tensor_is_read_to_the_end_of_its_own_16_bytes(dtype, own):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+@pytest.mark.covering
 def test_blocks_no_longer_than_a_vector(dtype):
     source = """function (X[R, C], B[R, C]) -> (Y) {
         M[r] = mean(X[r, c]);

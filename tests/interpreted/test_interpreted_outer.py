@@ -41,6 +41,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("sizes", [(37, 9, 50), (64, 8, 64), (3, 5, 40), (150, 4, 17)])
+@pytest.mark.covering
 def test_aggregations_over_pairs(body, sizes):
     m, k, n = sizes
     source = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = {BODIES[body]}; }}"
@@ -84,7 +85,7 @@ def test_elementwise_statements_ride():
 def test_gradients_share_ties_and_divide_once():
     """One tensor of shares for each of the two gradients, which then compare and add; nothing divides in the loop."""
     source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
-    inputs = whole(70, 64), whole(64, 66), whole(70, 66)
+    inputs = whole(34, 32), whole(32, 36), whole(34, 36)
     lowered = agree(tilec.compile(source).grad().tile, *inputs)
     shared = [k for k in lowered.kernels if "_shared" in k.name]
     assert len(shared) == 2
@@ -121,6 +122,7 @@ def normal(*shape, dtype=torch.float32, scale=1.0):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize("aggregation", "><*+")
 @pytest.mark.parametrize("sizes", [(37, 32, 50), (64, 8, 64), (70, 12, 33)])
+@pytest.mark.covering
 def test_points_side_by_side(dtype, aggregation, sizes):
     """Where memory runs along the reduction in one operand and along the columns in the other."""
     m, k, n = sizes

@@ -37,6 +37,7 @@ def normal(*shape, scale=3.0, offset=0.0):
 
 @pytest.mark.parametrize("range_", RANGES)
 @pytest.mark.parametrize("source", [BATCHED, TURNED])
+@pytest.mark.covering
 def test_values_and_gradients(large, source, range_):
     scale, offset = RANGES[range_]
     shapes = ((2, 40, 70), (2, 70, 33)) if source is BATCHED else ((2, 70, 40), (2, 33, 70))

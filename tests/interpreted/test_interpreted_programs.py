@@ -19,11 +19,11 @@ pytestmark = pytest.mark.skipif(
 )
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 FAMILIES = {
-    "mixed": (Options(), 40),
-    "contractions": (Options(kinds=("contraction",), statements=2), 40),
-    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 30),
-    "smooth": (Options(smooth=True), 30),
-    "special": (Options(special=True), 30),
+    "mixed": (Options(), 20),
+    "contractions": (Options(kinds=("contraction",), statements=2), 20),
+    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 15),
+    "smooth": (Options(smooth=True), 15),
+    "special": (Options(special=True), 15),
 }
 
 
@@ -55,7 +55,7 @@ def test_random_programs_in_slabs(budget, monkeypatch):
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", budget)
     ran = []
 
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=10 * SCALE, phases=PHASES)
     @given(programs(Options(smooth=True, statements=4)))
     def run(case: Case):
         ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)

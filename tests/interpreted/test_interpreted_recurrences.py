@@ -51,13 +51,14 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.parametrize("case", RECURRENCES)
+@pytest.mark.covering
 def test_each_recurrence_and_its_gradient(case, form):
     source, arrays = RECURRENCES[case]
     assert agree_with_gradient(parse(source), list(arrays)) is not None
 
 
 def test_random_recurrences(form):
-    @settings(max_examples=30 * SCALE, phases=PHASES)
+    @settings(max_examples=20 * SCALE, phases=PHASES)
     @given(recurrences())
     def run(case):
         agree(parse(case[0]), case[1])
@@ -66,7 +67,7 @@ def test_random_recurrences(form):
 
 
 def test_random_gradients(form):
-    @settings(max_examples=12 * SCALE, phases=PHASES)
+    @settings(max_examples=6 * SCALE, phases=PHASES)
     @given(recurrences(smooth=True))
     def run(case):
         agree_with_gradient(parse(case[0]), case[1])
@@ -81,6 +82,7 @@ SHUFFLE = """function (B[N, T, D], H0[N, D]) -> (H) {
 
 @pytest.mark.parametrize("steps", [1, 31, 70])
 @pytest.mark.parametrize("backward_in_time", [False, True])
+@pytest.mark.covering
 def test_the_shuffle_is_the_eager_loop_bit_for_bit(steps, backward_in_time):
     generator = torch.Generator().manual_seed(0)
     b = torch.randn(2, steps, 40, generator=generator, requires_grad=True)
@@ -162,7 +164,7 @@ PLANE, VOLUME = (
 WALKS = {  # what a step is, the input's shape, and whether addresses go from step to step
     "turning": (PLANE + "relu(B[t, i] + H[t - 1, (i - 1) % D]); }", (70, 40), True),
     "turning, backward in time": (PLANE + "B[t, i] + 0.5 * H[t + 1, (i + 1) % D]; }", (70, 40), True),
-    "both ways": (VOLUME + "B[t, i, j] + 0.5 * H[t - 1, (i - 1) % D, (j + 1) % E]; }", (40, 33, 34), True),
+    "both ways": (VOLUME + "B[t, i, j] + 0.5 * H[t - 1, (i - 1) % D, (j + 1) % E]; }", (6, 33, 34), True),
     "round within a few steps": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 1) % D]; }", (70, 7), False),
     "two lanes": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 1) % D]; }", (70, 2), False),
     "by three places": (PLANE + "B[t, i] + 0.5 * H[t - 1, (i - 3) % D]; }", (70, 40), False),

@@ -31,6 +31,7 @@ def check(layer, tensors, tolerance):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.covering
 def test_layers(name, size):
     check(LAYERS[name], inputs(LAYERS[name], *size), 2e-5)
 

@@ -94,6 +94,7 @@ def agree(source, *inputs, tolerance=1e-12, kernels=None):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.covering
 def test_each_form(form, aggregation, tiling):
     source = f"function (X[N]) -> (O) {{ {FORMS[form] % aggregation} }}"
     agree(source, normal(7), kernels="_scan", tolerance=1e-11)
@@ -110,12 +111,14 @@ def test_what_rides_reads_its_own_elements(form, cut):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.covering
 def test_batched_and_permuted(aggregation, tiling):
     source = "function (X[B, N, C], Y[C]) -> (O) { O[c, i, b : C, N, B] = %s(X[b, k, c] * Y[c]), k - i < N; }"
     agree(source % aggregation, normal(2, 6, 3), normal(3), kernels="_scan")
 
 
 @pytest.mark.parametrize("body", ["any(X[b, k] > 1)", "all(X[b, k] < 1)", ">(X[b, k] > 0)", "<(X[b, k] < 0)"])
+@pytest.mark.covering
 def test_truth(body, cut):
     got, _ = agree(
         f"function (X[B, N]) -> (O) {{ O[b, i : B, N] = {body}, i - k < N; }}", normal(3, 9), kernels="_scan"
@@ -128,6 +131,7 @@ SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", SPECIAL, ids=str)
+@pytest.mark.covering
 def test_infinities_and_nan(aggregation, values, cut):
     for constraint in ("i - k < N", "k - i < N"):
         source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}"
@@ -138,6 +142,7 @@ def test_infinities_and_nan(aggregation, values, cut):
     "dtype", [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.float32]
 )
 @pytest.mark.parametrize("aggregation", ["+", "*", ">", "<"])
+@pytest.mark.covering
 def test_types(aggregation, dtype, cut):
     x = torch.randint(-3, 4, (8,), generator=torch.Generator().manual_seed(1)).to(dtype)
     source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), i - k < N; }}"
@@ -180,6 +185,7 @@ def test_elementwise_statements_ride(tiling):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.covering
 def test_gradients(aggregation, tiling):
     for constraint in ("i - k < N", "k - i < N"):
         source = f"function (X[B, N]) -> (O) {{ O[b, i : B, N] = {aggregation}(X[b, k]), {constraint}; }}"
@@ -191,6 +197,7 @@ def test_gradients(aggregation, tiling):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.covering
 def test_terms_that_are_aggregations(aggregation, tiling):
     source = "function (X[N, M]) -> (O) { O[i : N] = %s(X[k, l] - l), i - k < N; }"
     _, names = agree(source % aggregation, normal(6, 4), kernels="O_scan", tolerance=1e-10)
@@ -238,6 +245,7 @@ def states(dtype=torch.float64, steps=11):
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.covering
 def test_each_semiring(step, tiling):
     f = tilec.compile(stepping(step), backend="triton")
     assert STEPS[step] in f.lower(*states()).source()
@@ -287,6 +295,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.covering
 def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0
@@ -295,6 +304,7 @@ def test_states_that_are_not_finite(step, value, cut):
 
 
 @pytest.mark.parametrize("case", ["linear", "shuffle", "backward", "points that other reads leave", "of length 0"])
+@pytest.mark.covering
 def test_of_other_suites(case, tiling):
     source, inputs = RECURRENCES[case]
     agree(source, *(torch.from_numpy(x) for x in inputs))

@@ -109,9 +109,10 @@ def test_attention(name, shape, budget, monkeypatch):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float16, 4e-3)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "causal"])
+@pytest.mark.covering
 def test_types(name, dtype, tolerance, monkeypatch):
-    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 64, 16), (1, 60, 16), (1, 60, 16)])]
-    check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, 4000)
+    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 24, 16), (1, 20, 16), (1, 20, 16)])]
+    check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, 600)
 
 
 def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
@@ -213,9 +214,9 @@ AGGREGATIONS = {
 def test_aggregations_over_the_rows(name, monkeypatch):
     """Scores of which every row is read, and something of every column."""
     source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501
-    inputs = normal(50, 5) / 3, normal(30, 5, seed=1) / 3
+    inputs = normal(25, 5) / 3, normal(15, 5, seed=1) / 3
     plain = name not in ("any", "all", "argmax")
-    check(source, inputs, 2e-5, monkeypatch, 1000, gradient=plain)
+    check(source, inputs, 2e-5, monkeypatch, 500, gradient=plain)
 
 
 def test_infinities_and_nans(monkeypatch):
@@ -233,7 +234,7 @@ def test_infinities_and_nans(monkeypatch):
 def test_log_semiring(monkeypatch):
     """Two products in the log semiring: the one between them is never whole."""
     source = "function (A[N, K], B[K, M], C[M, L]) -> (O) { T[i, j] = logsumexp(A[i, k] + B[k, j]); O[i, l] = logsumexp(T[i, j] + C[j, l]); }"  # noqa: E501
-    check(source, (3 * normal(50, 9), 3 * normal(9, 30), 3 * normal(30, 6)), 2e-5, monkeypatch, 2000)
+    check(source, (3 * normal(25, 9), 3 * normal(9, 15), 3 * normal(15, 6)), 2e-5, monkeypatch, 700)
 
 
 def test_second_order(monkeypatch):
@@ -259,8 +260,8 @@ def test_second_order(monkeypatch):
 def test_runs_one_after_the_other(monkeypatch):
     """Two attentions with a projection between them: two loops, and parts around them."""
     source = "function (X[N, D], W[D, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = logsumexp(S[i, j]); A[i, d] = +(exp(S[i, j] - T[i]) * X[j, d]); H[i, e] = +(A[i, d] * W[d, e]); S2[i, j : N, N] = +(H[i, d] * H[j, d]); T2[i] = logsumexp(S2[i, j]); O[i, d] = +(exp(S2[i, j] - T2[i]) * H[j, d]); }"  # noqa: E501
-    inputs = normal(40, 6) / 2, normal(6, 6) / 3
-    f = check(source, inputs, 5e-5, monkeypatch, 3000)
+    inputs = normal(18, 6) / 2, normal(6, 6) / 3
+    f = check(source, inputs, 5e-5, monkeypatch, 800)
     assert len(slabs_of(f.lower(*inputs)._executable.plan)) == 2
 
 

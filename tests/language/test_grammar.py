@@ -4,11 +4,11 @@ import logging
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import lark
 import pytest
+from support.effort import counted
 
 from tilec.language import parse
 from tilec.language.grammar import grammar_text
@@ -73,14 +73,9 @@ def test_found_beside_and_inside_the_package(tmp_path):
         assert length == str(len(grammar_text()))
 
 
-def test_the_convolution_parses_in_a_few_milliseconds():
+def test_the_convolution_parses_with_little_effort():
     source = """function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {
         O[n, y, x, co : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, ci] * K[j, i, ci, co]);
     }"""
-    parse(source)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        parse(source)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.02
+    parse(source)  # loads the grammar
+    assert counted(lambda: parse(source))[1] < 15_000  # some 3 ms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_statements import scatters, statements
+from support.effort import counted
 
 from tilec.errors import UnboundIndex
 from tilec.ir.index import linear
@@ -184,7 +184,7 @@ def parse_index(text):
     return pad.access.index[0]
 
 
-def test_a_seven_dimensional_convolution_takes_milliseconds():
+def test_a_seven_dimensional_convolution_is_no_effort():
     ys, js = [f"y{i}" for i in range(7)], [f"j{i}" for i in range(7)]
     index = ", ".join(f"2*{j} + 3*{y}" for y, j in zip(ys, js, strict=True))
     s, shapes = statement(
@@ -193,7 +193,6 @@ def test_a_seven_dimensional_convolution_takes_milliseconds():
         f" +(D[n, {', '.join(ys)}, co] * K[{', '.join(js)}, ci, co]); }}"
     )
     sets._ranges.cache_clear()
-    start = time.perf_counter()
-    box = bounds(s, shapes)
-    assert time.perf_counter() - start < 0.1
+    box, calls = counted(lambda: bounds(s, shapes))
+    assert calls < 20_000  # some 5 ms
     assert box["y3"] == (0, 4) and box["j6"] == (0, 2) and box["ci"] == (0, 6)

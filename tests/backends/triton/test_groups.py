@@ -164,6 +164,7 @@ def test_draws_take_a_quarter_of_the_generator():
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.covering
 def test_layers_compile(name, dtype, target):
     layer = LAYERS[name]
     f = tilec.compile(layer.source, backend="triton")

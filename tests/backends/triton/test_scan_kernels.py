@@ -46,6 +46,7 @@ INTEGER = "function (A[T]) -> (H) { H[t : T] = 3 * H[t - 1] + A[t]; }"
         (INTEGER, (65536,), "int32"),
     ],
 )
+@pytest.mark.covering
 def test_compiled_for_each_target(source, shape, dtype, target):
     f = tilec.compile(source, backend="triton")
     inputs = [tilec.spec(shape, dtype)] * len(f.inputs)
