@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from tilec import knobs
 from tilec.arguments import DTYPE_NAMES, by_name, size_value, to_tensors, types_of
 from tilec.backends import choose
 from tilec.backends.base import Backend, Executable, Lowering, Options
@@ -22,7 +23,7 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.language import show
-from tilec.lowered import Lowered
+from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
 from tilec.torch_op import Recorded, TileCall, recording
@@ -267,7 +268,9 @@ class Function:
             for name, t, w in zip(self.inputs, tensors, weak, strict=True)
         }
         sizes = dict(zip(self._sizes, values, strict=True))
-        _, _, prepared = self._lower(types, sizes, self.backend, device, None, self.tune)
+        lowering, _, prepared = self._lower(types, sizes, self.backend, device, None, self.tune)
+        if (folder := knobs.DUMP.value) is not None:
+            dump_numbered(Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable), folder)
         if len(self._prepared) >= CACHED_CALLS:
             self._prepared.pop(next(iter(self._prepared)), None)
         self._prepared[key] = prepared

@@ -73,6 +73,9 @@ CACHE: Knob[Path | None] = Knob(
     "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
 )
 
+DUMP: Knob[Path | None] = Knob(
+    "TILEC_DUMP", None, _parse_directory, "directory for the stages, plan and kernels of whatever is compiled by a call"
+)
 PARTIAL_ROWS: Knob[int | None] = Knob(
     "TILEC_PARTIAL_ROWS",
     None,
@@ -95,7 +98,7 @@ STATE_BUDGET = Knob(
 )
 
 KNOBS: tuple[Knob, ...] = (
-    VERIFY, FULL_TRACEBACK, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+    VERIFY, FULL_TRACEBACK, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, DUMP, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
 )  # fmt: skip
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 from tilec.backends.base import Executable, Kernel
 from tilec.cost import Cost, cost
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
+
+
+class Stages(dict[str, Program]):
+    """Programs by the name of the pass that made them, in order; prints as the names with the programs below."""
+
+    def __repr__(self) -> str:
+        return "\n".join(f"// {name}\n{show(program)}" for name, program in self.items())
 
 
 class Lowered:
@@ -19,12 +30,12 @@ class Lowered:
     """
 
     def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):
-        self.stages = stages
+        self.stages = Stages(stages)
         self._types = types
         self._executable = executable
         if executable.grouped is not None:
             program, self._types = executable.grouped[0], dict(executable.grouped[1])
-            self.stages = {**stages, "grouped": program}
+            self.stages["grouped"] = program
 
     @property
     def outputs(self) -> tuple[TensorType, ...]:
@@ -55,5 +66,36 @@ class Lowered:
         torch's operations take what they need, and so do chunks of time."""
         return self._executable.temporary_bytes
 
+    def dump(self, folder: str | Path) -> None:
+        """Write every stage, the plan where the backend has one, each kernel and the whole source to numbered files in
+        a folder, which is made if need be. Raises OSError where it cannot."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        for number, (name, text) in enumerate(self._files()):
+            (path / f"{number:02}-{name}").write_text(text if text.endswith("\n") else text + "\n")
+
+    def _files(self) -> Iterator[tuple[str, str]]:
+        for name, program in self.stages.items():
+            yield f"{name}.tile", show(program)
+        source, plan = self.source(), getattr(self._executable, "plan", None)
+        if plan is not None:
+            yield "plan.txt", str(plan)
+        for kernel in self.kernels:
+            if kernel.source != source:
+                yield f"kernel-{kernel.name}.py", kernel.source
+        yield "source.py", source
+
     def __str__(self) -> str:
-        return "\n".join(f"// {name}\n{show(program)}" for name, program in self.stages.items())
+        return repr(self.stages)
+
+    def __repr__(self) -> str:
+        name = self.stages["source"].name or ""
+        return f"<tilec.Lowered {name}: {', '.join(self.stages)}; {len(self.kernels)} kernels>"
+
+
+def dump_numbered(lowered: Lowered, folder: Path) -> None:
+    """Dump to a subfolder of its own: 0001-name, 0002-name, ... in the order of calls; those that are there stay."""
+    title = re.sub(r"\W+", "_", lowered.stages["source"].name or "program")
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = {path.name.split("-")[0] for path in folder.iterdir()}
+    lowered.dump(folder / f"{next(n for k in count(1) if (n := f'{k:04}') not in taken)}-{title}")

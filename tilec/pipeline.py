@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec import knobs
@@ -35,37 +35,55 @@ class Setting:
         return {name: frozenset((kind(t.dtype),)) for name, t in self.types.items()}
 
 
+Transform = Callable[[Program, Setting], Program]
+
+# Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
+TRANSFORMS: dict[str, Transform] = {
+    "bind": lambda program, setting: bind(program, setting.types, setting.values),
+    "flatten": lambda program, setting: flatten(program, setting.types),
+    "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
+    "views": lambda program, setting: drop_views(program, setting.types),
+    "tighten_domains": lambda program, setting: narrow(program),
+    "factor": lambda program, setting: factor(program, setting.types),
+    "identities": lambda program, setting: apply_identities(program, setting.kinds()),
+    "own_outputs": lambda program, setting: own_outputs(program, setting.types),
+    "reduce": lambda program, setting: reduce(program),
+    "defract": lambda program, setting: defract(program),
+}
+
+
 @dataclass(frozen=True)
 class Pass:
-    """`stage` names the program that `run` makes of the one before it."""
+    """`stage` names the program that the named transforms make, one after the other, of the stage before it."""
 
     stage: str
-    run: Callable[[Program, Setting], Program]
+    transforms: tuple[str, ...]
+
+    def run(self, program: Program, setting: Setting) -> Program:
+        return apply(self.transforms, program, setting)
 
 
-def _flat(program: Program, setting: Setting) -> Program:
-    return own_outputs(apply_identities(_contractions(program, setting), setting.kinds()), setting.types)
+CONTRACTIONS = ("flatten", "simplify", "views", "tighten_domains", "factor", "simplify")
+PASSES: tuple[Pass, ...] = (
+    Pass("bound", ("bind",)),
+    Pass("flat", (*CONTRACTIONS, "identities", "own_outputs")),
+    Pass("reduced", ("reduce",)),
+    Pass("defracted", ("defract",)),
+)
+STAGES = ("source", *(p.stage for p in PASSES))
 
 
-def _contractions(program: Program, setting: Setting) -> Program:
-    simple = simplify(flatten(program, setting.types), inputs=setting.kinds())
-    shared = factor(narrow(drop_views(simple, setting.types)), setting.types)
-    return simplify(shared, inputs=setting.kinds())
+def apply(names: Sequence[str], program: Program, setting: Setting) -> Program:
+    """The program after these transforms, in this order."""
+    for name in names:
+        program = TRANSFORMS[name](program, setting)
+    return program
 
 
 def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
-    """The flat stage before identities, which look at what a program needs beside: a program to be taken apart and
+    """The flat stage before identities, which look at what a program needs besides: a program to be taken apart and
     lowered again."""
-    return _contractions(bind(program, types, values), Setting(types, values))
-
-
-PASSES: tuple[Pass, ...] = (
-    Pass("bound", lambda program, setting: bind(program, setting.types, setting.values)),
-    Pass("flat", _flat),
-    Pass("reduced", lambda program, setting: reduce(program)),
-    Pass("defracted", lambda program, setting: defract(program)),
-)
-STAGES = ("source", *(p.stage for p in PASSES))
+    return apply(("bind", *CONTRACTIONS), program, Setting(types, values))
 
 
 def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Lowering:

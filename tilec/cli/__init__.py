@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import tilec
-from tilec.cli import doctor, fmt, programs
+from tilec.cli import doctor, fmt, opt, programs
 from tilec.cli.options import check_source
 from tilec.errors import TileError
 
@@ -45,6 +45,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    for group in (programs, fmt, doctor):
+    for group in (programs, fmt, doctor, opt):
         group.add(command)
     return parser
