@@ -29,13 +29,17 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
             groups[item.path, item.originalname].append(item)
     for cases in groups.values():
-        missing = {value for item in cases for value in item.callspec.indices.items()}
+        missing = {value for item in cases for value in _values(item)}
         while missing:
-            first = max(cases, key=lambda item: len(missing & item.callspec.indices.items()))
-            missing -= first.callspec.indices.items()
+            first = max(cases, key=lambda item: len(missing & _values(item)))
+            missing -= _values(first)
             cases.remove(first)
         for item in cases:
             item.add_marker(pytest.mark.slow)
+
+
+def _values(item) -> set[tuple[str, int]]:
+    return {(name, id(value)) for name, value in item.callspec.params.items()}
 
 
 @pytest.fixture
