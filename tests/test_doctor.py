@@ -16,11 +16,16 @@ def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "many")
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "a.json").write_text("{}")
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--no-test"]) == 0
     out = capsys.readouterr().out
     assert f"tilec       {tilec.__version__}" in out and f"torch       {torch.__version__.split('+')[0]}" in out
     assert f"{tmp_path}/tuned: 1 choices" in out
     assert "TILEC_DEVICE_BUDGET='many' cannot be read" in out
+    assert main(["doctor"]) == 1  # a setting that cannot be read is what a self-test is to find
+    assert "FAILED: InputMistake: TILEC_DEVICE_BUDGET='many' cannot be read" in capsys.readouterr().out
+    monkeypatch.delenv("TILEC_DEVICE_BUDGET")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
     count = 6 if torch.cuda.is_available() else 3
     assert f"{count} of {count} tests passed" in out
 

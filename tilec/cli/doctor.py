@@ -91,7 +91,8 @@ def _settings() -> Iterator[tuple[str, str]]:
     given = [k for k in knobs.KNOBS if k.name in os.environ]
     for knob in given:
         try:
-            yield knob.name, f"{os.environ[knob.name]} ({knob.value})"
+            knob.value  # noqa: B018
+            yield knob.name, os.environ[knob.name]
         except TileError as error:
             yield knob.name, error.message
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
@@ -121,7 +122,7 @@ def _tried(source: str, arrays: tuple[np.ndarray, ...], device: str) -> tuple[st
     try:
         error = _agrees(source, arrays, device)
     except Exception as problem:  # a report wants to say what it was
-        return f"FAILED: {type(problem).__name__}: {problem}", False
+        return f"FAILED: {type(problem).__name__}: {getattr(problem, 'message', problem)}", False
     seconds = time.perf_counter() - start
     right = error < 1e-4
     return f"{'ok' if right else 'WRONG'}, largest error {error:.1e}, {seconds:.2f} s", right
