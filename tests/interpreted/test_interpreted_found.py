@@ -35,6 +35,11 @@ CASES = {
     "parts of a product that writes every other row": (
         "A[I, K], B[K, J]", "O[2*i, j : 32, J] = +(A[i, k] * B[k, j]);", (R(16, 1024), R(1024, 16)),
     ),
+    "more residues than there are classes on a grid": (
+        "G[N, Y, X, D], K[D, 9, 9, C]",
+        "O[n, 9*y + j, 9*x + i, c : N, 9*Y + 4, 9*X, C] = +(G[n, y, x, o] * K[o, j, i, c]);",
+        (R(1, 2, 2, 3), R(3, 9, 9, 2)),
+    ),
     "three operands under a constraint": (
         THREE, "O[i, l : I, L] = +(A[i, j] * B[j, k] * C[k, l]), j < 30;", (R(4, 40), R(40, 40), R(40, 40)),
     ),
