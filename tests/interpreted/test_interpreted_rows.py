@@ -164,6 +164,25 @@ def test_a_group_needs_memory_traffic_to_save():
     assert "grouped" not in lowered.stages
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 3), (1, 1, 4), (3, 40, 7), (2, 6, 1)], ids=str)
+def test_statistics_as_sums_over_programs(monkeypatch, shape):
+    monkeypatch.setattr(grouping, "LAUNCH", 0)
+    monkeypatch.setattr(grouping, "MULTIPROCESSORS", 2**20)
+    source = """function (X[N, P, C], G[C], B[C]) -> (Y, V) {
+        M[c] = mean(X[n, p, c]);
+        V[c] = mean((X[n, p, c] - M[c]) * (X[n, p, c] - M[c]));
+        Y[n, p, c] = (X[n, p, c] - M[c]) * rsqrt(V[c] + 0.01) * G[c] + B[c];
+    }"""
+    x, g, b = torch.randn(shape) + 3, torch.randn(shape[-1:]), torch.randn(shape[-1:])
+    ours, theirs = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    d = torch.randn(shape), torch.randn(shape[-1:])
+    wide = [t.double() for t in (x, g, b, *d)]
+    for mine, want in zip(ours(x, g, b), theirs(*wide[:3]), strict=True):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+    for mine, want in zip(ours.grad()(x, g, b, *d), theirs.grad()(*wide), strict=True):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-4, atol=1e-4)
+
+
 def test_any_integer_counts_draws():
     source = "function (X[R, C], I[R, C], S[]) -> (Y) { Y[r, c] = X[r, c] + rand(S, r * c) + rand(S, I[r, c]); }"
     x, i = torch.randn(5, 8), torch.randint(0, 99, (5, 8))

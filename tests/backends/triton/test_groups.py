@@ -208,3 +208,21 @@ def test_rows_under_way_fit_into_shared_memory():
         given = [tilec.spec(s, dtype) for s in (*layer.shapes(4096, width), (4096, width))]
         source = f.lower(*given, target="sm_80").source()
         assert f"num_stages={stages})" in source.split("def program")[1]
+
+
+BATCH_NORM = """function (X[N, P, C], G[C], B[C]) -> (Y) {
+    M[c] = mean(X[n, p, c]);
+    V[c] = mean((X[n, p, c] - M[c]) * (X[n, p, c] - M[c]));
+    Y[n, p, c] = (X[n, p, c] - M[c]) * rsqrt(V[c] + 0.00001) * G[c] + B[c];
+}"""
+
+
+def test_statistics_of_few_channels_over_many_rows_are_sums_over_programs():
+    shape, channels = (64, 3136, 256), tilec.spec((256,))
+    f = tilec.compile(BATCH_NORM, backend="triton")
+    given = tilec.spec(shape), channels, channels
+    found = kernels(f.grad(), *given, tilec.spec(shape))
+    assert ("V_sum", "DV_total") in found and ("GX", "GX_1", "GX_2", "DX") in found, found
+    assert not any({"M_sum", "V_sum"} <= set(k) for k in (*found, *kernels(f, *given))), "four programs would walk X"
+    few = tilec.spec((8, 16, 256)), channels, channels
+    assert len(kernels(f, *few)) == 1, "launches would cost more than what the other programs would gain"

@@ -15,7 +15,9 @@ from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
 
-FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
+MULTIPROCESSORS = 132  # of an H200
+NEIGHBOURS = 64  # rows of a block where memory runs along the rows
+LAUNCH = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 WORTH = 1.15  # bytes apart over bytes together, at least
 Types = Mapping[str, TensorType]
@@ -113,18 +115,37 @@ def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) 
     split = _split(in_order, shared.extent)
     if split is None:
         return None
-    rows, columns = split
-    members, after, sums, cut = _members(program, in_order, rows, columns, shared.extent)
+    busy = _share_of_programs(in_order, *split, shared.extent)
+    found = _candidate(program, in_order, *split, shared.extent, busy, types)
+    if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
+        # few long rows: walk along memory instead, statistics being sums over the programs
+        rows, columns = _along_memory(in_order, shared.extent)
+        rest = in_order if set(columns) != set(split[1]) else []
+        while found is None and len(rest) > 1:
+            found = _candidate(program, rest, rows, columns, shared.extent, 1.0, types)
+            members, after, *_ = _members(program, rest, rows, columns, shared.extent)
+            apart = {s.output for s in (*members, *after)} or {rest[0].output}  # each by itself, where one does not pay
+            rest = [s for s in rest if s.output not in apart]
+    return found
+
+
+def _candidate(
+    program: Program,
+    in_order: Sequence[Statement],
+    rows: tuple[str, ...],
+    columns: tuple[str, ...],
+    extent: Mapping[str, int],
+    busy: float,
+    types: Types,
+) -> Candidate | None:
+    """The members of a kernel over these rows and columns; None where it would not pay."""
+    members, after, sums, cut = _members(program, in_order, rows, columns, extent)
     if len(members) < 2:
         return None
-    many = [v for v in columns if shared.extent[v] > 1]
-    statistics = any(reduced(s, shared.extent) for s in members)
-    count = math.prod(shared.extent[v] for v in rows)
-    if statistics and count < FEW_ROWS and math.prod(shared.extent[v] for v in many) > LONG_ROW:
+    statistics = not sums and any(reduced(s, extent) for s in members)
+    if not _pays(program, members, sums | cut, types, busy if statistics else 1.0):
         return None
-    if not _pays(program, members, sums | cut, types):
-        return None
-    return Candidate(tuple(members), tuple(after), rows, columns, shared.extent, frozenset(sums), frozenset(cut))
+    return Candidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
 
 
 class Shared:
@@ -216,12 +237,21 @@ def _split(
         if summed and _is_needed_again(s, statements, extent):
             columns = summed
             break
-    sets = [r for s in statements if (r := reduced(s, extent))]
     if not columns:
-        many = [v for v in order if extent[v] > 1]
-        columns = many[-1:]
-        while sets and len(columns) < len(many) - 1 and _alike(many[-len(columns) - 1], many[-1], sets):
-            columns = many[-len(columns) - 1 :]
+        return _along_memory(statements, extent)
+    return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
+
+
+def _along_memory(
+    statements: Sequence[Statement], extent: Mapping[str, int]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Rows and columns, these the fastest axes that all aggregations treat alike."""
+    order = _memory_order(statements, extent) or ()
+    sets = [r for s in statements if (r := reduced(s, extent))]
+    many = [v for v in order if extent[v] > 1]
+    columns = many[-1:]
+    while sets and len(columns) < len(many) - 1 and _alike(many[-len(columns) - 1], many[-1], sets):
+        columns = many[-len(columns) - 1 :]
     return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
 
 
@@ -322,12 +352,26 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
     return None
 
 
-def _pays(program: Program, members: Sequence[Statement], late: set[str], types: Types) -> bool:
+def _share_of_programs(
+    statements: Sequence[Statement], rows: tuple[str, ...], columns: tuple[str, ...], extent: Mapping[str, int]
+) -> float:
+    """The share of the device that a kernel keeps busy whose programs walk whole rows, each a block of neighbouring
+    rows where memory runs along these."""
+    order = _memory_order(statements, extent)
+    fastest = next((v for v in reversed(order or ()) if extent[v] > 1), None)
+    programs = math.prod(extent[v] for v in rows) / (NEIGHBOURS if fastest in rows else 1)
+    return min(1.0, max(1.0, programs) / MULTIPROCESSORS)
+
+
+def _pays(program: Program, members: Sequence[Statement], late: set[str], types: Types, busy: float) -> bool:
+    """Whether one kernel over a share of the device takes less time than one for each member, which has all of it:
+    memory traffic counts, and the launches of those that read much."""
     names = {s.output for s in members}
-    apart = sum(size_in_bytes(types[n]) for s in members for n in (s.output, *reads(s)) if n in types)
+    each = [sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in types) for s in members]
     read = {n for s in members for n in reads(s) if n in types} - names
     together = sum(size_in_bytes(types[n]) for n in read | set(stored_outside(program, names)) | late)
-    return apart >= WORTH * together
+    saves = sum(each) >= WORTH * together
+    return saves and sum(each) + LAUNCH * (len(members) - 1) >= together / busy
 
 
 def stored_outside(program: Program, names: set[str]) -> set[str]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from tilec import knobs
 from tilec.backends.common.scalars import NARROW
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import ON_CHIP, accesses, variables_of
+from tilec.backends.triton.fusion.grow_groups import MULTIPROCESSORS, NEIGHBOURS, ON_CHIP, accesses, variables_of
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, index_variables, walk
 from tilec.ir.types import TensorType
 
-MULTIPROCESSORS = 132  # of an H200
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
 
@@ -81,9 +80,6 @@ def _full_reads(group: Group) -> set[str]:
         for a in accesses(s)
         if a.tensor not in members and many <= set(index_variables(*a.index))
     }
-
-
-NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 
 
 def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
