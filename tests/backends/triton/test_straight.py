@@ -30,7 +30,7 @@ CASES = {
     "two stages": (tilec.compile(NORM).grad().tile, (64, 96), (96,), (64, 96)),
     "log products": (LOG, (64, 70), (70, 64)),
     "their gradients": (tilec.compile(LOG).grad().tile, (64, 70), (70, 64), (64, 64)),
-    "a chain": (CHAIN, (40, 50), (50, 60), (60, 30)),
+    "a chain": (CHAIN, (240, 250), (250, 260), (260, 230)),
     "torch's sort": (SCATTER, (70,), (70,)),
     "constants": ("function (X[N]) -> (Y) { Y[i : 3*N] = +(X[k]), i - 3*k < 1; }", (20,)),
 }

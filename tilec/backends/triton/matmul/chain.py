@@ -1,24 +1,31 @@
 """Products of three operands or more, as products of two: the pairs are chosen by cost, by opt_einsum.
 
-Sum a_ij b_jk c_kl over j and k costs IJKL as it stands, and IJK + IKL in two steps.
+Sum a_ij b_jk c_kl over j and k costs IJKL as it stands, and IJK + IKL in two steps. Where the number of operations
+stays the same, as for x_bi w_kij y_bj, tensor cores do most of them: time is estimated, not operations counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import opt_einsum
 
 from tilec.backends.common.terms import product_of, split_factors
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import LEAST
+from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
 from tilec.ir.types import FLOATS, TensorType
 
-GAIN = 8  # two products must do at least this many times less work than the one
+# points a second: of a sum term by term, and of a product on tensor cores by the bytes of an element, as measured on an
+# H200; bytes a second of memory; seconds of a launch
+TERMS, PRODUCTS, MEMORY, LAUNCH = 4e12, {2: 300e12, 4: 40e12, 8: 15e12}, 4e12, 5e-6
+GAIN = 1.3  # what is gained by dividing a sum, at least
+MOST_STORED = 2**30  # bytes of what is stored between two products
 
 
 def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> list[Statement] | None:
@@ -49,7 +56,9 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
     equation = ",".join("".join(symbol[v] for v in names if v in g) for g, _ in operands) + "->" + kept
     shapes = [tuple(extent[v] for v in names if v in g) for g, _ in operands]
     path, info = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
-    if math.prod(extent[v] for v in names) * len(operands) < GAIN * float(info.opt_cost):
+    width = size_in_bytes(replace(types[s.output], shape=()))
+    apart = _seconds([g for g, _ in operands], path, frozenset(space.outputs), extent, width)
+    if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:
         return None
     found: list[Statement] = []
     for pair in path[:-1]:
@@ -68,6 +77,37 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
     if scale != 1:
         body = Call("mul", (body, _number(scale)))
     return [*found, replace(s, body=body)]
+
+
+def _seconds(
+    operands: list[frozenset[str]],
+    path: Sequence[tuple[int, ...]],
+    outputs: frozenset[str],
+    extent: Mapping[str, int],
+    width: int,
+) -> float:
+    """An estimate of what the pairs of a path take one after the other, elements being `width` bytes wide."""
+
+    def count(variables: Collection[str]) -> int:
+        return math.prod(extent[v] for v in variables)
+
+    total = 0.0
+    left = list(operands)
+    for pair in path:
+        chosen = [left[k] for k in pair]
+        left = [g for k, g in enumerate(left) if k not in pair]
+        every = frozenset().union(*chosen)
+        written = every & outputs.union(*left)
+        rate = TERMS
+        if len(chosen) == 2:
+            a, b = chosen
+            roles = (a - b) & written, (b - a) & written, (a & b) - written
+            rate = PRODUCTS[width] if min(map(count, roles)) >= LEAST else TERMS
+        if left and width * count(written) > MOST_STORED:
+            return math.inf
+        total += count(every) / rate + width * sum(map(count, (*chosen, written))) / MEMORY + LAUNCH
+        left.append(written)
+    return total
 
 
 def _number(n: float | int) -> Expr:
