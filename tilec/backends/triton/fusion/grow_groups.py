@@ -15,6 +15,7 @@ from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
 
+FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 MULTIPROCESSORS = 132  # of an H200
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
@@ -143,6 +144,9 @@ def _candidate(
     if len(members) < 2:
         return None
     statistics = not sums and any(reduced(s, extent) for s in members)
+    few = math.prod(extent[v] for v in rows) < FEW_ROWS
+    if statistics and few and math.prod(extent[v] for v in columns) > LONG_ROW:
+        return None
     if not _pays(program, members, sums | cut, types, busy if statistics else 1.0):
         return None
     return Candidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
