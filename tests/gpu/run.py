@@ -6,8 +6,8 @@
     python tests/gpu/run.py --target sm_90 --seed 1 --budget 300
 
 The first does as many cases as fit, in an order that the seed says, each in one of several processes that may be lost;
-the second does one case in this process; the third runs kernels in Triton's interpreter, on the CPU and in float32; the
-fourth compiles them for an architecture and runs nothing.
+the second does one case in this process; the third runs kernels in Triton's interpreter, on the CPU and at small sizes;
+the fourth compiles them for an architecture and runs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     if given.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-    device, dtypes = ("cpu", ("float32",)) if given.interpret else (given.device, given.dtypes.split(","))
+    device = "cpu" if given.interpret else given.device
     settings = Settings(given.seed, given.backend, device, given.interpret, given.target)
     if given.case is not None:
         verdict = examine(given.case, settings)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     # what a worker does on the CPU is small; more threads than processors would only be in each other's way
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // given.jobs)))
     index, count = (int(n) for n in given.shard.split("/"))
-    names = plan(given.seed, dtypes, only=given.only)[index::count]
+    names = plan(given.seed, given.dtypes.split(","), only=given.only)[index::count]
     counts = check(
         names, settings, state=given.state, jobs=given.jobs, limit=given.limit, budget=given.budget, retry=given.retry,
         told=functools.partial(print, flush=True),

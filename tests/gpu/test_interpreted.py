@@ -7,7 +7,7 @@ import os
 import pytest
 from gpu_cases import plan
 from gpu_examine import Settings, examine
-from run import GOOD
+from run import DTYPES, GOOD
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -18,7 +18,7 @@ SETTINGS = Settings(device="cpu", small=True)
 @pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["table", "sized", "random"])
 def test_a_sample(kind: str, count: int) -> None:
-    names = [name for name in plan(0, ["float32"]) if name.startswith(kind)][:count]
+    names = [name for name in plan(0, DTYPES) if name.startswith(kind)][:count]
     verdicts = {name: examine(name, SETTINGS) for name in names}
     assert {n: v for n, v in verdicts.items() if v.status not in (*GOOD, "unsupported")} == {}
     assert sum(v.status == "ok" for v in verdicts.values()) > len(names) / 2

@@ -125,4 +125,28 @@ FOUND = {
     ),
     "a literal of 2^63": ("function (A[N]) -> (T) { T = A + --9223372036854775808; }", [np.array([2, -1])]),
     "a negative power of integers": ("function (A[N]) -> (T) { T = pow(A, -1); }", [np.array([2, 1, -1])]),
+    "one condition for all points, and a default": (
+        """function (A[N], D[M, 2], C[]) -> (T, U) {
+            T[i, j : M, 2] = +(C[] > 0 ? A[k]) default D; U[i, j : M, 2] = >(C[] > 3 ? A[k] * 2) default D;
+        }""",
+        [F, np.arange(6.0).reshape(3, 2), ONE],
+    ),
+    "no points, one condition and a default": (
+        "function (A[N], D[M], C[]) -> (T) { T[i : M] = +(C[] > 0 ? A[k]) default D; }",
+        [F[:0], F, ONE],
+    ),
+    "an element padded at its own place": (
+        "function (A[N], B[M]) -> (T) { S[i : N/2] = +(min(A[j], B[0])); T[i] = +(pad(S[i], 1.5)); }",
+        [F, F[:5]],
+    ),
+    "an element that is an index too": (
+        """function (A[N], B[M]) -> (T) {
+            S[i : N] = +(int64(min(A[j], B[0])) + i); T[i : N] = pad(B[S[i]], 0.5) + S[i];
+        }""",
+        [F, F[:5]],
+    ),
+    "softplus of nothing": (
+        "function (A[N]) -> (T) { S[i : 2] = >(A[i + N]); T[i : 2] = softplus(S[i]) + sum(A[j]); }",
+        [F],
+    ),
 }

@@ -9,17 +9,21 @@ mean, argmax and argmin are spelled out by the others (`transforms.spelled`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.errors import Unsupported
+from tilec.ir.functions import call
 from tilec.ir.index import Affine
-from tilec.ir.infer import statement_type
+from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Int,
     Program,
@@ -35,7 +39,7 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import Box, bounds_of, domain_of, sizes_of
 from tilec.transforms.bind.legality import check_writes
-from tilec.transforms.lower.decompose import SPELLED
+from tilec.transforms.lower.decompose import HALVES, SPELLED, in_type
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.recurrence import reach
 from tilec.transforms.util.naming import Names
@@ -74,7 +78,8 @@ class _Flattener:
             if reads_itself(s):
                 s = self._normal(s)
             nested = any(isinstance(e, Aggregate) for root in expressions(s) for e in walk(root))
-            self.emit(self.hoisted(s) if nested else s)
+            for new in self._in_its_type(s, self.hoisted(s)) if nested else (s,):
+                self.emit(new)
         return replace(self.program, statements=tuple(self.statements))
 
     def _normal(self, s: Statement) -> Statement:
@@ -121,9 +126,23 @@ class _Flattener:
             init = self._replaced(init, (_Layer((), tuple(ranges)),), s)
         return replace(map_expressions(replace(s, init=None), lambda e: self._replaced(e, (layer,), s)), init=init)
 
-    def _replaced(self, e: Expr, around: tuple[_Layer, ...], s: Statement) -> Expr:
+    def _widened(self, e: Expr) -> Expr:
+        """A sum of 16-bit terms as one of the same terms in 32 bits."""
+        if isinstance(e, Call) and e.function in ("add", "sub", "neg"):
+            return rebuild(e, self._widened)
+        return call("float32", e) if expression_type(e, self.types).dtype in HALVES else e
+
+    def _in_its_type(self, s: Statement, hoisted: Statement) -> list[Statement]:
+        """The hoisted statement, in the type that the statement had where normalisers are wider (see `_shared`)."""
+        target = statement_type(s, self.types).dtype
+        if statement_type(hoisted, self.types).dtype == target:
+            return [hoisted]
+        return in_type(hoisted, target, self.types, self.names)
+
+    def _replaced(self, e: Expr, around: tuple[_Layer, ...], s: Statement, normalises: bool = False) -> Expr:
         if not isinstance(e, Aggregate):
-            return rebuild(e, lambda x: self._replaced(x, around, s))
+            inside = _normalises(e, normalises)
+            return rebuild(e, lambda x: self._replaced(x, around, s, inside))
         within = (*around, _Layer((e.body,) if e.guard is None else (e.guard, e.body), e.constraints, own=s.output))
         inner = rebuild(e, lambda x: self._replaced(x, within, s))
         assert isinstance(inner, Aggregate)
@@ -132,7 +151,7 @@ class _Flattener:
         free = index_variables(inner)
         box = self._box(around) if free else {}
         ranges = tuple((0, -1) if box is None else box[v] for v in free)
-        name = self._shared(inner, free, ranges, s)
+        name = self._shared(inner, free, ranges, s, normalises)
         index = tuple(_shifted(v, low) for v, (low, _) in zip(free, ranges, strict=True))
         return Access(name, index, span=e.span)
 
@@ -142,8 +161,14 @@ class _Flattener:
         first = around[0]
         return bounds_of(domain_of(roots, self.shapes, constraints, first.index, first.sizes, own=first.own))
 
-    def _shared(self, e: Aggregate, free: tuple[str, ...], ranges: tuple[tuple[int, int], ...], s: Statement) -> str:
-        """The output of the statement for a nested aggregation; one for all that differ in variables' names alone."""
+    def _shared(
+        self, e: Aggregate, free: tuple[str, ...], ranges: tuple[tuple[int, int], ...], s: Statement, normalises: bool
+    ) -> str:
+        """The output of the statement for a nested aggregation; one for all that differ in variables' names alone. A
+        logsumexp that normalises exponentials is kept in 32 bits at least: rounded to 16, as its terms are, it would
+        scale them all by exp of what rounding takes off, and gradients of recurrences by its power."""
+        if normalises and e.aggregation == "logsumexp" and expression_type(e.body, self.types).dtype in HALVES:
+            e = replace(e, body=self._widened(e.body))
         new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
         body, guard = substitute(e.body, new), None if e.guard is None else substitute(e.guard, new)
         constraints = tuple(replace(c, expr=substitute(c.expr, new)) for c in e.constraints)
@@ -164,6 +189,18 @@ class _Flattener:
             check_writes(statement, self.shapes)
             self.emit(statement, e.bound)
         return self.shared[key]
+
+
+def _normalises(e: Expr, around: bool) -> bool:
+    """Whether what stands in the expression is a term of an exponent, or only asked whether it is infinite."""
+    match e:
+        case Call("exp"):
+            return True
+        case Call("add" | "sub" | "neg"):
+            return around
+        case Call("ne" | "eq", (_, Float(n) | Call("neg", (Float(n),)))):
+            return math.isinf(n)
+    return False
 
 
 def _shifted(variable: str, low: int) -> Expr:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import call
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
@@ -171,8 +170,6 @@ def _computed_there(
         return None
     new = {i.name: e for i, e in zip(s.index or (), access.index, strict=True) if isinstance(i, Index)}
     body = substitute(s.body, new)
-    if types[s.output].dtype in ("float16", "bfloat16"):
-        body = call(types[s.output].dtype, body)  # rounded as it would have been
     read = {v for x in walk(body) if isinstance(x, Access) for v in index_variables(*x.index)}
     if read != set(names):
         return None  # a variable that nothing read would bound

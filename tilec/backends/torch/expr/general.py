@@ -178,14 +178,14 @@ class _Body:
     def lines(self, direct: bool) -> list[str]:
         s, frame = self.domain.statement, self.frame
         evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
-        mask, variables = self._mask(evaluator)
+        mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
         dtype = self._dtype(value)
         code = self._masked(evaluator, value, dtype, mask)
-        variables = variables | value.variables
+        variables = tested | value.variables
         reached = mask if mask is not None and self._needs_reached() else None
         if self.reductions:
-            code, reached = self._reduce(code, dtype, variables, reached)
+            code, reached = self._reduce(code, dtype, variables, reached, bool(tested))
             lines = self._lines
             variables = variables & frozenset(self.outputs)
         else:
@@ -242,7 +242,11 @@ class _Body:
         same = self.task.types[self.task.flat.default or ""].dtype == self.task.type.dtype
         return part if same else f"{part}.to(torch.{self.task.type.dtype})"
 
-    def _reduce(self, code: str, dtype: str, variables: frozenset[str], reached: str | None) -> tuple[str, str | None]:
+    def _reduce(
+        self, code: str, dtype: str, variables: frozenset[str], reached: str | None, has_axes: bool
+    ) -> tuple[str, str | None]:
+        """Text of the reduced value, and of the test that a point was valid. `has_axes`: the test before has the
+        frame's, and is not one truth for all points."""
         frame = self.frame
         absent = [v for v in self.reductions if v not in variables and self.domain.extent[v] != 1]
         if absent or not variables:
@@ -257,7 +261,7 @@ class _Body:
         dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
         aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation
         part = REDUCE[aggregation].format(code, dims, dtype)
-        seen = None if reached is None else f"torch.any({reached}, {dims})"
+        seen = f"torch.any({reached}, {dims})" if reached is not None and has_axes else reached
         if not self.inner.headers:
             self._lines = frame.lines
             return part, seen

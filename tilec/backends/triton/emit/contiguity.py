@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tilec.backends.common.domain import constraining_accesses
-from tilec.backends.triton.emit.kernel import free_of
+from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.index import linear

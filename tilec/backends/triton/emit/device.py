@@ -193,7 +193,7 @@ def gelu_(x):
 
 @triton.jit
 def softplus_(x):
-    return logaddexp_(x, (x * 0).to(x.dtype))
+    return logaddexp_(x, tl.where(x == x, 0.0, x).to(x.dtype))
 
 
 @triton.jit

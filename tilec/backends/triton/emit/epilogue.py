@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.triton.emit.kernel import Frame, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import NARROW, Evaluator, Value, held_as
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
-from tilec.ir.program import Access, Call, Program, Statement, index_variables, reads, walk
+from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, children, index_variables, reads, walk
 from tilec.ir.types import TensorType, kind
 
 
@@ -53,11 +54,24 @@ def _rides(s: Statement, carrier: Statement, there: set[str], types: Mapping[str
         return False
     if not set(reads(s)) <= there | {carrier.output}:
         return False
-    accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor == carrier.output]
-    if not accesses or any(a.index != s.index for a in accesses):
+    if not at_hand(s.body, carrier.output, s.index):
         return False
     space = build_space(s, types)
     return space is not None and not space.reductions and not space.valid and space.covers
+
+
+def at_hand(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
+    """Whether all that an expression reads of the tensor is the value of its element at that index: none of it through
+    `pad`, and none to find where another tensor is read."""
+    match e:
+        case Access():
+            own = e.tensor == tensor and e.index == index
+            return own or tensor not in {x.tensor for x in walk(e) if isinstance(x, Access)}
+        case Pad():
+            return tensor not in {x.tensor for x in walk(e.access) if isinstance(x, Access)} and at_hand(
+                e.value, tensor, index
+            )
+    return all(at_hand(c, tensor, index) for c in children(e))
 
 
 def ridden(space: Space, statements: Sequence[Statement]) -> list[Statement]:

@@ -15,7 +15,8 @@ import torch
 
 from tilec.backends.common.code import literal
 from tilec.backends.common.scalars import NARROW, count_uses, fit, fold, value_children
-from tilec.backends.triton.emit.kernel import Frame, free_of, triton_type
+from tilec.backends.triton.emit.frame import Frame, free_of
+from tilec.backends.triton.emit.kernel import triton_type
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear

@@ -8,11 +8,11 @@ from copy import copy
 from dataclasses import dataclass
 
 from tilec.backends.common.domain import constraining_accesses
-from tilec.backends.triton.emit.epilogue import riders
+from tilec.backends.triton.emit.epilogue import at_hand, riders
 from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Pad, Program, Statement, index_variables, reads, reads_itself, walk
+from tilec.ir.program import Access, Program, Statement, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
@@ -320,25 +320,19 @@ def _members(
         if needs:
             late.add(original.output)
         over_columns = s is not None and {v for v in variables_of(s) if extent[v] > 1} <= along
-        if s is not None and needs and needs <= sums | after.keys() and over_columns and _reads_in_place(s, by_name):
+        follows = s is not None and over_columns and not reduced(s, extent) and _reads_in_place(s, by_name)
+        if s is not None and follows and needs and needs <= sums | after.keys():
             after[s.output] = s
     return list(members.values()), list(after.values()), sums, cut
 
 
 def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
-    """Whether it reads members at its own point alone: none through `pad`, none to find an index."""
-    hidden = {
-        a.tensor
-        for root in (s.body, s.guard)
-        if root is not None
-        for e in walk(root)
-        for inner in ((e.access,) if isinstance(e, Pad) else e.index if isinstance(e, Access) else ())
-        for a in walk(inner)
-        if isinstance(a, Access)
-    }
-    hidden |= {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
+    """Whether it reads members at its own point alone."""
+    roots = (s.body,) if s.guard is None else (s.body, s.guard)
+    hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
+    read = {a.tensor for a in accesses(s)} & members.keys()
     return not hidden & members.keys() and all(
-        a.index == members[a.tensor].index for a in accesses(s) if a.tensor in members
+        at_hand(root, name, members[name].index or ()) for root in roots for name in read
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
 from tilec.backends.common.terms import split_factors
-from tilec.backends.triton.emit.kernel import free_of
+from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.infer import expression_type

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import literal
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.terms import product_of, split_factors, split_terms
-from tilec.backends.triton.emit.kernel import Frame, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space

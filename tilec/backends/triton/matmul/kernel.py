@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
-from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
@@ -32,6 +33,7 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
+SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -150,10 +152,7 @@ class DotWriter:
         k.emit(f"address = {address}")
         kind_ = triton_type(self.accumulator.dtype)
         k.emit(f"acc = tl.load(address, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
-        self._again()
-        inner = self._stored(frame)
-        place = k.scopes[-1].lines
-        place += [f"    {line}" for line in inner]
+        k.nest(SOME_NOT_FINITE, [*self._exact_sums(), *self._stored(frame)])
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
         return k.text(flat)
 
@@ -177,12 +176,10 @@ class DotWriter:
             k.emit(f"batch = {pid} // (down * across)")
             tile = f"{pid} % (down * across)"
             if len(self.space.classes) > 1:
-                k.emit(f"if batch >= {k.count(dot.batch)}:")
-                k.emit("    return")
+                k.nest(f"if batch >= {k.count(dot.batch)}:", ["return"])
         k.emit(f"tile = {tile}")
         if not dot.batch and len(self.space.classes) > 1:
-            k.emit("if tile >= down * across:")
-            k.emit("    return")
+            k.nest("if tile >= down * across:", ["return"])
         k.constants["GROUP"] = self.config.group
         k.emit("group = tile // (GROUP * across)")
         k.emit("members = tl.minimum(down - group * GROUP, GROUP)")
@@ -246,7 +243,7 @@ class DotWriter:
         lines = k.scopes.pop().lines
         span = "start, end" if config.parts > 1 else "0, steps"
         walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
-        return [f"for step in {walk}:", *(f"    {line}" for line in lines)]
+        return [f"for step in {walk}:", *indented(lines)]
 
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
@@ -293,11 +290,10 @@ class DotWriter:
 
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
-        k = self.kernel
-        k.emit("if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:  # some sum is not finite")
-        kind_ = triton_type(self.accumulator.dtype)
-        lines = [f"acc = tl.full((BM, BN), 0, {kind_})", *self._points(self._added)]
-        k.scopes[-1].lines += [f"    {line}" for line in lines]
+        self.kernel.nest(SOME_NOT_FINITE, self._exact_sums())
+
+    def _exact_sums(self) -> list[str]:
+        return [f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})", *self._points(self._added)]
 
     def _added(self, values: list[str], valid: str) -> list[str]:
         return [f"acc += tl.where({valid}, {' * '.join(values)}, 0.0)"]
@@ -331,8 +327,8 @@ class DotWriter:
         lines = k.scopes.pop().lines
         whole = f"{steps} * ({k.count(windows)})" if windows else steps
         span = "start, end" if self.config.parts > 1 else f"0, {whole}"
-        nested = [f"for lane in range(0, {block}):", *(f"    {line}" for line in lines)]
-        return [f"for step in range({span}):", *(f"    {line}" for line in nested)]
+        nested = [f"for lane in range(0, {block}):", *indented(lines)]
+        return [f"for step in range({span}):", *indented(nested)]
 
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""

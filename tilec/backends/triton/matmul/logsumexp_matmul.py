@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import literal, tuple_text
+from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import Condition, constraining_accesses
 from tilec.backends.common.terms import product_of, split_terms, sum_of
-from tilec.backends.triton.emit.kernel import Axis, Frame, Scope, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
@@ -90,10 +91,6 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     if not worthwhile(dot, space):
         return None
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
 
 
 def where(tests: Sequence[str], code: str, other: str) -> str:
@@ -204,10 +201,11 @@ class ExponentialWriter(DotWriter):
 
     def _in_turn(self, some_left: str, ways: Sequence[list[str]]) -> None:
         """One way after the other, while some element of the block is left."""
-        lines: list[str] = []
-        for way in reversed(ways):
-            lines = [f"if tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0:", *indented([*way, *lines])]
-        self.kernel.scopes[-1].lines += lines
+        first, *rest = ways
+        test, lines = f"if tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0:", list[str]()
+        for way in reversed(rest):
+            lines = [test, *indented([*way, *lines])]
+        self.kernel.nest(test, [*first, *lines])
 
     def _terms(self, frame: Frame, side: Expr) -> str:
         """A name of a block of one operand's terms, -inf where they are not valid."""

@@ -17,7 +17,8 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
-from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space, build_space

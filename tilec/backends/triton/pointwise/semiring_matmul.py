@@ -22,7 +22,7 @@ from functools import partial
 
 from tilec.backends.common.code import Names
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.kernel import free_of
+from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two

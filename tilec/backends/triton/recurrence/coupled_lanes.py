@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.device_text import module_text
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, free_of
+from tilec.backends.triton.emit.frame import free_of
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import Course, feeds
@@ -160,8 +161,8 @@ class _Sweep(StepWriter):
             arrived = self.kernel.pointer(self.arrived)
             self.kernel.emit(f'tl.atomic_add({arrived}, 1, sem="release")')
             waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
-            for line in (f"while {waits}:", "    pass", "tl.debug_barrier()"):
-                self.kernel.emit(line)
+            self.kernel.nest(f"while {waits}:", ["pass"])
+            self.kernel.emit("tl.debug_barrier()")
         self.close(f"for at_step in range(0, {self.kernel.extent(self.course.time)}):")
 
     # lanes

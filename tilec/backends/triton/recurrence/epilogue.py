@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.domain import boxed
+from tilec.backends.triton.emit.epilogue import at_hand
 from tilec.backends.triton.recurrence.skewed_loop import Course
 from tilec.ir.index import Affine, linear, replace_constraints, replace_indices
 from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
-    Expr,
-    Pad,
     Program,
     Statement,
-    children,
     expressions,
     index_variables,
     reads,
@@ -83,20 +81,7 @@ def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
     inside = [e for root in roots for e in walk(root)]
     if any(isinstance(e, Aggregate) for e in inside) or sum(isinstance(e, Call) for e in inside) > MOST_OPERATORS:
         return False
-    return all(_at_hand(root, r, s.output) for root in roots)
-
-
-def _at_hand(e: Expr, r: Statement, tensor: str) -> bool:
-    """Whether the states that an expression reads are those of the rider's own element."""
-    match e:
-        case Access():
-            if e.tensor == tensor:
-                return e.index == r.index
-            return not any(isinstance(x, Access) and x.tensor == tensor for i in e.index for x in walk(i))
-        case Pad():
-            inner = e.access if isinstance(e.access, Access) else e.access.access
-            return inner.tensor != tensor and _at_hand(inner, r, tensor) and _at_hand(e.value, r, tensor)
-    return all(_at_hand(c, r, tensor) for c in children(e))
+    return all(at_hand(root, s.output, r.index or ()) for root in roots)
 
 
 def over(course: Course, r: Statement) -> Statement:

@@ -14,7 +14,8 @@ from fractions import Fraction
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import NARROW
 from tilec.backends.triton.emit.device_text import module_text
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.frame import free_of
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two

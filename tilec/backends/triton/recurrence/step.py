@@ -14,7 +14,8 @@ from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
 from tilec.backends.common.scalars import NARROW, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.frame import Frame, free_of
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -135,9 +136,7 @@ class StepWriter:
 
     def close(self, header: str) -> None:
         """End the innermost scope, a loop."""
-        lines = self.kernel.scopes.pop().lines
-        for line in (header, *(f"    {x}" for x in lines)):
-            self.kernel.emit(line)
+        self.kernel.close(header)
 
     def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
         """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
@@ -253,9 +252,12 @@ class StepWriter:
                 tails[red] = f"{red}_in"
         shape = tuple_text([self.blocks[a] for a in axes])
 
+        def renamed(lines: Sequence[str]) -> list[str]:
+            return [WORD.sub(lambda m: own.get(m[0], m[0]), line) for line in lines]
+
         def emit(lines: Sequence[str]) -> None:
-            for line in lines:
-                k.emit(WORD.sub(lambda m: own.get(m[0], m[0]), line))
+            for line in renamed(lines):
+                k.emit(line)
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
@@ -294,7 +296,7 @@ class StepWriter:
                 emit(accumulator.step("value"))
             lines = k.scopes.pop().lines
             header = f"for {first} in range(0, {total}, {block}):" if tiled else f"for {first} in range(0, {total}):"
-            emit([header, *(f"    {x}" for x in lines)])
+            k.nest(renamed([header])[0], renamed(lines))
             if tiled and not rows:
                 emit(accumulator.reduce(len(axes) - 1))
         result = WORD.sub(lambda m: own.get(m[0], m[0]), accumulator.result())

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from tilec.backends.triton.emit.kernel import Frame, Kernel, free_of
+from tilec.backends.triton.emit.frame import Frame, free_of
+from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import accesses
 from tilec.backends.triton.plan.plan import python_name
@@ -113,11 +114,8 @@ class AlignedFrame(Frame):
     def store(self, tensor: str, value: str) -> None:
         """Vectors that the row fills, then, where the row begins or ends, the elements beside them."""
         store = f"tl.store({self.aligned_address(tensor)}, {value}, mask=row_in[:, None] & {{}}[None, :])"
-        self.kernel.scopes[-1].lines += [
-            store.format("filled"),
-            f"if {self.ends}:",
-            f"    {store.format('(col_in & (filled == 0))')}",
-        ]
+        self.kernel.emit(store.format("filled"))
+        self.kernel.nest(f"if {self.ends}:", [store.format("(col_in & (filled == 0))")])
 
 
 def rows_alike(k: Kernel, aligned: Alignment) -> None:

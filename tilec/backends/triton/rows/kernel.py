@@ -10,7 +10,8 @@ from tilec.backends.common.code import tuple_text
 from tilec.backends.common.scalars import NARROW, count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.device_text import module_text
-from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, free_of, triton_type
+from tilec.backends.triton.emit.frame import Frame, free_of
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.fusion.grow_groups import accesses, variables_of
@@ -141,7 +142,7 @@ class RowWriter:
         lines = [*after, *lines, *(f"{name} = {there[a]}" for a, name in ahead.items())]
         stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
         walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
-        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        k.nest(f"for first in {walk}:", lines, 0)
         for s in group.statements:
             if s.output in group.sums:
                 self._store_part(s)
@@ -217,8 +218,7 @@ class RowWriter:
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:
             self._store(frame, s)
-        lines = k.scopes.pop().lines
-        k.scopes[0].lines += [f"for first in {walk}:", *(f"    {line}" for line in lines)]
+        k.close(f"for first in {walk}:", 0)
         k.scopes[0].lines += self.running.ended([s.output for s in statistics])
         for s in statistics:
             accumulator = self.running.accumulators[s.output]

@@ -1,5 +1,5 @@
-"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, products
-of bfloat16, and reductions and scans by functions of our own that do not go element by element."""
+"""What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, casts
+and products of bfloat16, and reductions and scans by functions of our own that do not go element by element."""
 
 from __future__ import annotations
 
@@ -35,16 +35,27 @@ def _splat(builder: Any, block: Any, scalar: TensorHandle) -> TensorHandle:
     return TensorHandle(data, tl.int1 if data.dtype == bool else scalar.dtype.scalar)
 
 
-MULTIPLY = InterpreterBuilder.create_dot
+MULTIPLY, CAST = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+
+
+def _widened(x: TensorHandle) -> TensorHandle:
+    """The interpreter holds bfloat16 as its 16 bits: these as float32, anything else as it is."""
+    if not x.dtype.scalar.is_bf16():
+        return x
+    return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
 def _dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
-    """The interpreter holds bfloat16 as its 16 bits, and would multiply those."""
-    a, b = (
-        TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if x.dtype.scalar.is_bf16() else x
-        for x in (a, b)
-    )
-    return MULTIPLY(self, a, b, *rest)
+    return MULTIPLY(self, _widened(a), _widened(b), *rest)
+
+
+def _cast(self: Any, source: TensorHandle, target: tl.dtype) -> TensorHandle:
+    """The interpreter's own takes bfloat16's bits for a number, and to bfloat16 it cuts off what hardware rounds."""
+    if not target.scalar.is_bf16():
+        return CAST(self, _widened(source), target)
+    wide = CAST(self, _widened(source), tl.float32)
+    data = torch.from_numpy(np.array(wide.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    return TensorHandle(data, target.scalar)
 
 
 def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
@@ -81,6 +92,7 @@ def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:
 def prepare_interpreter() -> InterpretedLibrary:
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
     InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
+    InterpreterBuilder.cast_impl = _cast  # type: ignore[method-assign]
     ReduceOps.generic_reduce = _reduce  # type: ignore[method-assign]
     ScanOps.generic_scan = _scan  # type: ignore[method-assign]
     return InterpretedLibrary()

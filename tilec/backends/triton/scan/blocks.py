@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.backends.common.code import indented
-from tilec.backends.triton.emit.kernel import Axis, Frame, Scope, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.scan.kernel import ScanWriter
 from tilec.ir.program import Statement
@@ -139,8 +140,8 @@ class BlockWriter(ScanWriter):
         redone = again()
         k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
         test = "tl.max(unsure.to(tl.int32), 0)"
-        k.emit(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:")
-        k.scopes[-1].lines += [*indented(redone), "else:", *indented(lines)]
+        k.nest(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:", redone)
+        k.nest("else:", lines)
 
     def _steps_again(self, carry: str) -> list[str]:
         """The block's steps, one by one."""

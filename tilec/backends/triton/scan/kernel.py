@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
-from tilec.backends.triton.emit.kernel import Axis, Frame, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.plan.plan import Launch, python_name
@@ -140,7 +141,8 @@ class ScanWriter:
         last = [f"tl.sum(tl.where({pick}, {n}, 0), 0).to({t})" for n, t in zip(found, kinds, strict=True)]
         k.emit(f"reached = {self.algebra.apply.format(*last, 'reached')}")
         lines = k.scopes.pop().lines
-        k.scopes[-1].lines += [f"reached = {names[0]}", header, *indented(lines)]
+        k.emit(f"reached = {names[0]}")
+        k.nest(header, lines)
         if self.algebra.sure:
             unsure = f"({self.algebra.sure.format('reached')} ^ True)"
             unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
@@ -150,7 +152,8 @@ class ScanWriter:
             tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
             chunk_start = f"tl.program_id(1){wide} * {tiles} * BT"
             steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
-            k.scopes[-1].lines += [f"if {unsure}:", *indented([*outer, *steps]), "else:", f"    {names[0]} = reached"]
+            k.nest(f"if {unsure}:", [*outer, *steps])
+            k.nest("else:", [f"{names[0]} = reached"])
         else:
             k.emit(f"{names[0]} = reached")
         return names
@@ -317,9 +320,7 @@ class ScanWriter:
     # assembly
 
     def _close(self, header: str) -> None:
-        k = self.kernel
-        lines = k.scopes.pop().lines
-        k.scopes[-1].lines += [header, *indented(lines)]
+        self.kernel.close(header)
 
     def _launch(self, flat: Statement, chunks: int) -> Launch:
         blocks = -(-self.scan.rows // self.tiling.lanes)

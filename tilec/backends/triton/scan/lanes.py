@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.triton.emit.kernel import Axis, Frame, Scope
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.scan.kernel import ScanWriter
 from tilec.ir.program import Access, Expr, Statement, walk
