@@ -221,7 +221,7 @@ def test_every_function():
     names = [f.name for f in FUNCTIONS.values() if f.triton and not f.symbol and f.result in ("float", "promote")]
     assert len(names) > 25
     for name in names:
-        arguments = ", ".join(["X", "Y"][: FUNCTIONS[name].arity[1]])
+        arguments = ", ".join(["X", "Y", "Y + 1"][: FUNCTIONS[name].arity[1]])
         source = function("X, Y", f"O = {name}({arguments}) + Y * 0;")
         a, b = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
         torch.testing.assert_close(a(x, x + 1), b(x, x + 1), rtol=1e-12, atol=1e-12, equal_nan=True, msg=name)
