@@ -77,7 +77,7 @@ def test_a_counter_from_an_input_does_not_specialise():
     x = torch.zeros(5)
     results = [f(x, 1, torch.tensor(step)) for step in range(4)]
     assert torch.equal(torch.cat(results), f(torch.zeros(20), 1, torch.tensor(0)))
-    assert len(f._prepared) == 2
+    assert len(f._specialiser._prepared) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import torch
 from tilec.arguments import Spec, by_name, to_tensors
 from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError, TileWarning, Unsupported
-from tilec.function import Function, _outside
+from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.language.hints.misspelt import misspelt
+from tilec.specialise import outside
 from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
 
@@ -89,7 +90,7 @@ def _compile(source: str, filename: str, entry: str | None, backend: str | None,
             raise InputMistake(f"{source.strip()!r} is a path, and compile takes Tile text", hint=hint) from None
         raise error.located(source, filename) from None
     for mistake in misspelt(program, source):
-        warnings.warn(str(mistake.located(source, filename)), TileWarning, _outside())
+        warnings.warn(str(mistake.located(source, filename)), TileWarning, outside())
     return Function(program, source, filename, backend, tune=tune, exact=exact)
 
 

@@ -1,8 +1,12 @@
-"""What torch sees of a Tile function: a node of its autograd graph whose backward is again a Tile function.
+"""A call of a Tile function as torch sees it: a node of its autograd graph whose backward is again a Tile function.
 
 The node has the function's outputs and, after them, what the forward pass keeps for the backward pass beside inputs and
 outputs. These are outputs like any other for torch, which hands them to the backward pass with this very node as their
 origin: a derivative of the gradient comes back here with cotangents for them, to any order.
+
+torch.func's transforms meet the same node: its rule for forward mode is the function's tangent, its rule for vmap the
+function over a batch. What is left when all transforms are done runs, or becomes a call of the operator (`operator.py`)
+where torch traces and wants no more than to see it.
 """
 
 from __future__ import annotations
@@ -10,43 +14,90 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd import forward_ad
 
 from tilec.errors import TileError
-from tilec.ir.program import Program
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
+from tilec.specialise import Specialised, Specialiser
+from tilec.torch_op.levels import through_levels
+from tilec.torch_op.state import asking, ordinary, recording, transforming
+from tilec.torch_op.text import text_of
 from tilec.tracebacks import hide_frames
-from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify
 
-if TYPE_CHECKING:
-    from tilec.function import Function
-
 Results = tuple[torch.Tensor | None, ...]
+Weak = tuple[bool, ...]
+Values = tuple[int, ...]
+
+
+def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+    """The outputs, recorded and transformed as torch asks. `weak` marks Python numbers, `values` are those of the
+    inputs that stand in sizes."""
+    if transforming():
+        recorded = record(function, tensors, weak, values)
+        return through_levels(TileCall, recorded, tensors)[: len(function.outputs)]
+    if recording(tensors):
+        return TileCall.apply(record(function, tensors, weak, values), *tensors)[: len(function.outputs)]
+    return run(function, tensors, weak, values)
+
+
+def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+    """The outputs, not recorded."""
+    if ordinary(tensors):
+        return function.prepared(tensors, weak, values)(tensors)
+    results = iter(torch.ops.tilec.call(text_of(function), list(tensors), list(weak), list(values)))
+    return tuple([next(results) if there else None for there in function.there([t.dtype for t in tensors])])
+
+
+def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
+    """How torch is to record a call with such tensors."""
+    asked = asking(tensors)
+    key = (asked, weak, values, *[(t.shape, t.dtype) for t in tensors])
+    recorded = function.recorded.get(key)
+    if recorded is None:
+        recorded = function.recorded[key] = _recorded(function, tensors, asked, weak, values)
+    return recorded
+
+
+def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: Values) -> Recorded:
+    types, sizes = function.types(tensors, weak), dict(zip(function.sizes, values, strict=True))
+    wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
+    if not wrt:  # tangents or a batch alone
+        special = Specialised(function.program, types, tuple(range(len(function.outputs))), {})
+        return Recorded(function, weak, values, (), function.outputs, {}, None, function)
+    special, parts = function.partition(wrt, types, sizes)
+    forward = function
+    if parts.forward is not None:
+        function.warn(types, sizes)
+        forward = function.made(parts.forward, parts.chunks)
+    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+    return Recorded(forward, weak, values, wrt, outputs, special.replaced, parts, function)
 
 
 @dataclass(frozen=True)
 class Recorded:
     """A function's call as torch records it, for one combination of shapes, types and inputs that need gradients.
 
-    `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers;
-    `outputs` names those that are there, by position. `wrt` are the inputs that need gradients; `replaced` says, by
-    position, what takes the place of inputs that are not of the types that the partition is for; `made` makes a
-    function of a program, in chunks of time or not.
+    `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers and
+    `values` those that stand in sizes; `outputs` names those that are there, by position. `wrt` are the inputs that
+    need gradients (none: there is no `partition`); `replaced` says, by position, what takes the place of inputs that
+    are not of the types that the partition is for; `function` is what is recorded.
     """
 
-    forward: Function
-    weak: tuple[bool, ...]
+    forward: Specialiser
+    weak: Weak
+    values: Values
     wrt: tuple[str, ...]
     outputs: tuple[str | None, ...]
     replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
-    partition: Partition
-    made: Callable[[Program, Chunks | None], Function]
-    _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Function, Backward]] = field(default_factory=dict)
+    partition: Partition | None
+    function: Specialiser
+    _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, Pass] = field(default_factory=dict)
 
     @property
@@ -55,11 +106,13 @@ class Recorded:
 
     @cached_property
     def run(self) -> Ready:
-        return Ready(self.forward, self.weak)
+        return Ready(self.forward, self.weak, self.values if self.forward is self.function else ())
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
         """Where what is kept stands in outputs, extras and inputs, in that order."""
+        if self.partition is None:
+            return ()
         names = (*self.outputs, *self.partition.extra, *self.inputs)
         last = {name: place for place, name in enumerate(names)}  # an input that is an output is kept as an input
         return tuple(last[name] for name in self.partition.kept)
@@ -68,24 +121,28 @@ class Recorded:
     def constant(self) -> tuple[int, ...]:
         """Where the extras that have no derivative stand in outputs and extras."""
         first = len(self.outputs)
+        if self.partition is None:
+            return ()
         return tuple(first + self.partition.extra.index(name) for name in self.partition.constant)
 
-    def gradient(self, wanted: tuple[str, ...], extended: bool) -> tuple[Function, Backward]:
+    def gradient(self, wanted: tuple[str, ...], extended: bool) -> tuple[Specialiser, Backward]:
         """The gradient by some of `wrt`, and what it reads."""
         key = extended, wanted
         if key not in self._gradients:
+            assert self.partition is not None, "nothing asked for a gradient"
             backward = self.partition.extended if extended else self.partition.backward
             assert backward is not None, "extras without a derivative have no cotangent"
             names = dict(zip(self.wrt, backward.program.outputs, strict=True))
             program = simplify(backward.program, [names[name] for name in wanted])
             chunks = None if extended else self.partition.chunks
-            self._gradients[key] = self.made(program, chunks), backward
+            self._gradients[key] = self.function.made(program, chunks), backward
         return self._gradients[key]
 
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
         """A backward pass by the inputs that are `needed`, where `there` says which cotangents are."""
         key = needed, there
         if key not in self._passes:
+            assert self.partition is not None, "nothing asked for a gradient"
             wanted = tuple(name for name, need in zip(self.inputs, needed, strict=True) if need)
             function, backward = self.gradient(wanted, any(there[len(self.outputs) :]))
             cotangents = [place for place, o in enumerate(self.outputs) if o is not None]
@@ -97,7 +154,7 @@ class Recorded:
             weak = dict(zip(self.inputs, self.weak, strict=True))
             replaced = {self.inputs[p]: r for p, r in self.replaced.items()}
             self._passes[key] = Pass(
-                Ready(function, tuple(weak.get(name, False) for name in function.inputs)),
+                Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
                 tuple(given.get(name, backward.types[name]) for name in function.inputs),
                 tuple(wanted.index(name) if name in wanted else None for name in self.inputs),
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
@@ -105,26 +162,21 @@ class Recorded:
         return self._passes[key]
 
 
-def recording(tensors: Sequence[torch.Tensor]) -> bool:
-    """Does torch record what is done with these?"""
-    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
-
-
 class Ready:
     """A function whose inputs have the same shapes and types in each call; `weak` are Python numbers."""
 
-    def __init__(self, function: Function, weak: tuple[bool, ...]):
-        self._function, self._weak = function, weak
+    def __init__(self, function: Specialiser, weak: Weak, values: Values):
+        self.function, self.weak, self.values = function, weak, values
         self._prepared: dict[str, Callable[[Sequence[torch.Tensor]], Results]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
         """The outputs, recorded if torch records."""
-        if recording(tensors):
-            return self._function.call(tensors, self._weak)
-        device = tensors[0].device.type
+        if transforming() or recording(tensors) or not ordinary(tensors):
+            return call(self.function, tensors, self.weak, self.values)
+        device = tensors[0].device.type if tensors else "cpu"
         prepared = self._prepared.get(device)
         if prepared is None:
-            prepared = self._prepared[device] = self._function.prepared(tensors, self._weak)
+            prepared = self._prepared[device] = self.function.prepared(tensors, self.weak, self.values)
         return prepared(tensors)
 
 
@@ -146,8 +198,6 @@ class TileCall(torch.autograd.Function):
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """As torch's own, which binds the arguments to a signature each time; here none has a default."""
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*args)  # type: ignore[no-untyped-call]
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
@@ -162,6 +212,8 @@ class TileCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         every = (*output, *tensors)
         ctx.save_for_backward(*[every[place] for place in recorded.kept])
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*tensors)
         integers = [o for o in output if o is not None and not o.is_floating_point()]
         if integers or recorded.constant:
             ctx.mark_non_differentiable(*integers, *[output[place] for place in recorded.constant])
@@ -189,6 +241,52 @@ class TileCall(torch.autograd.Function):
         tensors = [given[s] if isinstance(s, int) else _standing_in(s, device) for s in backward.sources]
         results = backward.run(tensors)
         return (None, *[None if place is None else results[place] for place in backward.results])
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Results:
+        """The outputs' tangents (None: of no floating output, or of one that depends on no tangent)."""
+        recorded: Recorded = ctx.recorded
+        return _tangents(recorded, ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(size: int, randomness: str, dims: Sequence[int | None], recorded: Recorded, tensors: Any) -> Any:
+        """The function over a batch of so many, which each tensor has along a dimension or not; the outputs' is first.
+        `randomness` as torch.vmap's."""
+        stacked = over_batch(recorded.run, size, dims, tensors)
+        return stacked, tuple(None if r is None else 0 for r in stacked)
+
+
+def over_batch(run: Callable[[Any], Any], size: int, dims: Sequence[int | None], tensors: Any) -> Results:
+    """The results for each element of a batch of so many, which each tensor has along a dimension or not, stacked."""
+    parts = []
+    for k in range(max(size, 1)):
+        parts.append(run([t if d is None else _element(t, d, k) for t, d in zip(tensors, dims, strict=True)]))
+    return tuple([None if r[0] is None else torch.stack(r)[:size] for r in zip(*parts, strict=True)])
+
+
+def _element(t: torch.Tensor, dim: int, k: int) -> torch.Tensor:
+    """The k-th element of a batch; zeros where it is empty."""
+    return t.select(dim, k) if t.shape[dim] else t.sum(dim)
+
+
+def _tangents(recorded: Recorded, inputs: Sequence[torch.Tensor], tangents: Results) -> Results:
+    """The outputs' tangents from the inputs'."""
+    function, values = recorded.run.function, recorded.run.values
+    given = {n: t for n, t in zip(function.inputs, tangents, strict=True) if t is not None and t.is_floating_point()}
+    results = function.results(function.types(inputs, recorded.weak), dict(zip(function.sizes, values, strict=True)))
+    if not given:
+        return (None,) * len(results)
+    nothing = TensorType((), "float32")
+    empty = [_standing_in(t if _moves(t) else nothing, inputs[0].device) for t in results]
+    derived = function.jvp(tuple(given))
+    weak = (*recorded.weak, *[False] * (len(derived.inputs) - len(inputs)))
+    found = call(derived, [*inputs, *empty, *given.values()], weak, values)
+    return tuple([f if _moves(r) else None for r, f in zip(results, found, strict=True)])
+
+
+def _moves(t: TensorType | None) -> TypeGuard[TensorType]:
+    """Whether an output of this type has a tangent."""
+    return t is not None and kind(t.dtype) == 2
 
 
 def _standing_in(t: TensorType, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""torch.func's transforms, forward mode and the ways in which torch looks at a call, against torch's own operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import func
+
+import tilec
+from tests.support.torch_programs import EXAMPLES, compiled
+
+
+def loss(f):
+    """A scalar of the output, no element of it like another; nonlinear, so that second derivatives show."""
+
+    def scalar(*inputs):
+        y = f(*inputs)
+        weights = torch.arange(1.0, 1.0 + y.numel(), dtype=y.dtype, device=y.device).reshape(y.shape) / y.numel()
+        return (weights * y * y + y).sum()
+
+    return scalar
+
+
+def tangents(inputs):
+    return tuple(torch.cos(3 * t + 1) for t in inputs)
+
+
+def batch(inputs):
+    return tuple(torch.stack([t, 2 * t, t - 1]) for t in inputs)
+
+
+def every(inputs):
+    return tuple(range(len(inputs)))
+
+
+def autograd_through_vmap(f, *inputs):
+    inputs = [t.requires_grad_() for t in batch(inputs)]
+    return torch.autograd.grad(func.vmap(loss(f))(*inputs).sum(), inputs)
+
+
+def double_backward(f, *inputs):
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    gradients = torch.autograd.grad(loss(f)(*inputs), inputs, create_graph=True)
+    return torch.autograd.grad(sum((g * g).sum() for g in gradients), inputs)
+
+
+def weights_of_data(f, *inputs):
+    """The gradient by the last input of a gradient by the first."""
+    first, *others, last = [t.clone().requires_grad_() for t in inputs] if len(inputs) > 1 else (inputs[0],) * 2
+    if not others and len(inputs) == 1:
+        first = last = inputs[0].clone().requires_grad_()
+    given = (first,) if len(inputs) == 1 else (first, *others, last)
+    (g,) = torch.autograd.grad(loss(f)(*given), first, create_graph=True)
+    return torch.autograd.grad((g * g).sum(), last)
+
+
+def dual_numbers(f, *inputs):
+    with torch.autograd.forward_ad.dual_level():
+        duals = [torch.autograd.forward_ad.make_dual(t, d) for t, d in zip(inputs, tangents(inputs), strict=True)]
+        return tuple(torch.autograd.forward_ad.unpack_dual(f(*duals)))
+
+
+def linearized(f, *inputs):
+    value, linear = func.linearize(f, *inputs)
+    return value, linear(*tangents(inputs))
+
+
+def made_fx(f, *inputs):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda *t: f(*t))(*inputs)
+    return graph(*[2 * t for t in inputs])
+
+
+TRANSFORMS = {
+    "grad": lambda f, *x: func.grad(loss(f), every(x))(*x),
+    "grad of grad": lambda f, *x: func.grad(lambda *y: func.grad(loss(f))(*y).square().sum(), every(x))(*x),
+    "double backward": double_backward,
+    "a gradient by weights of a gradient by data": weights_of_data,
+    "jvp": lambda f, *x: func.jvp(f, x, tangents(x)),
+    "dual numbers": dual_numbers,
+    "linearize": linearized,
+    "vjp": lambda f, *x: (vjp := func.vjp(f, *x))[1](torch.cos(vjp[0])),
+    "vmap": lambda f, *x: func.vmap(f)(*batch(x)),
+    "vmap of the last dimension of the first input": lambda f, *x: func.vmap(
+        f, (-1, *[None] * (len(x) - 1)), out_dims=1
+    )(torch.stack([x[0], 2 * x[0]], -1), *x[1:]),
+    "vmap of vmap": lambda f, *x: func.vmap(func.vmap(f, (0, *[None] * (len(x) - 1))))(*batch(batch(x)[:1] + x[1:])),
+    "grad of vmap": lambda f, *x: func.grad(lambda *y: func.vmap(loss(f))(*y).sum(), every(x))(*batch(x)),
+    "vmap of grad": lambda f, *x: func.vmap(func.grad(loss(f), every(x)))(*batch(x)),
+    "autograd through vmap": autograd_through_vmap,
+    "reverse over forward": lambda f, *x: func.grad(lambda *y: func.jvp(f, y, tangents(y))[1].sin().sum(), every(x))(*x),
+    "forward over forward": lambda f, *x: func.jvp(lambda *y: func.jvp(f, y, tangents(y))[1], x, tangents(x)),
+    "jacrev": lambda f, *x: func.jacrev(f)(*x),
+    "jacfwd": lambda f, *x: func.jacfwd(f)(*x),
+    "forward-mode jacobian": lambda f, *x: torch.autograd.functional.jacobian(
+        f, x, strategy="forward-mode", vectorize=True
+    ),
+    "hessian": lambda f, *x: func.hessian(loss(f))(*x),
+    "functionalize": lambda f, *x: func.functionalize(lambda *y: f(*y).add_(1))(*x),
+    "gradient of functionalize": lambda f, *x: func.grad(func.functionalize(loss(f)))(*x),
+    "functionalize of a gradient": lambda f, *x: func.functionalize(func.grad(loss(f)))(*x),
+    "make_fx": made_fx,
+}  # fmt: skip
+
+
+def flat(result):
+    return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_as_torch_does(name: str, transform: str) -> None:
+    example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()
+    expected = flat(TRANSFORMS[transform](example.torch, *inputs))
+    found = flat(TRANSFORMS[transform](compiled(name), *inputs))
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)

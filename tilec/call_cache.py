@@ -1,0 +1,78 @@
+"""A function's calls by what they are given: a call like one before goes straight to what that one ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+from tilec.arguments import size_value, to_tensors
+from tilec.errors import Unsupported
+from tilec.specialise import CACHED_CALLS, Specialiser
+from tilec.torch_op import operator as operator
+from tilec.torch_op.node import TileCall, call, record
+from tilec.torch_op.state import PLAIN, ordinary, recording, transforming, watched
+
+
+class CallCache:
+    """Calls of one function. `settled`: signature of a call -> what runs."""
+
+    def __init__(self, function: Specialiser):
+        self._function = function
+        self._settled: dict[object, Callable[[Sequence[torch.Tensor]], tuple]] = {}
+
+    def __call__(self, inputs: Sequence[object]):
+        """One output as it is, several as a tuple."""
+        signature = _signature(inputs)
+        settled = self._settled.get(signature)
+        if settled is None:
+            return self._first(signature, inputs)
+        outputs = settled(inputs)  # type: ignore[arg-type]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _first(self, signature: tuple | None, inputs: Sequence[object]):
+        """A call whose arguments are to be looked at, or to be compiled for."""
+        function = self._function
+        arguments = to_tensors(function.inputs, inputs, function.seeds)
+        tensors, weak = arguments.tensors, arguments.weak
+        values = tuple([size_value(function.inputs[p], tensors[p]) for p in function.size_positions])
+        results: tuple = call(function, tensors, weak, values)
+        if signature and all(a is b for a, b in zip(tensors, inputs, strict=True)):  # none was moved
+            self._settle(signature, tensors)
+        if arguments.numpy:
+            results = tuple(map(_to_numpy, results))
+        return results[0] if len(results) == 1 else results
+
+    def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """Let later calls with such tensors go straight to what they run."""
+        function = self._function
+        if function.sizes or len(self._settled) >= CACHED_CALLS or not ordinary(tensors):
+            return
+        weak = (False,) * len(tensors)
+        if recording(tensors):
+            recorded, count = record(function, tensors, weak, ()), len(function.outputs)
+            self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
+        elif (prepared := function.prepared(tensors, weak, ())).plain:
+            self._settled[signature] = prepared.executable
+
+
+def _signature(inputs: Sequence[object]) -> tuple | None:
+    """What a call depends on where all inputs are plain tensors and torch neither transforms nor traces it."""
+    if transforming() or watched() or forward_ad._current_level >= 0:
+        return None
+    found: list[object] = [torch.is_grad_enabled()]
+    for t in inputs:
+        if type(t) not in PLAIN or t.is_neg():  # type: ignore[attr-defined]
+            return None
+        found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
+    return tuple(found)
+
+
+def _to_numpy(result: torch.Tensor | None) -> np.ndarray | None:
+    if result is None:
+        return None
+    if result.dtype is torch.bfloat16:
+        raise Unsupported("NumPy has no bfloat16", hint="pass torch tensors, or cast the output with float32(...)")
+    return result.numpy()

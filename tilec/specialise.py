@@ -1,0 +1,320 @@
+"""A program for given shapes and types: what runs, what a recorded call keeps, and the functions derived from it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tilec import knobs
+from tilec.arguments import DTYPE_NAMES
+from tilec.backends import choose
+from tilec.backends.base import Backend, Executable, Lowering, Options
+from tilec.backends.common.checkpoint_runner import ChunkedProgram
+from tilec.errors import InputMistake, NameMistake, TileError, TileWarning
+from tilec.ir.infer import infer
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType, kind
+from tilec.lowered import Lowered, dump_numbered
+from tilec.pipeline import bind_flat, lower
+from tilec.saving import Partition, partition, share_at_once
+from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.bind.bind import bind, size_inputs
+from tilec.transforms.bind.lint_sizes import mismatches
+from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.checkpoint.calls import chunk_calls
+from tilec.transforms.checkpoint.chunks import Chunks
+from tilec.transforms.checkpoint.plan import Calls
+from tilec.transforms.simplify.simplify import simplify
+
+CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
+
+Types = Mapping[str, TensorType]
+
+
+class Bounded(dict):
+    """A cache that forgets its oldest entry beyond CACHED_CALLS."""
+
+    def __setitem__(self, key: object, value: Any) -> None:
+        if len(self) >= CACHED_CALLS:
+            self.pop(next(iter(self)), None)
+        super().__setitem__(key, value)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Where a gradient comes from: the function it differentiates and the inputs it differentiates by."""
+
+    forward: Specialiser
+    wrt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An executable and, for each output that the caller sees, which of its results that is (None: no result).
+    `replaced` says, by position, what takes the place of d_outputs that are not floating."""
+
+    executable: Executable
+    results: tuple[int | None, ...]
+    replaced: dict[int, Replaced]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the executable's results are the caller's, and its inputs too."""
+        return not self.replaced and self.results == tuple(range(len(self.results)))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        if self.replaced:
+            tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
+        results = self.executable(tensors)
+        return tuple([None if r is None else results[r] for r in self.results])
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a d_output that is not floating becomes: zeros where its output carries no gradient (an integer's), the same
+    numbers in the output's type where it does."""
+
+    type: TensorType
+    ignored: bool
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, self.type.dtype)
+        return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """What a function runs for given types: for a gradient, without the results that are None and over d_outputs that
+    have their outputs' types."""
+
+    program: Program
+    types: dict[str, TensorType]
+    results: tuple[int | None, ...]
+    replaced: dict[int, Replaced]
+
+
+class Specialiser:
+    """A program and how it is to run; makes what runs for given shapes and types, each once.
+
+    `gradient` says whose gradient the program is, `chunks` that it runs in chunks of time.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: str,
+        filename: str = "<tile>",
+        backend: str | None = None,
+        gradient: Gradient | None = None,
+        tune: bool = False,
+        exact: bool = False,
+        chunks: Chunks | None = None,
+    ):
+        self.program = program
+        self.source = source
+        self.filename = filename
+        self.backend = backend
+        self.gradient = gradient
+        self.tune = tune
+        self.exact = exact
+        self.chunks = chunks
+        self.inputs = program.input_names()
+        self.outputs = program.outputs
+        # a gradient may need no size that its function has, but checks the shapes of cotangents by it
+        needed = {*size_inputs(program), *(gradient.forward.sizes if gradient else ())}
+        self.sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
+        self.size_positions = tuple(self.inputs.index(name) for name in self.sizes)
+        self.seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward.seeds
+        self.recorded: Bounded = (
+            Bounded()
+        )  # how torch records a call: by types, size values, inputs that need gradients
+        self._prepared: Bounded = Bounded()
+        self._derived: dict[tuple[str, tuple], Specialiser] = {}
+
+    def __reduce__(self) -> tuple:
+        how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
+        return Specialiser, (self.program, self.source, self.filename, *how)
+
+    # what runs
+
+    def types(self, tensors: Sequence[torch.Tensor], weak: Sequence[bool]) -> dict[str, TensorType]:
+        """The inputs' types, of tensors whose sizes are numbers."""
+        return {
+            name: TensorType(tuple(t.shape), DTYPE_NAMES[t.dtype], w)
+            for name, t, w in zip(self.inputs, tensors, weak, strict=True)
+        }
+
+    def prepared(self, tensors: Sequence[torch.Tensor], weak: tuple[bool, ...], values: tuple[int, ...]) -> Prepared:
+        """What runs for such tensors; `weak` marks Python numbers, `values` are those of the inputs that are sizes."""
+        device = tensors[0].device.type if tensors else "cpu"
+        key = (device, weak, values, *[(t.shape, t.dtype) for t in tensors])
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            types, sizes = self.types(tensors, weak), dict(zip(self.sizes, values, strict=True))
+            lowering, prepared = self.lower(types, sizes, self.backend, device, None, self.tune)
+            if (folder := knobs.DUMP.value) is not None:
+                dump_numbered(Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable), folder)
+            self._prepared[key] = prepared
+        return prepared
+
+    def lower(
+        self,
+        types: dict[str, TensorType],
+        values: dict[str, int],
+        backend: str | None,
+        device: str,
+        target: str | None,
+        tune: bool,
+    ) -> tuple[Lowering, Prepared]:
+        """Lowering and executable for these types; for a gradient, without the results that are None."""
+        try:
+            chosen = choose(backend, device, target)
+            special = self.specialised(types, values)
+            lowering = lower(special.program, special.types, values)
+            if self.gradient is None:
+                self.warn(types, values)
+            options = Options.from_environment(tune, self.exact)
+            calls = self._calls(special, values, lowering)
+            if calls is None:
+                executable = chosen.build(lowering, options)
+            else:
+                executable = ChunkedProgram(calls, partial(_built, chosen, options))
+            return lowering, Prepared(executable, special.results, special.replaced)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+
+    def _calls(self, special: Specialised, values: dict[str, int], lowering: Lowering) -> Calls | None:
+        """What runs in chunks of time: both parts of a recorded call, and a gradient called by hand."""
+        cotangents = () if self.gradient is None else self.inputs[len(self.gradient.forward.inputs) :]
+        if self.gradient is not None:
+            chunks: Chunks | float | None = share_at_once(lowering.stages["flat"], cotangents, lowering.types)
+        else:
+            chunks = self.chunks
+        if chunks is None:
+            return None
+        flat = bind_flat(special.program, special.types, values)
+        return chunk_calls(flat, infer(flat, special.types), chunks, cotangents)
+
+    def warn(self, types: Types, values: Mapping[str, int]) -> None:
+        """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
+        if all(s.index is None or s.sizes is not None for s in self.program.statements):
+            return
+        for mistake in mismatches(self.program, infer(bind(self.program, types, values), types)):
+            warnings.warn(str(mistake.located(self.source, self.filename)), TileWarning, outside())
+
+    def specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
+        """The program for these types."""
+        if self.gradient is None:
+            return Specialised(self.program, types, tuple(range(len(self.outputs))), {})
+        replaced = self._replaced_cotangents(types, values)
+        types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
+        floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
+        program = simplify(self.program, [o for o, f in zip(self.outputs, floating, strict=True) if f])
+        count = iter(range(len(program.outputs)))
+        return Specialised(program, types, tuple([next(count) if f else None for f in floating]), replaced)
+
+    def _replaced_cotangents(self, types: Types, values: Mapping[str, int]) -> dict[int, Replaced]:
+        """By position, what takes the place of the d_outputs that are not floating and of those that carry nothing. The
+        others must have their output's shape: the gradient's text alone would read a wrong one as a legal one."""
+        assert self.gradient is not None
+        forward = self.gradient.forward
+        inputs = {name: types[name] for name in forward.inputs}
+        needed = {name: values[name] for name in forward.sizes if name in values}
+        outputs = infer(bind(forward.program, inputs, needed), inputs)
+        replaced = {}
+        for position, output in enumerate(forward.outputs, len(forward.inputs)):
+            name, wanted = self.inputs[position], outputs[output]
+            if kind(wanted.dtype) != 2:
+                replaced[position] = Replaced(TensorType(wanted.shape, "float32"), True)
+                continue
+            if types[name].shape != wanted.shape:
+                raise InputMistake(
+                    f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
+                )
+            if kind(types[name].dtype) != 2:
+                replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
+        return replaced
+
+    def results(self, types: dict[str, TensorType], values: dict[str, int]) -> tuple[TensorType | None, ...]:
+        """The type of each output (None: no result), from the inputs' alone. Raises what a call raises."""
+        try:
+            special = self.specialised(types, values)
+            found = infer(bind(special.program, special.types, values), special.types)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+        return tuple(None if r is None else found[special.program.outputs[r]] for r in special.results)
+
+    def there(self, dtypes: Sequence[torch.dtype]) -> tuple[bool, ...]:
+        """Which outputs there are for inputs of these element types: a gradient has none by what is not floating."""
+        if self.gradient is None:
+            return (True,) * len(self.outputs)
+        return tuple(dtypes[self.inputs.index(name)].is_floating_point for name in self.gradient.wrt)
+
+    # what is derived
+
+    def partition(self, wrt, types, values) -> tuple[Specialised, Partition]:
+        """The program for these types, and how values and gradient by `wrt` are divided."""
+        try:
+            special = self.specialised(types, values)
+            return special, partition(special.program, wrt, special.types, values, extras=self.gradient is None)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+
+    def made(self, program: Program, chunks: Chunks | None = None) -> Specialiser:
+        """Another program that runs as this one does, in chunks of time where these are given."""
+        return Specialiser(program, self.source, self.filename, self.backend, None, self.tune, self.exact, chunks)
+
+    def tuned(self) -> Specialiser:
+        """The same program, whose candidates are measured for new shapes or types."""
+        how = (self.backend, self.gradient, True, self.exact, self.chunks)
+        return Specialiser(self.program, self.source, self.filename, *how)
+
+    def grad(self, names: tuple[str, ...]) -> Specialiser:
+        """The gradient by inputs: (inputs..., d_outputs...) -> (d_inputs...)."""
+        return self._derive("grad", names, lambda: self._gradient(names))
+
+    def _gradient(self, names: tuple[str, ...]) -> Specialiser:
+        if not names:
+            raise InputMistake("there is no input to differentiate by")
+        for name in names:
+            if name not in self.inputs:
+                raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(self.inputs))
+        try:
+            program = grad(self.program, names)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+        how = (Gradient(self, names), self.tune, self.exact)
+        return Specialiser(program, self.source, self.filename, self.backend, *how)
+
+    def jvp(self, names: tuple[str, ...]) -> Specialiser:
+        """The outputs' tangents, linear in those of the inputs `names`: the gradient of the product of their gradient
+        with these. (inputs..., d_outputs..., tangents...) -> (tangents...), d_outputs being of use for their shapes
+        alone."""
+        gradient = self.grad(names)
+        return gradient.grad(gradient.inputs[len(self.inputs) :])
+
+    def _derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
+        if (kind, key) not in self._derived:
+            self._derived[kind, key] = make()
+        return self._derived[kind, key]
+
+
+def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
+    """The executable of a bound program for inputs of these types."""
+    return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
+
+
+def outside() -> int:
+    """How many calls up, for a warning of the caller's, the first line outside this package is."""
+    package = os.path.dirname(__file__)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,82 @@
+"""`torch.ops.tilec.call`: a Tile function as an operator that torch does not look into.
+
+Compilers, exporters, functionalization, fake and meta tensors see a call of it, whose gradient is another one. The
+program is in its arguments, as Tile with a comment before it that says how it is to run, so that an exported graph is
+complete and can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilec.torch_op.node import call, over_batch
+from tilec.torch_op.state import recording
+from tilec.torch_op.text import function_of
+
+SCHEMA = "call(str program, Tensor[] inputs, bool[] weak, SymInt[] sizes) -> Tensor[]"
+LIBRARY = torch.library.Library("tilec", "DEF")
+LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+
+Tensors = list[torch.Tensor]
+
+
+def _carried_out(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+    """The outputs: tensors of their own, laid out as the fake ones are."""
+    function = function_of(program)
+    memory = {t.untyped_storage().data_ptr() for t in inputs}
+    results = []
+    for r in function.prepared(inputs, tuple(weak), tuple(sizes))(inputs):
+        if r is None:
+            continue
+        place = r.untyped_storage().data_ptr()
+        if place in memory or not r.is_contiguous() or r._is_view():
+            r = r.clone(memory_format=torch.contiguous_format)
+        memory.add(place)
+        results.append(r)
+    return results
+
+
+def _fake(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+    """Tensors of the outputs' shapes and types."""
+    function = function_of(program)
+    device = inputs[0].device if inputs else torch.device("cpu")
+    types = function.types(inputs, weak)
+    results = function.results(types, dict(zip(function.sizes, sizes, strict=True)))
+    return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device) for t in results if t is not None]
+
+
+def _recorded(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+    """A call by torch itself, as an exported graph makes it, under autograd."""
+    if recording(inputs):
+        return _called(program, inputs, weak, sizes)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.tilec.call(program, inputs, weak, sizes)
+
+
+def _called(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+    return [r for r in call(function_of(program), inputs, tuple(weak), tuple(sizes)) if r is not None]
+
+
+def _in_old_vmap(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+    """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    for k in range(level, 0, -1):
+        moved = [torch._remove_batch_dim(t, k, 1, 0) for t in inputs]  # those without a batch get one of one element
+        inputs = [t if t.shape[0] != 1 else t[0] for t in moved]
+        dims = [0 if t.shape[0] != 1 else None for t in moved]
+        if any(d is not None for d in dims):
+            size = next(t.shape[0] for t in moved if t.shape[0] != 1)
+            results = over_batch(lambda one: torch.ops.tilec.call(program, one, weak, sizes), size, dims, inputs)
+            return [torch._add_batch_dim(r, 0, k) for r in results if r is not None]
+    return torch.ops.tilec.call(program, inputs, weak, sizes)
+
+
+for device in ("CPU", "CUDA"):
+    LIBRARY.impl("call", _carried_out, device)
+LIBRARY.impl("call", _recorded, "Autograd")
+LIBRARY.impl("call", _in_old_vmap, "Batched")
+LIBRARY.impl("call", _called, "FuncTorchDynamicLayerFrontMode")
+torch.library.register_fake("tilec::call", _fake, lib=LIBRARY)

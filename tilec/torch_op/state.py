@@ -1,0 +1,70 @@
+"""What torch is about when a function is called: does it record, transform, trace, or simply run?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+DEVICES = ("cpu", "cuda")
+_VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
+
+transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
+
+
+def recording(tensors: Sequence[torch.Tensor]) -> bool:
+    """Does torch record what is done with these, outside torch.func's transforms?"""
+    return (
+        torch.is_grad_enabled()
+        and any([t.requires_grad for t in tensors])
+        or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+    )
+
+
+def asking(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    """Which of these any derivative may be asked of, at whichever level of torch.func's transforms: a wrapper answers
+    for its own level alone."""
+    return tuple([_asks(t) for t in tensors]) if transforming() else tuple([t.requires_grad for t in tensors])
+
+
+def _asks(t: torch.Tensor) -> bool:
+    while not t.requires_grad and _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t.requires_grad
+
+
+def batched(t: torch.Tensor) -> bool:
+    """Is this one of a batch that torch.vmap goes over?"""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        if _functorch.is_batchedtensor(t):
+            return True
+        t = _functorch.get_unwrapped(t)
+    return False
+
+
+def watched() -> bool:
+    """Does torch want to see calls, instead of having them done: a mode, a trace, or the vmap of batched gradients?"""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def ordinary(tensors: Sequence[torch.Tensor]) -> bool:
+    """Are these tensors whose memory can be read, in a call that may be done?"""
+    return not watched() and all([_readable(t) for t in tensors])
+
+
+def _readable(t: torch.Tensor) -> bool:
+    stored = type(t) in PLAIN and t.layout is torch.strided and t.device.type in DEVICES
+    return stored and not t.is_neg() and not t._is_zerotensor()
+
+
+def symbolic(tensors: Sequence[torch.Tensor], values: Sequence[object]) -> bool:
+    """Are some sizes not known yet?"""
+    sizes = (*values, *(n for t in tensors for n in t.shape))
+    return any([type(n) is not int for n in sizes])

@@ -1,0 +1,61 @@
+"""A function as a text from which another process makes the same one: Tile, after a comment that says how it runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from tilec.errors import InputMistake
+from tilec.language import parse, show
+from tilec.specialise import Bounded, Specialiser
+
+MARK = "# tilec "
+_texts: WeakKeyDictionary[Specialiser, str] = WeakKeyDictionary()
+_functions: WeakValueDictionary[str, Specialiser] = WeakValueDictionary()
+_made: Bounded = Bounded()  # functions of texts that came from elsewhere
+
+
+def text_of(function: Specialiser) -> str:
+    """Its text; `function_of` gives the very function back for as long as it exists."""
+    text = _texts.get(function)
+    if text is None:
+        text = _texts[function] = _text(function)
+        _functions.setdefault(text, function)
+    return text
+
+
+def _text(function: Specialiser) -> str:
+    gradients: list[list[str]] = []
+    while function.gradient is not None:
+        gradients.insert(0, list(function.gradient.wrt))
+        function = function.gradient.forward
+    how: dict[str, Any] = {"backend": function.backend, "exact": function.exact, "tune": function.tune}
+    how["gradients"] = gradients
+    if function.chunks is not None:
+        how["chunks"] = base64.b64encode(pickle.dumps(function.chunks)).decode()
+    return f"{MARK}{json.dumps({k: v for k, v in how.items() if v})}\n{show(function.program)}"
+
+
+def function_of(text: str) -> Specialiser:
+    """The function of a text."""
+    function = _functions.get(text)
+    if function is None:
+        function = _made[text] = _functions[text] = _function(text)
+        _texts[function] = text
+    return function
+
+
+def _function(text: str) -> Specialiser:
+    head, _, source = text.partition("\n")
+    if not head.startswith(MARK):
+        raise InputMistake("the program of tilec.call is none that tilec wrote", hint="call a tilec.Function instead")
+    how = json.loads(head.removeprefix(MARK))
+    chunks = pickle.loads(base64.b64decode(how["chunks"])) if "chunks" in how else None
+    flags = (how.get("tune", False), how.get("exact", False), chunks)
+    function = Specialiser(parse(source), source, "<tile>", how.get("backend"), None, *flags)
+    for wrt in how.get("gradients", ()):
+        function = function.grad(tuple(wrt))
+    return function
