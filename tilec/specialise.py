@@ -25,6 +25,8 @@ from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
 from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.autodiff.jvp import jvp
+from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.lint_sizes import mismatches
 from tilec.transforms.bind.sizes import seed_inputs
@@ -137,6 +139,7 @@ class Specialiser:
         )  # how torch records a call: by types, size values, inputs that need gradients
         self._prepared: Bounded = Bounded()
         self._derived: dict[tuple[str, tuple], Specialiser] = {}
+        self._plain: Bounded = Bounded()
 
     def __reduce__(self) -> tuple:
         how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
@@ -276,6 +279,15 @@ class Specialiser:
         how = (self.backend, self.gradient, True, self.exact, self.chunks)
         return Specialiser(self.program, self.source, self.filename, *how)
 
+    def plain(self, special: Specialised) -> Specialiser:
+        """What this runs for given types, as a program that says all by itself."""
+        if self.gradient is None:
+            return self
+        key = tuple(special.program.outputs)
+        if key not in self._plain:
+            self._plain[key] = self.made(special.program)
+        return self._plain[key]
+
     def grad(self, names: tuple[str, ...]) -> Specialiser:
         """The gradient by inputs: (inputs..., d_outputs...) -> (d_inputs...)."""
         return self._derive("grad", names, lambda: self._gradient(names))
@@ -286,23 +298,35 @@ class Specialiser:
         for name in names:
             if name not in self.inputs:
                 raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(self.inputs))
-        try:
-            program = grad(self.program, names)
-        except TileError as error:
-            raise error.located(self.source, self.filename) from None
+        program = grad(self.program, names)
         how = (Gradient(self, names), self.tune, self.exact)
         return Specialiser(program, self.source, self.filename, self.backend, *how)
 
     def jvp(self, names: tuple[str, ...]) -> Specialiser:
-        """The outputs' tangents, linear in those of the inputs `names`: the gradient of the product of their gradient
-        with these. (inputs..., d_outputs..., tangents...) -> (tangents...), d_outputs being of use for their shapes
-        alone."""
-        gradient = self.grad(names)
-        return gradient.grad(gradient.inputs[len(self.inputs) :])
+        """The outputs' tangents: (inputs..., tangents of the inputs `names`...) -> (tangents...)."""
+        return self._derive("jvp", names, lambda: self.made(self._tangents(names)))
+
+    def _tangents(self, names: tuple[str, ...]) -> Program:
+        program = jvp(self.program, names)
+        return simplify(program, program.outputs[len(self.outputs) :])
+
+    def vmap(self, dims: tuple[int | None, ...], ranks: tuple[int, ...], randomness: str) -> Specialiser:
+        """The program over a batch, which each input has along a dimension or not, and each output along its first.
+        `ranks` are the inputs', without the batch."""
+
+        def make() -> Specialiser:
+            first = (0,) * len(self.outputs)
+            named = dict(zip(self.inputs, ranks, strict=True))
+            return self.made(vmap(self.program, dims, first, randomness, named))
+
+        return self._derive("vmap", (dims, ranks, randomness), make)
 
     def _derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
         if (kind, key) not in self._derived:
-            self._derived[kind, key] = make()
+            try:
+                self._derived[kind, key] = make()
+            except TileError as error:
+                raise error.located(self.source, self.filename) from None
         return self._derived[kind, key]
 
 

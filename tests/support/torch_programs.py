@@ -14,7 +14,7 @@ import tilec
 
 @dataclass(frozen=True)
 class Example:
-    """`shapes` of the floating inputs, `integers` that follow them; `torch` is the same function in torch's operations."""
+    """`shapes` of the floating inputs, `integers` that follow them; `torch` says the same in torch's operations."""
 
     source: str
     torch: Callable[..., torch.Tensor]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.gradcheck import check_gradient
 
+import tilec
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import FUNCTIONS
@@ -263,3 +264,15 @@ def test_float_casts_pass_the_cotangent_and_integer_casts_do_not():
     source = "function (A, B) -> (O) { O = float32(A) * B + float64(int32(A * 100)) + as_type(A, B); }"
     found, _ = gradient(source, np.array([0.5, 2.0]), np.array([3.0, 4.0]))
     np.testing.assert_array_equal(found, [4, 5])
+
+
+def test_a_factor_that_leaves_a_sum_leaves_no_quotient_of_integers():
+    """With DO / 3 * 2 in each term and DO taken out, 2 / 3 is left, which must not become a division of integers."""
+    source = """function (X[N, D], Z[N, D]) -> (O) {
+        M[i] = mean(X[i, j]); T[i : N] = mean(Z[i, j]);
+        O[i : N] = mean(Z[i, j] * (X[i, j] - M[i]) * 2 + -(T[i] * (X[i, j] - M[i])) * 2);
+    }"""
+    x, z = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).sin(), torch.eye(2, 3, dtype=torch.float64)
+    d = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    found = tilec.compile(source).grad("X")(x, z, d)
+    torch.testing.assert_close(found, 2 * d[:, None] * (z - z.mean(1, keepdim=True)) / 3)

@@ -117,3 +117,13 @@ def test_nested_in_any_order(source):
     check_gradient(jvp(grad(program, ["X"]), ["W"]), x, w, evaluate(program, [x, w])[0], np.ones(3), order=1)
     again = jvp(forward, ["X", "TX"])
     assert parse(show(again)) == again
+
+
+def test_a_tensor_that_is_called_like_a_tangent():
+    """The tangent of E_1 wants the name that a term of E's tangent has; reading that is no recurrence."""
+    source = (
+        "function (X[N], W[N]) -> (Y) { E[i : N] = X[i] * W[i]; E_1[i : N] = 2 * E[i]; Y[i : N] = E_1[i] * E_1[i]; }"
+    )
+    x, w, t = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([1.0, -1.0])
+    _, tangent = evaluate(jvp(parse(source)), [x, w, t, t])
+    assert tangent.tolist() == (8 * x * w * t * (x + w)).tolist()

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from tilec.errors import TileError
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType
 from tilec.saving import Backward, Partition
 from tilec.specialise import Specialised, Specialiser
 from tilec.torch_op.levels import through_levels
@@ -68,15 +68,35 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     types, sizes = function.types(tensors, weak), dict(zip(function.sizes, values, strict=True))
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
     if not wrt:  # tangents or a batch alone
-        special = Specialised(function.program, types, tuple(range(len(function.outputs))), {})
-        return Recorded(function, weak, values, (), function.outputs, {}, None, function)
+        return unrecorded(function, tensors, weak, values)
     special, parts = function.partition(wrt, types, sizes)
     forward = function
     if parts.forward is not None:
         function.warn(types, sizes)
         forward = function.made(parts.forward, parts.chunks)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-    return Recorded(forward, weak, values, wrt, outputs, special.replaced, parts, function)
+    return Recorded(forward, weak, values, wrt, outputs, special, parts, function)
+
+
+def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
+    """A call that no gradient is asked of."""
+    special = function.specialised(function.types(tensors, weak), dict(zip(function.sizes, values, strict=True)))
+    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+    return Recorded(function, weak, values, (), outputs, special, None, function)
+
+
+def over_batch(
+    function: Specialiser,
+    randomness: str,
+    dims: Sequence[int | None],
+    tensors: Sequence[torch.Tensor],
+    weak: Weak,
+    values: Callable[[Specialiser], Values],
+) -> Results:
+    """The outputs of a function that is no gradient over a batch, which each tensor has along a dimension or not."""
+    ranks = tuple([t.dim() - (d is not None) for t, d in zip(tensors, dims, strict=True)])
+    batch = function.vmap(tuple(dims), ranks, "different" if randomness == "different" else "same")
+    return call(batch, tensors, weak, values(batch))
 
 
 @dataclass(frozen=True)
@@ -85,8 +105,7 @@ class Recorded:
 
     `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers and
     `values` those that stand in sizes; `outputs` names those that are there, by position. `wrt` are the inputs that
-    need gradients (none: there is no `partition`); `replaced` says, by position, what takes the place of inputs that
-    are not of the types that the partition is for; `function` is what is recorded.
+    need gradients (none: there is no `partition`). `function` is what is recorded, `special` its program.
     """
 
     forward: Specialiser
@@ -94,7 +113,7 @@ class Recorded:
     values: Values
     wrt: tuple[str, ...]
     outputs: tuple[str | None, ...]
-    replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+    special: Specialised
     partition: Partition | None
     function: Specialiser
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
@@ -125,6 +144,43 @@ class Recorded:
             return ()
         return tuple(first + self.partition.extra.index(name) for name in self.partition.constant)
 
+    @cached_property
+    def plain(self) -> Specialiser:
+        """A program that gives the results which there are, of inputs in the place of which stands what is to."""
+        return self.forward.plain(self.special)
+
+    def given(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs of `plain`."""
+        return [self.special.replaced[i](t) if i in self.special.replaced else t for i, t in enumerate(tensors)]
+
+    def values_of(self, function: Specialiser) -> Values:
+        """Those of the inputs that stand in sizes of a function derived from this one."""
+        known = dict(zip(self.function.sizes, self.values, strict=True))
+        return tuple([known[name] for name in function.sizes])
+
+    def results(self, found: Sequence[torch.Tensor | None]) -> Results:
+        """All outputs and extras, of those that `plain` has."""
+        if self.plain is self.forward:
+            return tuple(found)
+        return tuple([None if r is None else found[r] for r in self.special.results])
+
+    def tangents(self, inputs: Sequence[torch.Tensor], tangents: Results) -> Results:
+        """The outputs' and extras' tangents from the inputs'."""
+        tensors = self.given(inputs)
+        moving = {name: t for name, t in zip(self.inputs, tangents, strict=True) if t is not None}
+        moving = {name: t for name, t in moving.items() if t.is_floating_point()}
+        if not moving:
+            return (None,) * len(self.results([None] * len(self.plain.outputs)))
+        derived = self.plain.jvp(tuple(moving))
+        weak = (*self.weak, *[False] * len(moving))
+        found = call(derived, [*tensors, *moving.values()], weak, self.values_of(derived))
+        return self.results([t if t is not None and t.is_floating_point() else None for t in found])
+
+    def over_batch(self, randomness: str, dims: Sequence[int | None], tensors: Sequence[torch.Tensor]) -> Results:
+        """All outputs and extras over a batch."""
+        tensors = self.given(tensors)
+        return self.results(over_batch(self.plain, randomness, dims, tensors, self.weak, self.values_of))
+
     def gradient(self, wanted: tuple[str, ...], extended: bool) -> tuple[Specialiser, Backward]:
         """The gradient by some of `wrt`, and what it reads."""
         key = extended, wanted
@@ -152,7 +208,7 @@ class Recorded:
                 if there[place]:
                     given[name] = len(self.partition.kept) + place
             weak = dict(zip(self.inputs, self.weak, strict=True))
-            replaced = {self.inputs[p]: r for p, r in self.replaced.items()}
+            replaced = {self.inputs[p]: r for p, r in self.special.replaced.items()}
             self._passes[key] = Pass(
                 Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
                 tuple(given.get(name, backward.types[name]) for name in function.inputs),
@@ -246,47 +302,15 @@ class TileCall(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Results:
         """The outputs' tangents (None: of no floating output, or of one that depends on no tangent)."""
         recorded: Recorded = ctx.recorded
-        return _tangents(recorded, ctx.saved_tensors, tangents)
+        return recorded.tangents(ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(size: int, randomness: str, dims: Sequence[int | None], recorded: Recorded, tensors: Any) -> Any:
         """The function over a batch of so many, which each tensor has along a dimension or not; the outputs' is first.
-        `randomness` as torch.vmap's."""
-        stacked = over_batch(recorded.run, size, dims, tensors)
-        return stacked, tuple(None if r is None else 0 for r in stacked)
-
-
-def over_batch(run: Callable[[Any], Any], size: int, dims: Sequence[int | None], tensors: Any) -> Results:
-    """The results for each element of a batch of so many, which each tensor has along a dimension or not, stacked."""
-    parts = []
-    for k in range(max(size, 1)):
-        parts.append(run([t if d is None else _element(t, d, k) for t, d in zip(tensors, dims, strict=True)]))
-    return tuple([None if r[0] is None else torch.stack(r)[:size] for r in zip(*parts, strict=True)])
-
-
-def _element(t: torch.Tensor, dim: int, k: int) -> torch.Tensor:
-    """The k-th element of a batch; zeros where it is empty."""
-    return t.select(dim, k) if t.shape[dim] else t.sum(dim)
-
-
-def _tangents(recorded: Recorded, inputs: Sequence[torch.Tensor], tangents: Results) -> Results:
-    """The outputs' tangents from the inputs'."""
-    function, values = recorded.run.function, recorded.run.values
-    given = {n: t for n, t in zip(function.inputs, tangents, strict=True) if t is not None and t.is_floating_point()}
-    results = function.results(function.types(inputs, recorded.weak), dict(zip(function.sizes, values, strict=True)))
-    if not given:
-        return (None,) * len(results)
-    nothing = TensorType((), "float32")
-    empty = [_standing_in(t if _moves(t) else nothing, inputs[0].device) for t in results]
-    derived = function.jvp(tuple(given))
-    weak = (*recorded.weak, *[False] * (len(derived.inputs) - len(inputs)))
-    found = call(derived, [*inputs, *empty, *given.values()], weak, values)
-    return tuple([f if _moves(r) else None for r, f in zip(results, found, strict=True)])
-
-
-def _moves(t: TensorType | None) -> TypeGuard[TensorType]:
-    """Whether an output of this type has a tangent."""
-    return t is not None and kind(t.dtype) == 2
+        Random numbers are functions of their seeds, so that an element draws what it would alone unless `randomness` is
+        "different"."""
+        results = recorded.over_batch(randomness, dims, tensors)
+        return results, tuple(None if r is None else 0 for r in results)
 
 
 def _standing_in(t: TensorType, device: torch.device) -> torch.Tensor:

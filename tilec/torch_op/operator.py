@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilec.torch_op.node import call, over_batch
+from tilec.torch_op.node import call, unrecorded
 from tilec.torch_op.state import recording
 from tilec.torch_op.text import function_of
 
@@ -68,8 +68,9 @@ def _in_old_vmap(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Seq
         inputs = [t if t.shape[0] != 1 else t[0] for t in moved]
         dims = [0 if t.shape[0] != 1 else None for t in moved]
         if any(d is not None for d in dims):
-            size = next(t.shape[0] for t in moved if t.shape[0] != 1)
-            results = over_batch(lambda one: torch.ops.tilec.call(program, one, weak, sizes), size, dims, inputs)
+            one = [t if d is None else t.select(d, 0) for t, d in zip(inputs, dims, strict=True)]
+            call = unrecorded(function_of(program), one, tuple(weak), tuple(sizes))
+            results = call.over_batch("same", dims, inputs)
             return [torch._add_batch_dim(r, 0, k) for r in results if r is not None]
     return torch.ops.tilec.call(program, inputs, weak, sizes)
 

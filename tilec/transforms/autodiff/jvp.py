@@ -88,6 +88,7 @@ class _Forward:
         self.given: set[str] = set()
         for name, i in zip(wanted, given, strict=True):
             self._give(name, i.name)
+        self.reserved: dict[str, str] = {}  # fresh names of statements, which may read themselves, and their stems
         self.inputs: tuple[Input, ...] = (*program.inputs, *given)
         self.statements: list[Statement] = []
 
@@ -105,8 +106,10 @@ class _Forward:
         return Program(None, self.inputs, outputs, tuple(self.statements))
 
     def emit(self, s: Statement) -> str:
-        """Append a statement under a fresh name like its own, which is returned; one that reads itself has its name."""
-        name = s.output if reads_itself(s) else self.names.fresh(s.output)
+        """Append a statement under a fresh name like its own, which is returned, or under its own if it is reserved."""
+        stem = self.reserved.get(s.output, s.output)
+        free = s.output in self.reserved and s.output not in self.extents
+        name = s.output if free else self.names.fresh(stem)
         self.statements.append(replace(s, output=name))
         self.extents[name] = statement_extent(self.statements[-1], self.extents)
         return name
@@ -182,7 +185,8 @@ class _Tangent:
         self.forward, self.whole = forward, whole
         self.original = separate(s)
         self.own = s.output if reads_itself(s) else None
-        self.name = forward.names.fresh(f"T{s.output}") if self.own else f"T{s.output}"
+        self.name = forward.names.fresh(f"T{s.output}")
+        forward.reserved[self.name] = f"T{s.output}"
         self.outlined: dict[str, Aggregate] = {}
         if self.own is not None:
             guard = whole.s.guard

@@ -280,6 +280,8 @@ def factors_of(e: Expr, divides: bool) -> list[Factor]:
 
 
 def _joined(factors: list[Factor]) -> Expr:
+    if _is_number(factors[0].value):  # an integer first, divided by another, would be an integer
+        factors = sorted(factors, key=lambda f: _is_number(f.value))
     first = next(f for f in factors if not f.divides)
     result = first.value
     for f in factors:
