@@ -85,7 +85,7 @@ def test_elementwise_statements_ride():
 def test_gradients_share_ties_and_divide_once():
     """One tensor of shares for each of the two gradients, which then compare and add; nothing divides in the loop."""
     source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
-    inputs = whole(34, 32), whole(32, 36), whole(34, 36)
+    inputs = whole(70, 64), whole(64, 66), whole(70, 66)
     lowered = agree(tilec.compile(source).grad().tile, *inputs)
     shared = [k for k in lowered.kernels if "_shared" in k.name]
     assert len(shared) == 2

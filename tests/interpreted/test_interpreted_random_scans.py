@@ -106,4 +106,4 @@ def test_random_scans(kind, monkeypatch):
         found.append(agree(source, arrays, tiling, monkeypatch))
 
     run()
-    assert sum(found) > 0.8 * len(found)
+    assert sum(found) > 0.7 * len(found)
