@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from support.conditionals import CONDITIONALS
 from support.found import FOUND
 from support.narrowed import narrowed
 from support.programs import PHASES, Case, Options, programs
@@ -62,6 +63,12 @@ def test_random_programs_in_slabs(budget, monkeypatch):
 
     run()
     assert any(ran)
+
+
+@pytest.mark.parametrize("case", CONDITIONALS)
+def test_accesses_in_branches(case):
+    source, arrays, _ = CONDITIONALS[case]
+    agree_with_gradient(parse(source), arrays)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -237,16 +237,31 @@ class Expressions(Inputs):
             return self.leaf(scope, category, exact)
         if (scope is None or scope.depth < 1 and scope.variables) and self.chance(12):
             return self.nested(scope, category, exact)
-        if self.chance(8):
+        if self.chance(15):
             c = self.condition(scope)
-            a, b = (self.expression(scope, category, depth - 1, exact) for _ in "ab")
+            a, b = self.branches(scope, category, depth, exact)
             self.features.add("?:")
+            if "[" in a.text and "[" in b.text and scope is not None:
+                self.features.add("accesses in both branches")
             text = f"({c} ? {a} : {b})" if self.chance(70) else f"cond({c}, {a}, {b})"
             return Text(text, category, a.exact and b.exact, max(a.magnitude, b.magnitude))
         return {"f": self._floating, "i": self._integral, "b": self._boolean}[category](scope, depth, exact)
 
+    def branches(self, scope: Scope | None, category: str, depth: int, exact: bool) -> list[Text]:
+        """Two branches; only what bounds a variable in both counts."""
+        texts, bounding = [], []
+        for _ in "ab":
+            count = 0 if scope is None else len(scope.rows)
+            texts.append(self.expression(scope, category, depth - 1, exact))
+            if scope is not None:
+                bounding.append(scope.rows[count:])
+                del scope.rows[count:]
+        if scope is not None:
+            scope.rows += [row for row in bounding[0] if row in bounding[1]]
+        return texts
+
     def condition(self, scope: Scope | None) -> Text:
-        if self.options.smooth or self.options.special:
+        if self.options.smooth or self.options.special or self.chance(50):
             if scope is not None and scope.variables:
                 v = self.pick(list(scope.used) or scope.variables)
                 scope.used.setdefault(v)

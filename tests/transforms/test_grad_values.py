@@ -87,7 +87,11 @@ CONTRACTIONS = {
     "mean partly outside": ("A[N, K]", "O[i : N + 2] = mean(A[i - 1, k] * A[i, k])", [(4, 3)]),
     "guard": ("A[N]", "O[i : N] = +(A[i] > A[j] ? A[j] * A[i])", [(4,)]),
     "conditional": ("A[N]", "O[i : N] = +(A[i] + A[i+j] > 0 ? A[j] * A[i] : A[i] / A[j])", [(4,)]),
-    "any and all": ("A[N]", "O[i : N] = +(any(A[j] > A[i]) ? A[i] * A[k] : all(A[j] > A[i]) ? A[i] : A[i]/2)", [(3,)]),
+    "any and all": (
+        "A[N]",
+        "O[i : N] = +(any(A[j] > A[i]) ? A[i] * A[k] : all(A[j] > A[i]) ? A[i] : A[i]/2), k < N",
+        [(3,)],
+    ),
     "pad by a number": ("A[N], V[]", "O[i : N] = +(pad(A[i + j - 1], V[]) * pad(A[2*i], 2.0)), j < 3", [(5,), ()]),
     "pad by an element": ("A[N], B[N]", "O[i : N] = +(pad(A[i + j - 1], B[i]) * B[j]), j < 3", [(4,), (4,)]),
     "pad within pad": ("A[N]", "O[i : N] = +(pad(A[i - 1], pad(A[i + 1], A[i])) * A[i])", [(3,)]),

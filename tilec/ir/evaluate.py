@@ -22,6 +22,7 @@ from tilec.errors import (
 from tilec.ir.functions import counts_positions
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.oracle.accumulate import Accumulator, wrap
+from tilec.ir.oracle.branches import identity_of
 from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
@@ -107,7 +108,9 @@ class _Run(Evaluator):
         raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
 
     def contraction(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> Tensor:
-        site = self.site(s.body, s.guard, s.constraints, zip(index, sizes, strict=True))
+        identity = None if s.default is not None else identity_of(s.aggregation)
+        placed = zip(index, sizes, strict=True)
+        site = self.site(s.body, s.guard, s.constraints, placed, identity=identity)
         place = [form(e, size, self.size) for e, size in zip(index, sizes, strict=True)]
         exact = s.aggregation == "assign" and not any(f.dynamic for f in place)
         total = int(np.prod(sizes, dtype=object))
@@ -148,8 +151,8 @@ class _Run(Evaluator):
         if any(map(counts_positions, walk(s.body))):
             value = self.value(s.body, at)  # now that the shape over which the draws are counted is known
         data = np.asarray(wrap(value.data, value.type.dtype))
-        if not all(self.form_value(f, at)[1] for f in site.forms):
-            data = np.zeros_like(data)
+        good = self.sound(site.asked, at) & np.asarray(all(self.form_value(f, at)[1] for f in site.forms))
+        data = np.where(good, data, np.zeros_like(data))
         return Tensor(data, value.type.dtype, value.type.weak)
 
     def statement_sizes(self, s: Statement) -> list[int]:

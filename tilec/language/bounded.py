@@ -9,13 +9,16 @@ fixed pseudo-random residue for each size. `%`, `clamp`, `max`, `min`, `abs` and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from zlib import crc32
 
-from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Inside, Int, Name, Pad, children
+from tilec.ir.constraining import Branch, Demand, always, conditional, demands, without_identity
+from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Name, Statement, children
 
 PRIME = 2**61 - 1
 Form = dict[str, int]
 CONSTANT = ""
+MOST_WAYS = 4096
 
 
 class _Unconfined(Exception):
@@ -126,17 +129,35 @@ def _leaves(e: Expr) -> Iterator[Expr]:
             yield e
 
 
-def confining(*roots: Expr | None, own: str | None = None) -> Iterator[Access]:
-    """Accesses that confine the points of the region these expressions stand in: not those under `pad` or in a nested
-    aggregation, nor reads of the tensor `own` that the statement itself assigns."""
-    stack = [e for e in reversed(roots) if e is not None]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Aggregate):
-            continue
-        if isinstance(e, Pad):
-            stack.append(e.value)
-            continue
-        if isinstance(e, Access) and e.tensor != own:
-            yield e
-        stack.extend(reversed(children(e) if not isinstance(e, Inside) else (e.access,)))
+def unbounded_points(
+    s: Statement | Aggregate, variables: Iterable[str], left: Iterable[Expr] = (), own: str | None = None
+) -> tuple[str, ...]:
+    """Those of the variables of an aggregation that some way through its conditionals leaves free; ways on which its
+    body is its identity, whose points change nothing, aside. Reads of the tensor `own` confine nothing."""
+    left = tuple(left)
+    asked = demands(*left, s.guard, s.body, own=own)
+    forms: list[Expr] = [*left, *(i for a in always(asked) for i in a.index), *(c.expr for c in s.constraints)]
+    free = unbounded(variables, forms)
+    if not free or not conditional(asked):
+        return free
+    pruned = without_identity(s)
+    if pruned is not s:
+        return unbounded_points(pruned, variables, left, own)
+    loose: dict[str, None] = {}
+    for accesses in islice(_ways(asked), MOST_WAYS):
+        loose.update(dict.fromkeys(unbounded(free, [*forms, *(i for a in accesses for i in a.index)])))
+    return tuple(v for v in free if v in loose)
+
+
+def _ways(asked: Iterable[Demand]) -> Iterator[tuple[Access, ...]]:
+    """The accesses that constrain on each way through the conditionals."""
+    branches = [d for d in asked if isinstance(d, Branch)]
+    if not branches:
+        yield tuple(always(asked))
+        return
+    first, *rest = branches
+    others: tuple[Demand, ...] = (*always(asked), *rest)
+    for side in (first.yes, first.no):
+        for here in _ways(side):
+            for there in _ways(others):
+                yield (*here, *there)

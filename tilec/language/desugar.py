@@ -46,6 +46,8 @@ def _alias(values: Values, e: Apply, region: Region) -> Expr:
     function = ALIASES[e.function]
     count = 3 if function == "select" else 1 if function in ("neg", "not") else 2
     check_arity(e, count, count)
+    if function == "select":
+        return values.select(e.args, region, e.span)
     args = []
     for arg in e.args:
         args.append(values.value(arg, region))

@@ -339,10 +339,9 @@ def _tensors_read(e: Expr) -> set[str]:
 
 def _check_bounds(s: StatementSyntax, statement: Statement, values: Values, body: Expr) -> None:
     assert statement.index is not None
-    roots = [r for r in (statement.guard, statement.body) if r is not None]
     order = dict.fromkeys([*index_variables(*statement.index), *direct_variables(body)])
     where = Call("tuple", (*statement.index, s.body), span=s.span)
-    values.check_bounded(order, *roots, constraints=statement.constraints, where=where, left=statement.index)
+    values.check_bounded(order, statement, where, left=statement.index)
 
 
 def _check_depth(statement: Statement) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, Span, UnboundIndex
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Statement, index_variables
 from tilec.language import indices
-from tilec.language.bounded import confining, unbounded
+from tilec.language.bounded import unbounded_points
 from tilec.language.hints.functions import reduction, replacement
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import Scope, Symbol, nearest
@@ -64,12 +64,24 @@ class Values:
                 return indices.access(e, self.scope)
             case Apply():
                 return self.apply(e, region)
+            case Call("select", args):
+                return self.select(args, region, e.span)
             case Call():
-                args = []
-                for arg in e.args:
-                    args.append(self.value(arg, region))
-                return Call(e.function, tuple(args), span=e.span)
+                return Call(e.function, tuple([self.value(arg, region) for arg in e.args]), span=e.span)
         return e
+
+    def select(self, args: Sequence[Expr], region: Region, span: Span | None) -> Expr:
+        """A conditional. A condition without `:` in one of its branches drops points where that branch is taken."""
+        condition = self.value(args[0], region)
+        values, held = [], []
+        for arg in args[1:]:
+            inside = region if region.guards is None else replace(region, guards=[])
+            values.append(self.value(arg, inside))
+            held.append(join(inside.guards) if inside is not region else None)
+        if region.guards is not None and (held[0] is not None or held[1] is not None):
+            a, b = (Int(1) if g is None else g for g in held)
+            region.guards.append(Call("select", (condition, a, b), span=span))
+        return Call("select", (condition, *values), span=span)
 
     def name(self, e: Name, region: Region) -> Expr:
         symbol = self.scope.whole(e)
@@ -124,7 +136,7 @@ class Values:
         value = self.value(body, inner)
         constraints = self.place(bound, inner.visible)
         node = Aggregate(e.function, value, bound, join(inner.guards), constraints, span=e.span)
-        self.check_bounded(bound, node.guard, node.body, constraints=constraints, where=e)
+        self.check_bounded(bound, node, where=e)
         return node
 
     def aggregated(self, e: Apply, whole: bool = False) -> Expr:
@@ -157,11 +169,10 @@ class Values:
                     self.placed.add(id(c))
         return tuple(sorted(found, key=self.all_constraints.__getitem__))
 
-    def check_bounded(self, variables, *roots, constraints=(), where, left=()) -> None:
+    def check_bounded(self, variables, s: Statement | Aggregate, where, left=()) -> None:
         """Raise UnboundIndex for the variables of a region that nothing confines; reads of the statement's own output
         confine nothing."""
-        forms = [i for access in confining(*left, *roots, own=self.scope.current) for i in access.index]
-        free = unbounded(variables, [*left, *forms, *(c.expr for c in constraints)])
+        free = unbounded_points(s, variables, left, self.scope.current)
         if free:
             names = ", ".join(f"`{v}`" for v in free)
             span = next((node.span for node in index_nodes(where) if node.name in free), where.span)

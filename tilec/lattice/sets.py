@@ -8,26 +8,24 @@ components (the dimensions of one convolution) come back often.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import islpy
 
 from tilec.errors import InternalMistake, UnboundIndex
+from tilec.ir.constraining import constraining
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import (
     Access,
-    Aggregate,
     Call,
     Constraint,
     Expr,
     Index,
     Int,
-    Pad,
     Program,
     Statement,
-    children,
     expressions,
     index_variables,
     walk,
@@ -56,23 +54,6 @@ class Domain:
     dependent: tuple[Condition, ...] = ()
 
 
-def accesses(e: Expr, own: str | None = None) -> Iterator[Access]:
-    """Accesses that constrain the point at which e stands: those in `pad`, in nested aggregations and of the tensor
-    `own` that the statement itself writes do not."""
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        match e:
-            case Pad():
-                stack.append(e.value)
-            case Aggregate():
-                pass
-            case _:
-                if isinstance(e, Access) and e.tensor != own:
-                    yield e
-                stack.extend(reversed(children(e)))
-
-
 def depends_on_data(form: Affine) -> bool:
     """Does the form hold a tensor's element?"""
     return any(isinstance(e, Access) for atom in form.atoms() for e in walk(atom))
@@ -92,9 +73,8 @@ def domain_of(
     found: dict[Condition, None] = {}
     dependent: dict[Condition, None] = {}
     pairs = list(zip(index, sizes, strict=True))
-    for root in (*index, *roots):
-        for access in accesses(root, own):
-            pairs.extend(zip(access.index, shapes[access.tensor], strict=True))
+    for access in constraining(*index, *roots, own=own):
+        pairs.extend(zip(access.index, shapes[access.tensor], strict=True))
     for c in constraints:
         if not isinstance(c.bound, Int):
             raise InternalMistake("the bound of a constraint is no literal", c.span)
@@ -164,6 +144,16 @@ def writes_conflict(s: Statement, shapes: Shapes) -> bool:
     if bounds_of(d) is None:
         return False
     return any(not part.injective(part.rows) for part in _components(d, rows))
+
+
+def points_meet(parts: Sequence[Domain], s: Statement) -> bool:
+    """Do two points of the union of these sets write one element of a bound statement?"""
+    rows = [linear(e) for e in s.index or ()]
+    if any(map(depends_on_data, rows)):
+        return True
+    names = {v: f"x{i}" for i, v in enumerate(parts[0].variables)}
+    text = " or ".join(f"({writer_text(names, d.conditions, rows)})" for d in parts)
+    return not _injective(len(names), text, len(rows))
 
 
 def covers(s: Statement, shapes: Shapes) -> bool:

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tilec.backends.common.code import tuple_text
+from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
-    Aggregate,
     Call,
     Constraint,
     Expr,
     Index,
     Int,
-    Pad,
     Statement,
-    children,
     index_variables,
 )
 from tilec.ir.types import TensorType
@@ -148,24 +146,6 @@ def access_conditions(access: Access, types: Mapping[str, TensorType]) -> tuple[
     return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
 
 
-def constraining_accesses(e: Expr, own: str | None = None) -> Iterator[Access]:
-    """Accesses that constrain the point: all but those that a `pad` wraps, those in its index, those of the nested
-    aggregations that a recurrence has, and its reads of the tensor `own` that it writes."""
-    match e:
-        case Pad():
-            yield from constraining_accesses(e.value, own)
-        case Aggregate():
-            assert own is not None, "nested aggregations are statements of their own by now"
-        case Access():
-            if e.tensor != own:
-                yield e
-            for i in e.index:
-                yield from constraining_accesses(i, own)
-        case _:
-            for child in children(e):
-                yield from constraining_accesses(child, own)
-
-
 def size_of(e: Expr) -> int:
     assert isinstance(e, Int)
     return e.value
@@ -197,9 +177,8 @@ def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None
     `own` ask nothing."""
     wanted: dict[Condition, None] = {}
     assert s.index is not None and s.sizes is not None
-    for root in (s.body, *(() if s.guard is None else (s.guard,)), *s.index):
-        for access in constraining_accesses(root, own):
-            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
+    for access in constraining(s.body, s.guard, *s.index, own=own):
+        wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
     wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
     wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
@@ -211,9 +190,8 @@ def point_conditions(
 ) -> tuple[Condition, ...]:
     """What the accesses in these expressions and the constraints ask of a point."""
     wanted: dict[Condition, None] = {}
-    for root in roots:
-        for access in constraining_accesses(root):
-            wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
+    for access in constraining(*roots):
+        wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
     constraints = tuple(constraints)
     wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in constraints))
     wanted.update(dict.fromkeys(whole_arguments([c.expr for c in constraints])))
@@ -226,7 +204,7 @@ def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping
     assert s.index is not None
     written = {v for e in s.index for v in index_variables(e)}
     largest: dict[str, tuple[int, Fraction]] = {}
-    for access in constraining_accesses(s.body):
+    for access in constraining(s.body):
         shape = types[access.tensor].shape
         flat = row_major([linear(e) for e in access.index], shape)
         for v in flat.variables():

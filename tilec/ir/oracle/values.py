@@ -1,4 +1,4 @@
-"""Values of expressions at points, and the points of aggregations: the oracle's heart.
+"""Values of expressions at points: the oracle's heart.
 
 An expression is evaluated at all points at once, over columns of index values; in an elementwise statement over whole
 tensors, by NumPy's broadcasting.
@@ -7,8 +7,7 @@ tensors, by NumPy's broadcasting.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from tilec.ir.functions import FUNCTIONS, RANDOM, STRUCTURAL
 from tilec.ir.infer import aggregate_type, call_type
 from tilec.ir.oracle import whole
 from tilec.ir.oracle.accumulate import Accumulator, wrap
-from tilec.ir.oracle.memory import Memory, Value, require_integers
-from tilec.ir.oracle.points import Columns, Form, enumerate_points, form, take
+from tilec.ir.oracle.branches import identity_of
+from tilec.ir.oracle.memory import Value, require_integers
+from tilec.ir.oracle.points import Columns, form
+from tilec.ir.oracle.sites import Points, Site, Sites
 from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
-    Constraint,
     Expr,
     Float,
     Index,
@@ -31,8 +31,6 @@ from tilec.ir.program import (
     Int,
     Name,
     Pad,
-    index_variables,
-    walk,
 )
 from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
 
@@ -40,245 +38,8 @@ ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules unde
 NUMBERED = ("argmax", "argmin")
 
 
-def constraining(e: Expr, own: str | None = None) -> Iterator[Access]:
-    """Accesses that the points of an expression must satisfy: all but padded ones, nested aggregations' own and reads
-    of the tensor `own` that the statement itself writes."""
-    match e:
-        case Access():
-            if e.tensor != own:
-                yield e
-            for i in e.index:
-                yield from constraining(i, own)
-        case Inside():
-            yield from constraining(e.access, own)
-        case Pad():
-            yield from constraining(e.value, own)
-        case Call():
-            for a in e.args:
-                yield from constraining(a, own)
-
-
-@dataclass
-class Site:
-    """An aggregation's place in the program: what its points are. Its free variables belong to `outer`."""
-
-    variables: tuple[str, ...]
-    free: tuple[str, ...]
-    forms: list[Form]
-    outer: Site | None
-    inner: dict[int, Site] = field(default_factory=dict)
-    box: dict[str, tuple[int, int]] | None = None  # exact, once asked for
-
-    def __post_init__(self) -> None:
-        self.affine = [f for f in self.forms if f.affine]
-        self.quasi = [f for f in self.forms if not f.affine and not f.dynamic]
-        self.dynamic = [f for f in self.forms if f.dynamic]
-
-
-@dataclass
-class Points:
-    """Points at which expressions are evaluated, all at once. `whole`: an elementwise statement, over whole tensors;
-    `shape`: that of its result, once it is known. `zeroed`: elements outside are 0."""
-
-    columns: Columns
-    site: Site
-    whole: bool = False
-    shape: tuple[int, ...] | None = None
-    zeroed: bool = False
-    known: dict[int, Value] = field(default_factory=dict)
-
-
-def row_major(values: Sequence, shape: Sequence[int]) -> np.ndarray:
-    position: np.ndarray | int = 0
-    for value, size in zip(values, shape, strict=True):
-        position = position * size + value
-    return np.asarray(position)
-
-
-class Evaluator(Memory):
+class Evaluator(Sites):
     """Evaluates expressions, and enumerates the points at which they count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forms: dict[int, tuple[Expr, list[Form]]] = {}  # by identity of the access, which is kept alive
-        self.own: str | None = None  # the output of the recurrence at hand, and what it holds outside
-        self.initial: tuple[tuple[str, ...], Expr] | None = None
-
-    def size(self, e: Expr) -> int:
-        """The integer that a size expression stands for; division truncates, operation by operation."""
-        match e:
-            case Int(value):
-                return value
-            case Name(name):
-                if name in self.sizes:
-                    return self.sizes[name]
-                t = self.tensor(name, e.span)
-                if t.data.ndim or kind(t.dtype) != 1:
-                    raise SizeMistake(f"{name} is no size: it is {t.dtype} of shape {t.data.shape}", e.span)
-                return int(t.data)
-            case Call(function) if function not in STRUCTURAL + RANDOM:
-                result = self.value(e, Points({}, Site((), (), [], None)))
-                if kind(result.type.dtype) == 1 and np.ndim(result.data) == 0:
-                    return int(result.data)
-        raise SizeMistake("a size is an integer, made of dimensions, integers and integer scalars", e.span)
-
-    # points
-
-    def site(
-        self, body: Expr, guard: Expr | None, constraints: tuple[Constraint, ...], index, outer=None, bound=None
-    ) -> Site:
-        """The points of an aggregation over `body`; of a nested one (with `outer`), those of the variables `bound`."""
-        index = list(index)
-        roots = [e for e, _ in index] + ([] if guard is None else [guard]) + [body]
-        forms = [form(e, size, self.size) for e, size in index]
-        for root in roots:
-            for access in constraining(root, self.own):
-                forms.extend(self.access_forms(access))
-        forms.extend(form(c.expr, self.size(c.bound), self.size) for c in constraints)
-        present = index_variables(*roots, *(c.expr for c in constraints))
-        variables = present if bound is None else bound
-        return Site(variables, tuple(v for v in present if v not in variables), list(dict.fromkeys(forms)), outer)
-
-    def access_forms(self, access: Access) -> list[Form]:
-        known = self.forms.get(id(access))
-        if known is None:
-            shape = self.tensor(access.tensor, access.span).data.shape
-            if len(shape) != len(access.index):
-                raise RankMistake(
-                    f"{access.tensor} has {len(shape)} dimensions; {len(access.index)} indices here", access.span
-                )
-            forms = [form(e, n, self.size) for e, n in zip(access.index, shape, strict=True)]
-            known = self.forms[id(access)] = (access, forms)
-        return known[1]
-
-    def candidates(self, site: Site, start: Columns) -> Iterator[Columns]:
-        """Points valid by what is known without looking at elements: indices and constraints without gathers."""
-        for columns in enumerate_points(site.affine, site.variables, start):
-            for f in site.quasi:
-                columns = take(columns, self.form_value(f, Points(columns, site))[1])
-            yield columns
-
-    def restrict(self, site: Site, guard: Expr | None, columns: Columns) -> Columns:
-        """Those of the candidates at which the gathers and the guard hold as well."""
-        for f in site.dynamic:
-            columns = take(columns, self.form_value(f, Points(columns, site))[1])
-        if guard is not None:
-            condition = self.value(guard, Points(columns, site)).data != 0
-            columns = take(columns, condition if np.ndim(condition) else bool(condition))
-        return columns
-
-    def places(self, place: Sequence[Form], sizes: Sequence[int], columns: Columns, site: Site) -> np.ndarray:
-        at = Points(columns, site)
-        position = row_major([self.form_value(f, at)[0] for f in place], sizes)
-        return np.broadcast_to(position, columns[""].shape)
-
-    def bounds(self, site: Site) -> dict[str, tuple[int, int]] | None:
-        """Exact range of each variable over the valid points, elements and guards aside; None if there are none.
-
-        Free variables of a nested aggregation take every value of their own ranges, as in a statement of its own.
-        """
-        if site.box is None:
-            ranges = {} if site.outer is None else self.bounds(site.outer)
-            if ranges is None:
-                return None
-            affine = list(site.affine)
-            for v in site.free:
-                low, high = ranges[v]
-                affine.append(Form(((v, 1),), -low, 1, high - low + 1))
-            variables = (*site.free, *site.variables)
-            whole = Site(variables, (), affine + site.quasi, site.outer, site.inner)
-            box: dict[str, tuple[int, int]] = {}
-            for columns in self.candidates(whole, {"": np.zeros(1, np.int64)}):
-                for v in variables if len(columns[""]) else ():
-                    low, high = int(columns[v].min()), int(columns[v].max())
-                    a, b = box.get(v, (low, high))
-                    box[v] = (min(a, low), max(b, high))
-            if variables and not box:
-                return None
-            site.box = box
-        return site.box
-
-    def number(self, site: Site, variables: Sequence[str], columns: Columns) -> np.ndarray:
-        """Row-major number of each point in the box of the variables' exact bounds."""
-        box = self.bounds(site) or {}
-        ranges = [box.get(v, (0, 0)) for v in variables]
-        position = row_major(
-            [columns[v] - low for v, (low, _) in zip(variables, ranges, strict=True)],
-            [high - low + 1 for low, high in ranges],
-        )
-        return np.broadcast_to(position, columns[""].shape)
-
-    # index arithmetic
-
-    def form_value(self, f: Form, at: Points) -> tuple[np.ndarray | int, np.ndarray | bool]:
-        """The form's integers, and where they are integers within its extent (and its atoms are sound)."""
-        total: np.ndarray | int = f.constant
-        good: np.ndarray | bool = True
-        for key, c in f.terms:
-            if isinstance(key, str):
-                x = at.columns[key]
-            else:
-                x, sound = self.atom(key, at)
-                good = good & sound
-            total = total + x * c
-        if f.denominator != 1:
-            good = good & (total % f.denominator == 0)
-            total = total // f.denominator
-        if f.extent is not None:
-            good = good & (total >= 0) & (total < f.extent)
-        return total, good
-
-    def atom(self, e: Expr, at: Points) -> tuple[np.ndarray, np.ndarray | bool]:
-        match e:
-            case Access():
-                place, good = self.locate(e, at)
-                return self.fetch(e, place), good
-            case Pad():
-                value = self.value(e, at)
-                require_integers(value.type, e.span)
-                return value.data, True
-            case Call("mod" | "clamp" | "max" | "min" | "abs", args):
-                parts = [self.form_value(form(a, None, self.size), at) for a in args]
-                x, *rest = (value for value, _ in parts)
-                good = True
-                for _, sound in parts:
-                    good = good & sound
-                match e.function:
-                    case "abs":
-                        return np.abs(x), good
-                    case "max":
-                        return np.maximum(x, rest[0]), good
-                    case "min":
-                        return np.minimum(x, rest[0]), good
-                    case "clamp":
-                        return np.minimum(np.maximum(x, rest[0]), rest[1]), good
-                divisor = np.asarray(rest[0])
-                return np.mod(x, np.where(divisor == 0, 1, divisor)), good & (divisor != 0)
-        raise TypeMistake("an index holds integers", e.span)
-
-    def locate(self, access: Access, at: Points) -> tuple[tuple, np.ndarray | bool]:
-        """Coordinates of an access, 0 where it lies outside, and where it lies inside."""
-        parts = [self.form_value(f, at) for f in self.access_forms(access)]
-        good: np.ndarray | bool = True
-        for _, inside in parts:
-            good = good & inside
-        if np.size(good) and np.all(good):
-            return tuple(value for value, _ in parts), good
-        return tuple(np.where(good, value, 0) for value, _ in parts), good
-
-    def fetch(self, access: Access, place: tuple) -> np.ndarray:
-        tensor = self.tensor(access.tensor, access.span)
-        if any(isinstance(e, Access) for i in access.index for e in walk(i)):
-            for i in access.index:
-                self.check_gathers(i)
-        if tensor.data.size == 0:  # nothing to read: no coordinates, or all of them outside
-            return np.zeros(np.broadcast_shapes(*(np.shape(p) for p in place)), tensor.data.dtype)
-        return tensor.data[place]
-
-    def check_gathers(self, e: Expr) -> None:
-        for a in walk(e):
-            if isinstance(a, Access):
-                require_integers(self.tensor(a.tensor, a.span).element(), a.span)
 
     # values
 
@@ -383,7 +144,7 @@ class Evaluator(Memory):
         """A nested aggregation at each point: evaluated once for each combination of its free variables."""
         site = at.site.inner.get(id(e))
         if site is None:
-            site = self.site(e.body, e.guard, e.constraints, (), at.site, e.bound)
+            site = self.site(e.body, e.guard, e.constraints, (), at.site, e.bound, identity_of(e.aggregation))
             at.site.inner[id(e)] = site
         inverse: np.ndarray | int = 0
         start: Columns = {"": np.zeros(1, np.int64)}

@@ -6,14 +6,15 @@ A contraction `O[f : s] = AGG(guard ? body), constraints` is flipped for each ac
     dA[g : sizes of A] = +(guard ? dO[f] * d body / d A[g] * in(...)), constraints
 
 over the same index variables. `in(...)` stands for every access that constrains the points of the contraction and that
-the derivative no longer reads, so that the points are the same.
+the derivative no longer reads, in the branch in which it did, so that the points are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from tilec.ir.constraining import Branch, Demand, Region, always, as_factor, assume, demands, without_identity
 from tilec.ir.functions import INFINITY, ONE
 from tilec.ir.program import (
     Access,
@@ -22,15 +23,18 @@ from tilec.ir.program import (
     Constraint,
     Expr,
     Index,
-    Inside,
     Int,
     Pad,
     Statement,
     children,
     index_variables,
+    map_expressions,
+    rebuild,
     walk,
 )
-from tilec.transforms.autodiff.pullback import Cotangent, Leaf, conjunction, product, pull_back, total
+from tilec.language.bounded import unbounded
+from tilec.transforms.autodiff.pullback import Cotangent, Leaf, conjunction, known, product, pull_back, total
+from tilec.transforms.simplify.simplify import fold
 from tilec.transforms.util.extents import Extent, sizes
 from tilec.transforms.util.naming import (
     all_variables,
@@ -47,7 +51,7 @@ class Scope:
 
     guards: tuple[Expr, ...]
     constraints: tuple[Constraint, ...]
-    constraining: tuple[Access, ...]
+    demands: tuple[Demand, ...]
     variables: tuple[str, ...]
 
 
@@ -124,19 +128,6 @@ TANGENTS: dict[str, tuple[str, Rule | None]] = {
 NESTED_TANGENTS = {**TANGENTS, "max": ("mean", _among_winners), "min": ("mean", _among_winners)}
 
 
-def constraining(*roots: Expr | None) -> Iterator[Access]:
-    """Accesses that constrain the points of an expression; padded ones and those of nested aggregations do not."""
-    for e in roots:
-        match e:
-            case Access():
-                yield e
-                yield from constraining(*e.index)
-            case Pad():
-                yield from constraining(e.value)
-            case Call() | Inside():
-                yield from constraining(*children(e))
-
-
 class Contraction:
     """A contraction to be flipped, given the name of its output's cotangent.
 
@@ -145,11 +136,12 @@ class Contraction:
 
     def __init__(self, s: Statement, cotangent: str, known: Mapping[str, Extent], emit: Callable[[Statement], str]):
         assert s.index is not None
-        self.s = separate(s)
+        self.s = separate(bounded(s))
         self.index = s.index
         self.extents = {**known, cotangent: known[s.output]}
         self.result = Access(s.output, s.index)
-        self.cotangent: Expr = Access(cotangent, s.index)
+        self.place = Access(cotangent, s.index)
+        self.cotangent: Expr = self.place
         self.emit = emit
         self.used = all_variables(self.s)
 
@@ -163,7 +155,7 @@ class Contraction:
         s = self.s
         guards = () if s.guard is None else (s.guard,)
         variables = index_variables(*self.index, *guards, s.body, *parts(s.constraints))
-        scope = Scope(guards, s.constraints, tuple(constraining(*guards, s.body)), variables)
+        scope = Scope(guards, s.constraints, demands(*guards, s.body), variables)
         start = self._enter_statement()
         if start is None:
             return
@@ -178,11 +170,11 @@ class Contraction:
     def written(self) -> str:
         """The name of a tensor that says which elements of the output some point writes, or how many points do."""
         gathers = any(isinstance(e, Access) for i in self.index for e in walk(i))  # where `any` cannot write
-        ones = self._ones(self._constraining(), self.result)
+        ones = self._ones(self._demands(), self.result)
         return self._statement("sum" if gathers else "any", ones, "Written")
 
-    def _constraining(self) -> tuple[Access, ...]:
-        return tuple(constraining(self.s.guard, self.s.body))
+    def _demands(self) -> tuple[Demand, ...]:
+        return demands(self.s.guard, self.s.body)
 
     def aggregation(self) -> Aggregation:
         """The statement's own."""
@@ -190,7 +182,7 @@ class Contraction:
         return Aggregation(
             s.body,
             self.result,
-            self._ones(self._constraining(), self.result),
+            self._ones(self._demands(), self.result),
             lambda name, body, called: Access(self._statement(name, body, called), self.index),
             lambda: self._others(s.body, s.guard, s.constraints, self._summed(), self.index),
         )
@@ -205,7 +197,7 @@ class Contraction:
             return replace(e, aggregation=name, body=body, guard=guard)
 
         others = lambda: self._others(e.body, e.guard, e.constraints, e.bound, ())  # noqa: E731
-        return Aggregation(e.body, e, self._ones(tuple(constraining(e.guard, e.body)), None), over, others)
+        return Aggregation(e.body, e, self._ones(demands(e.guard, e.body), None), over, others)
 
     def _enter_statement(self) -> Cotangent | None:
         rule = RULES[self.s.aggregation]
@@ -220,32 +212,44 @@ class Contraction:
         return inner, Scope(
             (*scope.guards, *(() if e.guard is None else (e.guard,))),
             (*scope.constraints, *e.constraints),
-            (*scope.constraining, *constraining(e.guard, e.body)),
+            (*scope.demands, *demands(e.guard, e.body)),
             (*scope.variables, *e.bound),
         )
 
     def _flip(self, access: Access, g: Cotangent, scope: Scope) -> Statement:
         guard, body = conjunction((*scope.guards, *g.masks)), g.value
-        provided = (access, *constraining(*access.index, guard, body))
-        body = product(body, *map(Inside, self.missing(scope.constraining, provided)))
+        provided = (access, *demands(*access.index, guard, body))
+        asked = assume((*scope.demands, self.place), *known(g.masks))
+        body = product(body, *map(as_factor, self.missing(asked, provided)))
         guard = self.keep(scope.variables, guard, *access.index, body)
         extent = sizes(self.extents[access.tensor], len(access.index))
         constraints = tuple(dict.fromkeys(scope.constraints))
         return separate(Statement(access.tensor, access.index, extent, body, "sum", guard, constraints))
 
-    def _ones(self, accesses: tuple[Access, ...], given: Access | None) -> Expr:
-        """1 at the points at which all the accesses lie inside."""
+    def _ones(self, wanted: tuple[Demand, ...], given: Access | None) -> Expr:
+        """1 at the points that meet all the demands."""
         provided = () if given is None else (given,)
-        return product(ONE, *map(Inside, self.missing(accesses, provided)))
+        return product(ONE, *map(as_factor, self.missing(wanted, provided)))
 
-    def missing(self, accesses: tuple[Access, ...], provided: tuple[Access, ...]) -> Iterator[Access]:
-        """Those accesses that constrain the points more than the provided ones do."""
-        known = {pair for a in provided for pair in self._pairs(a)}
-        for a in accesses:
-            pairs = set(self._pairs(a))
-            if not pairs <= known:
-                known |= pairs
-                yield a
+    def missing(self, wanted: Iterable[Demand], provided: Iterable[Demand]) -> list[Demand]:
+        """The demands that constrain the points more than the provided ones do."""
+        wanted, provided = list(wanted), list(provided)
+        met = {pair for a in always(provided) for pair in self._pairs(a)}
+        result: list[Demand] = []
+        for d in sorted(wanted, key=lambda d: isinstance(d, Branch)):
+            if isinstance(d, Access):
+                pairs = set(self._pairs(d))
+                if not pairs <= met:
+                    met |= pairs
+                    result.append(d)
+                continue
+            given: list[Demand] = [*always(provided), *always(result)]
+            also = [p for p in provided if isinstance(p, Branch) and p.condition == d.condition]
+            yes = self.missing(d.yes, [*given, *(x for p in also for x in p.yes)])
+            no = self.missing(d.no, [*given, *(x for p in also for x in p.no)])
+            if yes or no:
+                result.append(Branch(d.condition, tuple(yes), tuple(no)))
+        return result
 
     def _pairs(self, a: Access) -> Iterator[tuple[Expr, Expr]]:
         """What an access demands: each index inside that size."""
@@ -304,6 +308,29 @@ class Contraction:
         return Aggregate(
             "prod", rename(body, names), tuple(names.values()), conjunction(tuple(conditions)), tuple(moved)
         )
+
+
+def bounded(s: Statement) -> Statement:
+    """The statement with branches that are the aggregation's identity dropped by its guard, where only the others bound
+    its variables; nested aggregations likewise."""
+
+    def visit(e: Expr) -> Expr:
+        e = rebuild(e, visit)
+        match e:
+            case Aggregate():
+                return _pruned(e, e.bound, ())
+            case Call("select", (condition, a, b)):  # as the masks of a cotangent have it
+                return replace(e, args=(fold(condition), a, b))
+        return e
+
+    s = map_expressions(s, visit)
+    return _pruned(s, index_variables(*(s.index or ()), s.body), s.index or ())
+
+
+def _pruned(s: Region, variables: tuple[str, ...], index: tuple[Expr, ...]) -> Region:
+    forms: list[Expr] = [i for a in always(demands(*index, s.guard, s.body)) for i in a.index]
+    loose = unbounded(variables, [*index, *forms, *(c.expr for c in s.constraints)])
+    return without_identity(s) if loose else s
 
 
 def parts(constraints: tuple[Constraint, ...]) -> tuple[Expr, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilec.errors import InputMistake, NameMistake
+from tilec.ir.constraining import Demand, as_factor, demands
 from tilec.ir.functions import STRUCTURAL
 from tilec.ir.program import (
     Access,
@@ -23,7 +24,6 @@ from tilec.ir.program import (
     Float,
     Index,
     Input,
-    Inside,
     Int,
     Name,
     Pad,
@@ -38,7 +38,6 @@ from tilec.transforms.autodiff.adjoint import (
     NESTED_TANGENTS,
     TANGENTS,
     Contraction,
-    constraining,
     parts,
 )
 from tilec.transforms.autodiff.grad import as_type, depend_on
@@ -210,7 +209,7 @@ class _Tangent:
             if scaled is not None:
                 yield scaled
                 continue
-            guard, body = self._held((*guards, *start.masks), term, tuple(constraining(s.guard, s.body)), True)
+            guard, body = self._held((*guards, *start.masks), term, demands(s.guard, s.body), True)
             made = Statement(
                 self.name,
                 self.whole.index,
@@ -246,13 +245,13 @@ class _Tangent:
         return Statement(self.name, self.whole.index, extent, value if sign == own else -value)
 
     def _held(
-        self, conditions: tuple[Expr, ...], value: Expr, accesses: tuple[Access, ...], outer: bool
+        self, conditions: tuple[Expr, ...], value: Expr, asked: tuple[Demand, ...], outer: bool
     ) -> tuple[Expr | None, Expr]:
-        """A guard and a body over the points that the accesses allow, those that are no longer read included."""
+        """A guard and a body over the points that meet the demands, accesses that are no longer read included."""
         guard = conjunction(conditions)
-        given = [a for a in constraining(guard, value) if a.tensor != self.name]
-        provided = (self.whole.result, *given) if outer else tuple(given)
-        return guard, product(value, *map(Inside, self.whole.missing(accesses, provided)))
+        given = demands(guard, value, own=self.name)
+        provided = (self.whole.result, *given) if outer else given
+        return guard, product(value, *map(as_factor, self.whole.missing(asked, provided)))
 
     # what is read
 
@@ -292,7 +291,7 @@ class _Tangent:
 
     def _aggregated(self, e: Aggregate, aggregation: str, masks: tuple[Expr, ...], tangent: Expr) -> Expr:
         guards = () if e.guard is None else (e.guard,)
-        guard, body = self._held((*guards, *masks), tangent, tuple(constraining(e.guard, e.body)), False)
+        guard, body = self._held((*guards, *masks), tangent, demands(e.guard, e.body), False)
         return replace(e, aggregation=aggregation, body=body, guard=self.whole.keep(e.bound, guard, body), span=None)
 
     def _outline(self, e: Expr) -> Expr:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir.constraining import as_factor, demands
 from tilec.ir.functions import RANDOM, STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
@@ -16,7 +17,6 @@ from tilec.ir.program import (
     Call,
     Expr,
     Index,
-    Inside,
     Int,
     Name,
     Program,
@@ -25,7 +25,6 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.transforms.autodiff.adjoint import constraining
 from tilec.transforms.autodiff.pullback import product
 from tilec.transforms.util.naming import Names
 
@@ -132,9 +131,8 @@ def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None
 
     body = _shallow(s.body, assign, lambda e: False, TOO_DEEP)
     if body is not s.body:
-        read = set(constraining(body, *guard))
-        lost = [a for a in dict.fromkeys(constraining(s.body)) if a not in read]
-        body = product(body, *map(Inside, lost))
+        read = demands(body, *guard)
+        body = product(body, *(as_factor(d) for d in demands(s.body) if d not in read))
     result.append(replace(s, body=body))
 
 

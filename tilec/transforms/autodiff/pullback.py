@@ -122,6 +122,19 @@ def negation(condition: Expr) -> Expr:
     return Call("eq", (condition, ZERO))
 
 
+def known(masks: tuple[Expr, ...]) -> tuple[list[Expr], list[Expr]]:
+    """The conditions that are true, and those that are false, where all the masks hold."""
+    opposite = {"eq": "ne", "ne": "eq"}
+    true, false = list(masks), []
+    for m in masks:
+        match m:
+            case Call("eq", (condition, zero)) if zero == ZERO:
+                false.append(condition)
+        if isinstance(m, Call) and m.function in opposite:
+            false.append(Call(opposite[m.function], m.args))
+    return true, false
+
+
 def total(terms: list[Cotangent]) -> Cotangent:
     """The sum of cotangents; conditions that all share stay conditions, equal terms are counted."""
     shared = tuple(m for m in terms[0].masks if all(m in t.masks for t in terms))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake
+from tilec.ir.constraining import as_factor, assume, demands
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.index import Affine, canonical, linear
 from tilec.ir.program import (
@@ -26,7 +27,6 @@ from tilec.ir.program import (
     Expr,
     Float,
     Index,
-    Inside,
     Int,
     Name,
     Pad,
@@ -34,8 +34,8 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
-from tilec.transforms.autodiff.adjoint import Contraction, Scope, constraining
-from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
+from tilec.transforms.autodiff.adjoint import Contraction, Scope
+from tilec.transforms.autodiff.pullback import Cotangent, conjunction, known, product
 from tilec.transforms.recurrence import padded, substituted
 from tilec.transforms.simplify.simplify import fold, is_bool
 from tilec.transforms.util.extents import Extent, sizes
@@ -180,9 +180,10 @@ class _Reversal:
     def _conditions(self, d: Cotangent, scope: Scope, points: _Points) -> tuple[Expr | None, Expr, list[Expr]]:
         """The guard and the derivative at the points, and `in` of the accesses that confine these beside both."""
         guard = conjunction((*scope.guards, *d.masks))
-        provided = tuple(constraining(guard, d.value))
+        provided = demands(guard, d.value)
         written = Access(self.received, self.index)  # of the output's shape, and there without computing that again
-        insides = [Inside(a) for a in dict.fromkeys((*scope.constraining, written)) if a not in provided]
+        asked = assume((*scope.demands, written), *known(d.masks))
+        insides = [as_factor(x) for x in dict.fromkeys(asked) if x not in provided]
         moved = None if guard is None else points.at(guard)
         return moved, points.at(d.value), [points.at(i) for i in insides]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake
+from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import INFINITY, ONE, ZERO, call
 from tilec.ir.index import Affine, canonical, linear
 from tilec.ir.program import (
@@ -24,7 +25,6 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.transforms.autodiff.adjoint import constraining
 from tilec.transforms.util.extents import Extent, extents, sizes
 from tilec.transforms.util.naming import Names, rename, rename_constraint
 
@@ -88,9 +88,14 @@ def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:
         falling = form == Affine.variable(k) - Affine.variable(i)
         if not (rising or falling) or i in index_variables(s.body):
             continue
-        if _same(bound, size) and all(_fits(a, k, size, known) for a in constraining(s.body)):
+        if _same(bound, size) and _all_fit(s.body, k, size, known):
             return _Scan(i, k, rising)
     return None
+
+
+def _all_fit(body: Expr, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:
+    asked = demands(body)
+    return not conditional(asked) and all(_fits(a, k, size, known) for a in always(asked))
 
 
 def _fits(a: Access, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import (
     Access,
@@ -31,7 +32,6 @@ from tilec.ir.program import (
     reads_itself,
 )
 from tilec.ir.types import FLOATS
-from tilec.transforms.autodiff.adjoint import constraining
 from tilec.transforms.util.extents import Extent
 
 MOST_STATEMENTS = 200  # of a program that is looked through
@@ -102,7 +102,10 @@ def _covered(s: Statement, extents: Mapping[str, Extent]) -> bool:
     if isinstance(sizes, str) or s.guard is not None or s.constraints:
         return False
     given = dict(zip(s.index or (), sizes, strict=True))
-    wanted = [(access, extents[access.tensor]) for access in constraining(s.body)]
+    asked = demands(s.body)
+    if conditional(asked):
+        return False
+    wanted = [(access, extents[access.tensor]) for access in always(asked)]
     return all(tuple(given.get(i) for i in access.index) == extent for access, extent in wanted)
 
 

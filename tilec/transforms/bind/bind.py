@@ -30,6 +30,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import DEFAULT_FLOAT, WEAK_INT, TensorType, kind
 from tilec.language import show_expr
+from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.bind.sizes import DividesByZero, bind_inputs, counted, size_inputs
 from tilec.transforms.bind.structural import EXPANSIONS, Argument, expand_reshape
@@ -83,7 +84,7 @@ class _Binder:
         t = statement_type(s, self.types)
         self.types[s.output] = t
         self.sizes.shapes[s.output] = t.shape
-        self.statements.append(s)
+        self.statements.append(resolve(s, self.types))
 
     # elementwise statements
 
@@ -254,9 +255,9 @@ class _Binder:
         new = self._with_whole_default(keep_variables(new, s))
         self.emit(new)
         if own:
-            check_recurrence(new, self.sizes.shapes)
+            check_recurrence(self.statements[-1], self.sizes.shapes)
         if any(map(scaled_by_sizes, expressions(s))):
-            check_bounded(new, self.sizes.shapes)
+            check_bounded(self.statements[-1], self.sizes.shapes)
         check_writes(new, self.sizes.shapes)
 
     def _sizes(self, s: Statement) -> tuple[Int, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tilec.errors import UnboundIndex, WriteConflict
+from tilec.ir.constraining import conditional, demands
 from tilec.ir.program import Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
-from tilec.lattice.sets import Shapes, bounds, bounds_of, domain_of, writes_conflict
+from tilec.lattice.sets import Domain, Shapes, bounds, bounds_of, domain_of, points_meet, sizes_of, writes_conflict
+from tilec.transforms.bind.branches import domains
 
 
 def features(s: Statement) -> frozenset[str]:
@@ -48,9 +50,18 @@ def check_bounded(s: Statement, shapes: Shapes) -> None:
         raise
 
 
+def _meet(s: Statement, shapes: Shapes) -> bool:
+    """By the points that each way through the conditionals allows, what conditions say of indices included."""
+    if not conditional(demands(s.guard, s.body, own=s.output)):
+        return writes_conflict(s, shapes)
+    own = {**shapes, s.output: sizes_of(s)}
+    parts = domains(s, own, Domain((), ()), s.output, s.index or (), sizes_of(s))
+    return writes_conflict(s, shapes) if parts is None else points_meet(parts, s)
+
+
 def check_writes(s: Statement, shapes: Shapes) -> None:
     """WriteConflict where an assign has two valid points for one element."""
-    if s.aggregation == "assign" and not _distinct(s) and writes_conflict(s, shapes):
+    if s.aggregation == "assign" and not _distinct(s) and _meet(s, shapes):
         raise WriteConflict(
             f"two points write one element of {s.output}, and `=` takes one",
             s.span,

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, integer
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
-    Aggregate,
     Expr,
     Float,
     Index,
     Inside,
     Int,
-    Pad,
     Statement,
-    children,
 )
 from tilec.ir.types import ElementType, TensorType, kind
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
@@ -133,25 +131,11 @@ def points_per_element(s: Statement, types: Types) -> int | None:
 
 def _product_of_insides(body: Expr) -> Expr:
     """1 at every point that the body's accesses allow."""
-    insides = [Inside(a) for a in dict.fromkeys(_outermost_accesses(body))]
+    insides = [Inside(a) for a in dict.fromkeys(constraining(body, gathers=False))]
     result: Expr = insides[0] if insides else Int(1)
     for inside in insides[1:]:
         result = result * inside
     return result
-
-
-def _outermost_accesses(e: Expr) -> Iterator[Access]:
-    """Accesses that constrain the point, without those in their indices."""
-    match e:
-        case Access():
-            yield e
-        case Pad():
-            yield from _outermost_accesses(e.value)
-        case Aggregate():
-            return
-        case _:
-            for child in children(e):
-                yield from _outermost_accesses(child)
 
 
 def _numbers(box: Box | None, bound: tuple[str, ...]) -> tuple[Expr, int]:

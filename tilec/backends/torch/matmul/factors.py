@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilec.backends.common.code import Names, literal, tuple_text
-from tilec.backends.common.domain import Condition, Domain, access_conditions, constraining_accesses, free
+from tilec.backends.common.domain import Condition, Domain, access_conditions, free
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.access import Frame, reach
 from tilec.backends.torch.expr.scalar import Evaluator
 from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
 from tilec.ir.aggregations import Semiring as Algebra
+from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
@@ -145,7 +146,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
         if any(not passes(e) for o in exposed for e in o.factors):
             result.checked = None
             return result
-        tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining_accesses(e)}
+        tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining(e)}
         result.checked = [t for t in tensors if kind(types[t].dtype) == 2]
     return result
 

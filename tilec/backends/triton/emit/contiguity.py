@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilec.backends.common.domain import constraining_accesses
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
+from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 
 
@@ -16,7 +16,7 @@ def runs_along(space: Space, seen: Viewed, reductions: Sequence[str]) -> bool:
     """Whether memory runs along the reduction in the largest tensor read."""
     best, answer = -1, False
     for root in (space.statement.body, space.statement.guard):
-        for a in constraining_accesses(root) if root is not None else ():
+        for a in constraining(root) if root is not None else ():
             size = math.prod(seen.types[a.tensor].shape)
             if size > best and free_of(a) & set(reductions):
                 best = size
@@ -37,6 +37,6 @@ def turns(space: Space, seen: Viewed, outputs: Sequence[str]) -> bool:
         seen.strides[a.tensor][axis] * linear(e).coefficient(outputs[-2]) == 1 and outputs[-1] in free_of(a)
         for root in (s.body, s.guard)
         if root is not None
-        for a in constraining_accesses(root)
+        for a in constraining(root)
         for axis, e in enumerate(a.index)
     )

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from tilec.backends.common.domain import constraining_accesses
 from tilec.backends.triton.emit.epilogue import at_hand, riders
 from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
+from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
@@ -54,7 +54,7 @@ def form_of(s: Statement, types: Types) -> Form | None:
     extent = dict(zip(names, types[s.output].shape, strict=True))
     reductions = tuple(v for v in variables_of(s) if v not in extent)
     roots = [r for r in (s.body, s.guard) if r is not None]
-    bounding = [a for r in roots for a in constraining_accesses(r)]
+    bounding = [a for r in roots for a in constraining(r)]
     for v in reductions:
         sizes = [
             n for a in bounding for e, n in zip(a.index, types[a.tensor].shape, strict=True) if linear(e).bare == v

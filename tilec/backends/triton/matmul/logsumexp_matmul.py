@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import indented, literal, tuple_text
-from tilec.backends.common.domain import Condition, constraining_accesses
+from tilec.backends.common.domain import Condition
 from tilec.backends.common.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
@@ -27,6 +27,7 @@ from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
 from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, at_once
+from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -117,7 +118,7 @@ def top_of(
     sizes = tuple(Int(extent[v]) for v in variables)
     whole = {
         linear(e).bare
-        for a in constraining_accesses(body)
+        for a in constraining(body)
         for e, n in zip(a.index, types[a.tensor].shape, strict=True)
         if n == extent.get(linear(e).bare or "") and low[linear(e).bare or ""] == 0
     }

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tilec.backends.common.domain import constraining_accesses
 from tilec.backends.common.scalars import NARROW
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
@@ -145,7 +145,7 @@ def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr
     conditions: dict[Expr, None] = {}
     known: set[tuple[Expr, int]] = set()
     for root in (s.body, *(() if s.guard is None else (s.guard,))):
-        for a in constraining_accesses(root):
+        for a in constraining(root):
             asked = set(zip(a.index, types[a.tensor].shape, strict=True))
             if not asked <= known:
                 conditions[Call("ne", (Pad(Inside(a), ZERO), ZERO))] = None

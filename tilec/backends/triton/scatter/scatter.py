@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tilec.backends.common.domain import Domain, build_domain, constraining_accesses, free, row_major
+from tilec.backends.common.domain import Domain, build_domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.common.terms import product_of
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -20,6 +20,7 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.ir.constraining import constraining
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
@@ -128,7 +129,7 @@ def free_guard(s: Statement) -> frozenset[str]:
 def _insides(s: Statement) -> list[Inside]:
     """`in(...)` of every access that constrains the point."""
     roots = (s.body, *(() if s.guard is None else (s.guard,)), *(s.index or ()))
-    return list(dict.fromkeys(Inside(a) for root in roots for a in constraining_accesses(root)))
+    return list(dict.fromkeys(Inside(a) for root in roots for a in constraining(root)))
 
 
 def _within(i: Inside, variables: tuple[str, ...]) -> bool:

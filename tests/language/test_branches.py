@@ -1,0 +1,92 @@
+"""Accesses in the branches of conditionals: values at every stage, gradients, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.conditionals import CONDITIONALS
+from support.stages import check, gradient
+
+from tilec.errors import UnboundIndex, WriteConflict
+from tilec.ir.evaluate import evaluate
+from tilec.ir.types import TensorType
+from tilec.language import parse, show
+from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.bind.bind import bind
+
+SMOOTH = ("rotary embedding", "soft edit distance", "two ranges", "a sum of both", "a conditional under a function")
+
+
+def seeds(results, random):
+    return [random.integers(-2, 3, r.shape).astype(float) for r in results]
+
+
+@pytest.mark.parametrize("case", CONDITIONALS)
+def test_values_and_gradients(case):
+    source, arrays, expected = CONDITIONALS[case]
+    program, random = parse(source), np.random.default_rng(0)
+    results = check(program, arrays)
+    if expected is not None:
+        assert np.array_equal(results[0], expected)
+    first = gradient(program, arrays)
+    if first is None:
+        return
+    arrays = [*arrays, *seeds(results, random)]
+    results = check(first, arrays)
+    if case in SMOOTH:
+        check(gradient(first, arrays), [*arrays, *seeds(results, random)])
+
+
+@pytest.mark.parametrize("case", SMOOTH)
+def test_gradients_are_derivatives(case):
+    source, arrays, _ = CONDITIONALS[case]
+    program, random = parse(source), np.random.default_rng(1)
+    (value,) = evaluate(program, arrays)
+    weight = random.normal(size=value.shape)
+    direction = [random.normal(size=a.shape) for a in arrays]
+    step = 1e-6
+    ends = [evaluate(program, [a + x * d for a, d in zip(arrays, direction, strict=True)])[0] for x in (-step, step)]
+    gradients = evaluate(grad(program), [*arrays, weight])
+    wanted = ((ends[1] - ends[0]) / (2 * step) * weight).sum()
+    got = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
+    assert np.isclose(got, wanted, rtol=1e-5)
+
+
+def test_a_dropped_operand_keeps_its_branch():
+    source = "function (A[N], B[M], C[K]) -> (O) { O[i : N] = +((k < i ? A[k] : B[k]) + C[i - k]); }"
+    shown = show(grad(parse(source), ("C",)))
+    assert "(k < i ? in(A[k]) : in(B[k]))" in shown
+
+
+def test_a_branch_that_stays_inside_is_read_without_a_guard():
+    program = parse(CONDITIONALS["a turn"][0])
+    (s,) = bind(program, {"X": TensorType((6,), "float32")}, {}).statements
+    assert s.guard is None
+    (s,) = bind(program, {"X": TensorType((5,), "float32")}, {}).statements
+    assert s.guard is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "O[i : N] = +(i < 3 ? A[k] : 1)",
+        "O[i : N] = mean(i < 3 ? A[k] : 0)",
+        "O[i : N] = +(i < 3 ? A[k] : B[i])",
+        "O[i : N] = +(B[i] * (i < 3 ? A[k] : 0))",
+        "O[i : N] = 2 * sum(i < 3 ? A[k] : B[i]*k)",
+    ],
+)
+def test_every_branch_bounds(text):
+    with pytest.raises(UnboundIndex, match="nothing bounds `k`"):
+        parse(f"function (A[N], B[N]) -> (O) {{ {text}; }}")
+
+
+def test_two_writers_are_looked_for_among_the_points_that_conditions_leave():
+    types = {"A": TensorType((4,), "float32"), "B": TensorType((4,), "float32")}
+    apart = parse("function (A[4], B[4]) -> (O) { O[i + 4*j : 8] = =(j == 0 ? A[i] : B[i]), j < 2; }")
+    bind(apart, types, {})
+    meeting = parse("function (A[4], B[4]) -> (O) { O[i + 3*j : 8] = =(j == 0 ? A[i] : B[i]), j < 2; }")
+    with pytest.raises(WriteConflict):
+        bind(meeting, types, {})
+    shorter = parse("function (A[4], B[3]) -> (O) { O[i + 3*j : 8] = =(j == 1 ? A[i] : B[i]), j < 2; }")
+    bind(shorter, {**types, "B": TensorType((3,), "float32")}, {})

@@ -1,0 +1,183 @@
+"""What an expression asks of the point at which it stands: accesses that must lie inside, some only in a branch.
+
+An access constrains its point, unless `pad` wraps it; those of a nested aggregation constrain the points of that one,
+and reads of the tensor that a recurrence writes itself constrain none. An access in a branch of `c ? a : b` constrains
+only the points where that branch is taken. Everything that asks which points count asks here, the oracle aside.
+
+Once a program is bound (`transforms.bind.branches`) every access that is left in a branch lies inside wherever the
+rest of the statement allows a point; `constraining` then gives all of them, without conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Pad, Statement, children
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What a conditional asks of the points where `condition` is true, and of the others."""
+
+    condition: Expr
+    yes: tuple[Demand, ...]
+    no: tuple[Demand, ...]
+
+
+Demand = Access | Branch
+
+
+def demands(*roots: Expr | None, own: str | None = None) -> tuple[Demand, ...]:
+    """What these expressions ask of one point, each once, in order of appearance; `own` is the tensor whose reads ask
+    nothing."""
+    found: dict[Demand, None] = {}
+    for e in roots:
+        if e is not None:
+            _collect(e, own, found)
+    return _without(found, frozenset(d for d in found if isinstance(d, Access)), False)
+
+
+def _collect(e: Expr, own: str | None, found: dict[Demand, None]) -> None:
+    match e:
+        case Pad():
+            _collect(e.value, own, found)
+        case Aggregate():
+            pass
+        case Call("select", (condition, a, b)):
+            _collect(condition, own, found)
+            yes, no = demands(a, own=own), demands(b, own=own)
+            found.update(dict.fromkeys(d for d in yes if d in no))
+            yes, no = tuple(d for d in yes if d not in found), tuple(d for d in no if d not in found)
+            if yes or no:
+                found.setdefault(Branch(condition, yes, no))
+        case _:
+            if isinstance(e, Access) and e.tensor != own:
+                found.setdefault(e)
+            for child in children(e):
+                _collect(child, own, found)
+
+
+def _without(wanted: Iterable[Demand], known: frozenset[Access], plain: bool = True) -> tuple[Demand, ...]:
+    """The demands that do not follow from `known`; accesses at the top stay unless `plain`."""
+    result: list[Demand] = []
+    for d in wanted:
+        if isinstance(d, Branch):
+            yes, no = _without(d.yes, known), _without(d.no, known)
+            if yes or no:
+                result.append(d if (yes, no) == (d.yes, d.no) else Branch(d.condition, yes, no))
+        elif d not in known or not plain:
+            result.append(d)
+    return tuple(result)
+
+
+def always(wanted: Iterable[Demand]) -> Iterator[Access]:
+    """The accesses among the demands that constrain every point."""
+    return (d for d in wanted if isinstance(d, Access))
+
+
+def conditional(wanted: Iterable[Demand]) -> bool:
+    """Does any demand stand under a condition?"""
+    return any(isinstance(d, Branch) for d in wanted)
+
+
+def assume(wanted: Iterable[Demand], true: Iterable[Expr], false: Iterable[Expr]) -> tuple[Demand, ...]:
+    """What is left to ask of points where these conditions are known to be true and those to be false."""
+    true, false = list(true), list(false)
+    result: dict[Demand, None] = {}
+    for d in wanted:
+        if isinstance(d, Branch) and d.condition in true:
+            result.update(dict.fromkeys(assume(d.yes, true, false)))
+        elif isinstance(d, Branch) and d.condition in false:
+            result.update(dict.fromkeys(assume(d.no, true, false)))
+        else:
+            result.setdefault(d)
+    return tuple(result)
+
+
+def as_factor(d: Demand) -> Expr:
+    """A value that is 1 and asks what the demand does: `in(A[i])`, or `c ? in(A[i]) : in(B[j])`."""
+    if isinstance(d, Access):
+        return Inside(d)
+    return Call("select", (d.condition, as_value(d.yes), as_value(d.no)))
+
+
+def as_value(wanted: Iterable[Demand]) -> Expr:
+    """The product of the demands' factors; 1 of none."""
+    result: Expr | None = None
+    for d in wanted:
+        factor = as_factor(d)
+        result = factor if result is None else Call("mul", (result, factor))
+    return Int(1) if result is None else result
+
+
+def constraining(*roots: Expr | None, own: str | None = None, gathers: bool = True) -> Iterator[Access]:
+    """All accesses that the points of a bound statement's expressions must satisfy, those in branches among them; those
+    in the indices of others only with `gathers`."""
+    stack = [e for e in reversed(roots) if e is not None]
+    while stack:
+        e = stack.pop()
+        match e:
+            case Pad():
+                stack.append(e.value)
+            case Aggregate():
+                pass
+            case Access():
+                if e.tensor != own:
+                    yield e
+                if gathers or e.tensor == own:
+                    stack.extend(reversed(e.index))
+            case _:
+                stack.extend(reversed(children(e)))
+
+
+# branches whose points need not be looked at
+
+EXEMPT = frozenset(("sum", "prod", "max", "min", "logsumexp", "any", "all"))
+Region = TypeVar("Region", bound=Statement | Aggregate)
+
+
+def without_identity(s: Region) -> Region:
+    """The aggregation with branches of its body that are its identity, `: 0` in a sum, dropped by its guard: their
+    points change nothing, except that a `default` is not for an element that they reach."""
+    if s.aggregation not in EXEMPT or isinstance(s, Statement) and s.default is not None:
+        return s
+    held, body = _pruned(s.body, float(AGGREGATIONS[s.aggregation].identity))
+    if held is None:
+        return s
+    guard = held if s.guard is None else Call("and", (_truth(s.guard), _truth(held)))
+    return replace(s, guard=guard, body=body)
+
+
+def _pruned(e: Expr, identity: float) -> tuple[Expr | None, Expr]:
+    """The condition under which a body is more than the identity, None where it always is, and what it is there."""
+    match e:
+        case Call("select", (c, a, b)) if _value(b) == identity != _value(a):
+            held, rest = _pruned(a, identity)
+            return c if held is None else Call("select", (c, held, Int(0))), rest
+        case Call("select", (c, a, b)) if _value(a) == identity != _value(b):
+            held, rest = _pruned(b, identity)
+            return Call("eq", (c, Int(0))) if held is None else Call("select", (c, Int(0), held)), rest
+        case Call("select", (c, a, b)):
+            (held, a), (other, b) = _pruned(a, identity), _pruned(b, identity)
+            if held is not None or other is not None:
+                return Call("select", (c, held or Int(1), other or Int(1))), Call("select", (c, a, b), span=e.span)
+    return None, e
+
+
+def _value(e: Expr) -> float | None:
+    match e:
+        case Int(value) | Float(value):
+            return float(value)
+        case Call("neg", (a,)):
+            inner = _value(a)
+            return None if inner is None else -inner
+    return None
+
+
+def _truth(e: Expr) -> Expr:
+    known = isinstance(e, Call) and FUNCTIONS[e.function].result == "bool"
+    return e if known else Call("ne", (e, Int(0)))

@@ -1,0 +1,105 @@
+"""Which accesses constrain a point, for the oracle: those in a branch only where the branch is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Pad, walk
+
+NO_POINTS_LOST = ("sum", "prod", "max", "min", "logsumexp", "any", "all")
+
+
+@dataclass
+class Asked:
+    """Accesses that must lie inside, and conditionals with what each of their branches asks."""
+
+    accesses: list[Access] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+
+
+@dataclass
+class Choice:
+    """`idle`: the branches (False, True) whose points change nothing, as they hold the aggregation's identity."""
+
+    condition: Expr
+    yes: Asked
+    no: Asked
+    idle: tuple[bool, ...] = ()
+
+    @property
+    def data(self) -> bool:
+        """Does the condition read a tensor?"""
+        return any(isinstance(e, (Access, Inside, Aggregate)) for e in walk(self.condition))
+
+
+def asked(e: Expr, own: str | None, identity: float | None = None) -> Asked:
+    """All but padded accesses, nested aggregations' own and reads of the tensor `own` that the statement itself
+    assigns. `identity` is the aggregation's, where e is its whole body or a branch of that."""
+    result = Asked()
+    _visit(e, own, identity, result)
+    return result
+
+
+def _visit(e: Expr, own: str | None, identity: float | None, result: Asked) -> None:
+    match e:
+        case Access():
+            if e.tensor != own:
+                result.accesses.append(e)
+            for i in e.index:
+                _visit(i, own, None, result)
+        case Inside():
+            _visit(e.access, own, None, result)
+        case Pad():
+            _visit(e.value, own, None, result)
+        case Call("select", (condition, a, b)):
+            _visit(condition, own, None, result)
+            idle = tuple(sense for sense, x in ((True, a), (False, b)) if identity is not None and _is(x, identity))
+            result.choices.append(Choice(condition, asked(a, own, identity), asked(b, own, identity), idle))
+        case Call():
+            for a in e.args:
+                _visit(a, own, None, result)
+
+
+def identity_of(aggregation: str) -> float | None:
+    """The value whose points may be left out."""
+    return float(AGGREGATIONS[aggregation].identity) if aggregation in NO_POINTS_LOST else None
+
+
+def _is(e: Expr, value: float) -> bool:
+    match e:
+        case Int(n) | Float(n):
+            return n == value
+        case Call("neg", (a,)):
+            return _is(a, -value)
+    return False
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through the conditionals: accesses, which branch each condition met takes, and whether it is idle."""
+
+    accesses: tuple[Access, ...] = ()
+    taken: tuple[tuple[Choice, bool], ...] = ()
+    idle: bool = False
+
+
+def ways(a: Asked) -> Iterator[Way]:
+    """Every way: their points are distinct."""
+    yield from _ways(a.choices, Way(tuple(a.accesses)))
+
+
+def _ways(choices: list[Choice], way: Way) -> Iterator[Way]:
+    if not choices:
+        yield way
+        return
+    first, *rest = choices
+    for sense, side in ((True, first.yes), (False, first.no)):
+        for inner in ways(side):
+            joined = Way(
+                (*way.accesses, *inner.accesses),
+                (*way.taken, (first, sense), *inner.taken),
+                way.idle or inner.idle or sense in first.idle,
+            )
+            yield from _ways(rest, joined)

@@ -1,0 +1,345 @@
+"""Accesses in branches, once sizes are known: none is left that constrains only where its branch is taken.
+
+A branch's access that may lie outside is read through `pad`, and the guard drops the points where the branch is taken
+all the same. What only branches bounded gets a constraint: the range over all ways through the conditionals.
+
+    Y[i : 6] = i < 3 ? X[i + 3] : X[i - 3];                       before
+    Y[i : 6] = i < 3 ? pad(X[i + 3], 0) : pad(X[i - 3], 0);       after: no guard, since each is inside where it is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.errors import AffineMistake, UnboundIndex
+from tilec.ir.constraining import Branch, Demand, Region, always, conditional, constraining, demands, without_identity
+from tilec.ir.functions import ZERO
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    index_variables,
+    rebuild,
+)
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, depends_on_data, domain_of
+from tilec.transforms.simplify.keep_variables import conjunction
+
+MOST_WAYS = 64  # through the conditionals of one region that are looked at one by one
+ENDLESS = 2**62  # the bound of a condition that has none
+
+
+def resolve(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+    """A bound statement without demands under conditions, its nested aggregations likewise.
+
+    Raises UnboundIndex where a way through the conditionals leaves a variable unbounded.
+    """
+    return _Resolver(s, types).statement()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through the conditionals: the accesses that constrain there, and what its conditions say of indices."""
+
+    accesses: tuple[Access, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+def ways(wanted: Iterable[Demand]) -> list[Way] | None:
+    """All ways through the demands' conditionals; None where they are too many."""
+    result = [Way()]
+    for d in wanted:
+        if isinstance(d, Access):
+            result = [replace(w, accesses=(*w.accesses, d)) for w in result]
+            continue
+        sides = [(side, alternatives(d.condition, taken)) for side, taken in ((d.yes, True), (d.no, False))]
+        branches = [
+            Way(inner.accesses, (*conditions, *inner.conditions))
+            for side, found in sides
+            for conditions in found
+            for inner in ways(side) or ()
+        ]
+        if len(result) * len(branches) > MOST_WAYS:
+            return None
+        result = [Way((*w.accesses, *b.accesses), (*w.conditions, *b.conditions)) for w in result for b in branches]
+    return result
+
+
+def domains(
+    s: Statement | Aggregate, shapes: Shapes, around: Domain, own: str | None, index: Sequence[Expr] = (), sizes=()
+) -> list[Domain] | None:
+    """Sets whose union holds every valid point of a region, and none that is not one whatever the elements are; None
+    where they would be too many."""
+    found = ways(demands(*index, s.guard, s.body, own=own))
+    return None if found is None else [_domain(s, shapes, around, own, index, sizes, w) for w in found]
+
+
+def _domain(s, shapes: Shapes, around: Domain, own: str | None, index, sizes, way: Way) -> Domain:
+    inner = domain_of(way.accesses, shapes, s.constraints, index, sizes, own=own)
+    named = index_variables(*index, *_roots(s), *(c.expr for c in s.constraints))
+    variables = dict.fromkeys((*around.variables, *named))
+    conditions = dict.fromkeys((*around.conditions, *inner.conditions, *way.conditions))
+    return Domain(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
+
+
+def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
+    return (s.body,) if s.guard is None else (s.guard, s.body)
+
+
+# conditions on indices
+
+
+def alternatives(e: Expr, sense: bool) -> list[tuple[Condition, ...]]:
+    """Conditions of which some hold wherever `e` is true (or, by `sense`, false); no conditions where it says nothing
+    of indices."""
+    match e:
+        case Int(value) | Float(value):
+            return [()] if bool(value) == sense else []
+        case Call("and" | "or", (a, b)) if _truth(a) and _truth(b):
+            left, right = alternatives(a, sense), alternatives(b, sense)
+            if (e.function == "and") == sense:
+                both = [(*x, *y) for x in left for y in right]
+                return both if len(both) <= MOST_WAYS else [()]
+            return [*left, *right]
+        case Call("eq" | "ne", (a, b)) if b == ZERO and _truth(a):
+            return alternatives(a, sense == (e.function == "ne"))
+        case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne", (a, b)):
+            x, y = _form(a), _form(b)
+            if x is not None and y is not None:
+                return _compared(e.function, x - y, sense)
+    return [()]
+
+
+def _truth(e: Expr) -> bool:
+    match e:
+        case Call("and" | "or" | "xor", (a, b)):
+            return _truth(a) and _truth(b)
+    return isinstance(e, Call) and e.function in _NOT
+
+
+_NOT = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+
+def _compared(function: str, difference: Affine, sense: bool) -> list[tuple[Condition, ...]]:
+    function = function if sense else _NOT[function]
+    below, above = Condition(-difference - 1, ENDLESS), Condition(difference - 1, ENDLESS)
+    match function:
+        case "lt":
+            return [(below,)]
+        case "gt":
+            return [(above,)]
+        case "le":
+            return [(Condition(-difference, ENDLESS),)]
+        case "ge":
+            return [(Condition(difference, ENDLESS),)]
+        case "eq":
+            return [(Condition(difference, 1),)]
+    return [(below,), (above,)]
+
+
+def _form(e: Expr) -> Affine | None:
+    """The form of a value that is integer arithmetic of index variables; between values `/` truncates, so none."""
+    stack = [e]
+    while stack:
+        match stack.pop():
+            case Index() | Int():
+                pass
+            case Call("add" | "sub" | "neg" | "mul" | "max" | "min" | "abs" | "clamp", args):
+                stack.extend(args)
+            case Call("mod", (a, Int(n))) if n:
+                stack.append(a)
+            case _:
+                return None
+    try:
+        return linear(e)
+    except AffineMistake:
+        return None
+
+
+# the statement
+
+
+class _Resolver:
+    def __init__(self, s: Statement, types: Mapping[str, TensorType]):
+        self.s, self.types = s, types
+        self.shapes = {name: t.shape for name, t in types.items()}
+        self.own = s.output
+
+    def statement(self) -> Statement:
+        s = self.s
+        sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        if not any(conditional(demands(*roots, own=self.own)) for roots in _regions(s)):
+            return s
+        nothing = Domain((), ())
+        s, points = self.region(s, nothing, s.index or (), sizes)
+        guard = None if s.guard is None else self.nested(s.guard, points)
+        return replace(s, guard=guard, body=self.nested(s.body, points))
+
+    def nested(self, e: Expr, around: Domain) -> Expr:
+        if not isinstance(e, Aggregate):
+            return rebuild(e, lambda x: self.nested(x, around))
+        e, points = self.region(e, around, (), ())
+        return rebuild(e, lambda x: self.nested(x, points))
+
+    def region(self, s: Region, around: Domain, index: Sequence[Expr], sizes: Sequence[int]) -> tuple[Region, Domain]:
+        """The region resolved, and the points of it and of those around it, or more."""
+        wanted = demands(*index, s.guard, s.body, own=self.own)
+        here = tuple(always(wanted))
+        base: Domain = _domain(s, self.shapes, around, self.own, index, sizes, Way(here))
+        if not conditional(wanted):
+            return s, base
+        try:
+            box: Box | None = self.box(s, around, index, sizes, base)
+        except UnboundIndex as mistake:
+            pruned = self.pruned(s)
+            if pruned is None:
+                mistake.span = mistake.span or s.span
+                raise
+            return self.region(pruned, around, index, sizes)
+        bound: tuple[str, ...] = s.bound if isinstance(s, Aggregate) else base.variables
+        s = replace(s, constraints=(*s.constraints, *self.ranges(base, box, bound)))
+        base = _domain(s, self.shapes, around, self.own, index, sizes, Way(here))
+        held: list[Expr] = [c for d in wanted if isinstance(d, Branch) if (c := self.held(d, base, ())) is not None]
+        guard: Expr | None = None if s.guard is None else self.padded(s.guard, base)
+        body = self.padded(s.body, base)
+        if held:
+            guard = conjunction([*held, *(() if guard is None else (guard,))])
+        return replace(s, guard=guard, body=body), base
+
+    def pruned(self, s: Region) -> Region | None:
+        """The region without the branches that are its identity, in the type that it had; None where it has none."""
+        new = without_identity(s)
+        if new is s:
+            return None
+        was = expression_type(s.body, self.types)
+        if expression_type(new.body, self.types) == was:
+            return new
+        return None if was.weak else replace(new, body=Call(was.dtype, (new.body,)))
+
+    def box(self, s: Region, around: Domain, index, sizes, base: Domain) -> Box | None:
+        """The range of each variable over all ways; None where there is no point."""
+        found = domains(s, self.shapes, around, self.own, index, sizes)
+        if found is None:
+            return bounds_of(base)
+        boxes = [b for d in found if (b := bounds_of(d)) is not None]
+        free = {v: None for b in boxes for v, ends in b.items() if max(map(abs, ends)) > ENDLESS // 4}
+        if free:
+            names = f"the index variable{'s' * (len(free) > 1)} {', '.join(free)}"
+            raise UnboundIndex(
+                f"in a branch of this conditional nothing bounds {names}",
+                s.span,
+                hint="a bound is the index of a tensor read there, or a constraint; a branch such as `: 0` of a sum "
+                "needs none",
+            )
+        if not boxes:
+            return None
+        return {v: (min(b[v][0] for b in boxes), max(b[v][1] for b in boxes)) for v in boxes[0]}
+
+    def ranges(self, base: Domain, box: Box | None, bound: Sequence[str]) -> Iterator[Constraint]:
+        """Constraints for what the unconditional demands leave wider than the box."""
+        try:
+            known = bounds_of(base)
+        except UnboundIndex:
+            known = {}
+        if known is None:
+            return
+        for v in bound:
+            low, high = (0, -1) if box is None else box[v]
+            if known.get(v) != (low, high):
+                yield Constraint((Affine.variable(v) - low).to_expr(), Int(high - low + 1))
+
+    # accesses
+
+    def held(self, d: Branch, base: Domain, given: tuple[Condition, ...]) -> Expr | None:
+        """The condition that the taken branch's accesses lie inside; None where they surely do."""
+        sides: list[Expr] = []
+        for side, sense in ((d.yes, True), (d.no, False)):
+            conditions = []
+            found = alternatives(d.condition, sense)
+            inner = {i for a in always(side) for e in a.index for i in constraining(e)}
+            for x in side:
+                if isinstance(x, Branch):
+                    if len(found) <= 1:
+                        one = self.held(x, base, (*given, *(found[0] if found else ())))
+                    else:
+                        one = self.held(x, base, given)
+                elif x in inner or all(self.inside(x, base, (*given, *way)) for way in found):
+                    one = None
+                else:
+                    one = Call("ne", (Pad(Inside(x), ZERO), ZERO))
+                if one is not None:
+                    conditions.append(one)
+            sides.append(conjunction(conditions) if conditions else Int(1))
+        if sides == [Int(1), Int(1)]:
+            return None
+        return Call("select", (self.padded(d.condition, base), *sides))
+
+    def inside(self, a: Access, base: Domain, given: tuple[Condition, ...]) -> bool:
+        """Does the access surely lie inside, at all the points at which the given conditions hold?"""
+        for e, n in zip(a.index, self.shapes[a.tensor], strict=True):
+            form = linear(e)
+            asked = Condition(form, n)
+            if asked in base.conditions or asked in given:
+                continue
+            if depends_on_data(form) or not _whole(form) or n <= 0:
+                return False
+            for outside in (Condition(-form - 1, ENDLESS), Condition(form - n, ENDLESS)):
+                try:
+                    if bounds_of(replace(base, conditions=(*base.conditions, *given, outside))) is not None:
+                        return False
+                except UnboundIndex:
+                    return False
+        return True
+
+    def padded(self, e: Expr, base: Domain, branch: bool = False) -> Expr:
+        """The expression with the accesses in its branches read through `pad`, where they may lie outside."""
+        match e:
+            case Access():
+                if e.tensor == self.own:
+                    return replace(e, index=tuple(self.padded(i, base, branch) for i in e.index))
+                if branch and not self.inside(e, base, ()):
+                    return Pad(e, self.zero(e), span=e.span)
+                return e
+            case Inside(access):
+                return Int(1) if branch and not self.inside(access, base, ()) else e
+            case Pad():
+                return replace(e, value=self.padded(e.value, base, branch))
+            case Aggregate():
+                return e
+            case Call("select", (c, a, b)):
+                parts = self.padded(c, base, branch), self.padded(a, base, True), self.padded(b, base, True)
+                return replace(e, args=parts)
+        return rebuild(e, lambda x: self.padded(x, base, branch))
+
+    def zero(self, e: Access) -> Expr:
+        return Call("ne", (ZERO, ZERO)) if self.types[e.tensor].dtype == "bool" else ZERO
+
+
+def _whole(form: Affine) -> bool:
+    """Is the form an integer at every integer point, the arguments of its words included?"""
+    if not form.is_integral:
+        return False
+    return all(_whole(linear(x)) for a in form.atoms() if isinstance(a, Call) for x in a.args)
+
+
+def _regions(s: Statement) -> Iterator[tuple[Expr, ...]]:
+    stack: list[Expr] = list(_roots(s))
+    yield tuple(stack)
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Aggregate):
+            yield _roots(e)
+            stack.extend(_roots(e))
+        elif isinstance(e, (Call, Pad)):
+            stack.extend(e.args if isinstance(e, Call) else (e.value,))
