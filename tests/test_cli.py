@@ -31,7 +31,7 @@ def matmul(tmp_path: Path) -> str:
 
 def test_check(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", matmul]) == 0
-    assert "mm(A, B) -> (C)" in capsys.readouterr().out
+    assert "mm(A[I, K], B[K, J]) -> (C)" in capsys.readouterr().out
 
 
 def test_show_prints_what_parses_back(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +221,7 @@ def test_tune_measures_the_function_and_its_gradient(
     shapes = ["--shape", "A=2,3", "--shape", "B=3,4", "--dtype", "A=float16"]
     assert main(["tune", "-e", MATMUL, *shapes, "--grad"]) == 0
     out = capsys.readouterr().out
-    assert "mm(A, B) -> (C)" in out and f"kept in {tmp_path}" in out
+    assert "mm(A[I, K], B[K, J]) -> (C)" in out and f"kept in {tmp_path}" in out
     assert [(len(outputs), tune) for outputs, _, tune in built] == [(1, True), (2, True)]
     assert built[0][1][:2] == [(2, 3), (3, 4)]
     built.clear()

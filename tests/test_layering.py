@@ -22,6 +22,7 @@ LAYERS = (
     ("tilec.transforms.lower",),
     ("tilec.transforms.checkpoint",),
     ("tilec.cost",),
+    ("tilec.display",),
     ("tilec.backends.base",),
     ("tilec.backends.common",),
     ("tilec.backends.torch.expr",),

@@ -10,6 +10,7 @@ import torch
 from tilec.arguments import by_name, size_value, types_of
 from tilec.call_cache import CallCache
 from tilec.cost import size_in_bytes
+from tilec.display.people import Displayed
 from tilec.errors import TileError
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
@@ -32,7 +33,7 @@ class Saved:
         return size_in_bytes(TensorType(self.shape, self.dtype))
 
 
-class Function:
+class Function(Displayed):
     """A compiled Tile function.
 
     Call it on torch tensors, NumPy arrays or Python numbers: one output comes back as a tensor, several as a tuple;
@@ -76,9 +77,6 @@ class Function:
 
     def __str__(self) -> str:
         return self.tile
-
-    def __repr__(self) -> str:
-        return f"<tilec.Function {self.program.name or ''}({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __reduce__(self) -> tuple:
         return Function.of, (self._specialiser,)

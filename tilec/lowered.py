@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tilec.backends.base import Executable, Kernel
 from tilec.cost import Cost, cost
+from tilec.display.html import stages_html
+from tilec.display.latex import latex
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
@@ -85,12 +87,27 @@ class Lowered:
                 yield f"kernel-{kernel.name}.py", kernel.source
         yield "source.py", source
 
+    def latex(self, stage: str = "flat") -> str:
+        """A stage in mathematical notation: an `aligned` environment of LaTeX (amsmath)."""
+        return latex(self.stages[stage])
+
+    def _repr_html_(self) -> str:
+        return stages_html(self.stages, self.cost(), self.source())
+
     def __str__(self) -> str:
         return repr(self.stages)
 
     def __repr__(self) -> str:
-        name = self.stages["source"].name or ""
-        return f"<tilec.Lowered {name}: {', '.join(self.stages)}; {len(self.kernels)} kernels>"
+        first, flat = self.stages["source"], self.stages["flat"]
+        inputs = ", ".join(_typed(n, self._types[n]) for n in flat.input_names())
+        outputs = ", ".join(_typed(n, self._types[n]) for n in flat.outputs)
+        count = len(self.kernels)
+        kernels = f"{count} kernel{'s' * (count != 1)}"
+        return f"<tilec.Lowered {first.name or ''}({inputs}) -> ({outputs}): {', '.join(self.stages)}; {kernels}>"
+
+
+def _typed(name: str, t: TensorType) -> str:
+    return f"{name}: {t.dtype}[{', '.join(map(str, t.shape))}]"
 
 
 def dump_numbered(lowered: Lowered, folder: Path) -> None:

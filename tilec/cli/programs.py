@@ -14,6 +14,7 @@ from tilec import knobs
 from tilec.backends import NAMES
 from tilec.cli.options import STDIN, add_source, add_types, arguments, compiled, pairs
 from tilec.cli.progress import progress
+from tilec.display.latex import latex
 from tilec.errors import InputMistake, TileError
 from tilec.pipeline import STAGES
 
@@ -29,8 +30,10 @@ def add(commands) -> None:
     add_source(show)
     add_types(show)
     show.add_argument("--stage", choices=(*STAGES, "grouped", "code"), help="a pass's result, or the generated code")
+    show.add_argument("--latex", action="store_true", help="in mathematical notation, as LaTeX")
     grad = commands("grad", _grad, "print a program's gradient as Tile")
     add_source(grad)
+    grad.add_argument("--latex", action="store_true", help="in mathematical notation, as LaTeX")
     grad.add_argument("--wrt", metavar="NAME,...", help="inputs to differentiate by (default: all)")
     run = commands("run", _run, "run a program on .npy files and numbers; print its outputs or write them to files")
     add_source(run)
@@ -90,7 +93,7 @@ def _state(file: str) -> object:
 def _show(args: argparse.Namespace) -> None:
     function = compiled(args)
     if args.stage in (None, "source"):
-        print(function.tile)
+        print(function.latex() if args.latex else function.tile)
         return
     with progress(f"compiling {function!r}"):
         lowered = function.lower(*arguments(function, args))
@@ -98,7 +101,8 @@ def _show(args: argparse.Namespace) -> None:
     if args.stage == "code":
         print(text)
     else:  # without groups the flat program is what kernels are made from
-        print(tilec.language.show(lowered.stages.get(args.stage, lowered.stages["flat"])))
+        program = lowered.stages.get(args.stage, lowered.stages["flat"])
+        print(latex(program) if args.latex else tilec.language.show(program))
 
 
 def _tune(args: argparse.Namespace) -> None:
@@ -111,7 +115,8 @@ def _tune(args: argparse.Namespace) -> None:
 
 def _grad(args: argparse.Namespace) -> None:
     function = compiled(args)
-    print(function.grad(None if args.wrt is None else [n.strip() for n in args.wrt.split(",")]).tile)
+    gradient = function.grad(None if args.wrt is None else [n.strip() for n in args.wrt.split(",")])
+    print(gradient.latex() if args.latex else gradient.tile)
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -1,0 +1,207 @@
+"""Programs in mathematical notation, as LaTeX (amsmath) that MathJax and KaTeX render too.
+
+A statement whose left side has one bare variable for each dimension is an equation, `C_{i, j} = sum over k`; any other
+left side is an accumulation, an arrow under the aggregation's sign. What stands under the sign of a sum is its
+variables, its constraints (`0 <= e < c`) and its condition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Program,
+    Statement,
+    index_variables,
+    rebuild,
+)
+
+SIGNS = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min", "any": r"\bigvee", "all": r"\bigwedge"}
+ARROWS = {"sum": "+", "prod": r"\times", "assign": ""}
+INFIX = {
+    "add": "+", "sub": "-", "eq": "=", "ne": r"\neq", "lt": "<", "gt": ">", "le": r"\le", "ge": r"\ge",
+    "and": r"\wedge", "or": r"\vee", "xor": r"\oplus", "shl": r"\ll", "shr": r"\gg", "mod": r"\bmod",
+}  # fmt: skip
+AROUND = {
+    "abs": r"\left|{0}\right|", "floor": r"\left\lfloor {0} \right\rfloor", "ceil": r"\left\lceil {0} \right\rceil",
+    "round": r"\left\lfloor {0} \right\rceil", "sqrt": r"\sqrt{{{0}}}", "rsqrt": r"\frac{{1}}{{\sqrt{{{0}}}}}",
+    "recip": r"\frac{{1}}{{{0}}}", "div": r"\frac{{{0}}}{{{1}}}", "ident": "{0}",
+}  # fmt: skip
+KNOWN = frozenset("exp log sin cos tan sinh cosh tanh max min".split())
+NAMES = {
+    "asin": r"\arcsin",
+    "acos": r"\arccos",
+    "atan": r"\arctan",
+    "sign": r"\operatorname{sgn}",
+    "sigmoid": r"\sigma",
+}
+COMMA = r",\; "
+LOWEST, TIGHTEST = 0, 99
+MINUS = FUNCTIONS["neg"].precedence
+SUM, PRODUCT = FUNCTIONS["add"].precedence, FUNCTIONS["mul"].precedence
+
+
+def latex(what: Program | Statement | Expr) -> str:
+    """A program as an `aligned` environment, a statement as one equation, an expression as a formula."""
+    if isinstance(what, Program):
+        lines = " \\\\\n".join(_statement(s, " &") for s in what.statements)
+        if not lines:
+            lines = ",\\ ".join(_name(o) for o in what.outputs)
+        return f"\\begin{{aligned}}\n{lines}\n\\end{{aligned}}"
+    return _statement(what, "") if isinstance(what, Statement) else _text(what)
+
+
+def _statement(s: Statement, align: str) -> str:
+    body, names = _text(s.body), [i.name for i in s.index or () if isinstance(i, Index)]
+    if s.index is None:
+        return f"{_name(s.output)}{align or ' '}= {body}"
+    left = _element(s.output, s.index)
+    own = [v for v in index_variables(s.body, *_guard(s.guard)) if v not in index_variables(*s.index)]
+    extent = [f"0 \\le {_text(i)} < {_size(n)}" for i, n in zip(s.index, s.sizes or (), strict=False)]
+    if len(set(names)) == len(s.index):
+        right = _aggregated(s.aggregation, s.body, own, s.guard, s.constraints)
+        text = f"{left}{align or ' '}= {right}"
+    else:
+        sign = ARROWS.get(s.aggregation, SIGNS.get(s.aggregation, f"\\mathrm{{{s.aggregation}}}"))
+        arrow = f"\\overset{{{sign}}}{{\\longleftarrow}}" if sign else r"\longleftarrow"
+        text = f"{left}{align or ' '}{arrow} {body}"
+        extent += [_text(s.guard)] if s.guard is not None else []
+        extent += [_constraint(c) for c in s.constraints]
+    if s.default is not None:
+        extent.append(f"{_name(s.default)} \\text{{ elsewhere}}")
+    if s.init is not None:
+        extent.append(f"{left} = {_text(s.init)} \\text{{ outside}}")
+    return text + (f" \\qquad {COMMA.join(extent)}" if extent else "")
+
+
+def _guard(guard: Expr | None) -> tuple[Expr, ...]:
+    return () if guard is None else (guard,)
+
+
+def _aggregated(
+    name: str, body: Expr, bound: Sequence[str], guard: Expr | None, constraints: Sequence[Constraint]
+) -> str:
+    """An aggregation's sign with what stands under it, and its body."""
+    if name == "assign" and not bound:
+        conditions = [*([_text(guard)] if guard is not None else []), *map(_constraint, constraints)]
+        return _text(body) + (f" \\quad \\text{{if }} {COMMA.join(conditions)}" if conditions else "")
+    rows = [", ".join(map(_variable, bound))] if bound else []
+    rows += [_constraint(c) for c in constraints]
+    rows += [_text(guard)] if guard is not None else []
+    under = "\\substack{" + " \\\\ ".join(rows) + "}" if len(rows) > 1 else "".join(rows)
+    sign = SIGNS.get(name, f"\\operatorname*{{{name}}}")
+    wide = isinstance(body, Call) and (own := FUNCTIONS[body.function].precedence) and own <= SUM
+    inside = f"\\left({_text(body)}\\right)" if wide or AGGREGATIONS[name].symbol is None else _text(body)
+    return f"{sign}_{{{under}}} {inside}" if under else f"{sign} {inside}"
+
+
+def _constraint(c: Constraint) -> str:
+    return f"0 \\le {_text(c.expr)} < {_size(c.bound)}"
+
+
+def _size(e: Expr) -> str:
+    """Size arithmetic, whose division drops the remainder."""
+
+    def truncated(e: Expr) -> Expr:
+        e = rebuild(e, truncated)
+        return Call("floor", (e,)) if isinstance(e, Call) and e.function == "div" else e
+
+    return _text(truncated(e))
+
+
+def _name(name: str) -> str:
+    """A tensor's or dimension's name: letters upright where there are several, digits and what follows `_` below."""
+    plain = name.rstrip("'")
+    found = re.fullmatch(r"([A-Za-z]+?)_?(\d+|_?\w*)", plain) if len(plain) > 1 else None
+    head, tail = (plain, "") if found is None else (found[1], found[2])
+    if found is not None and not tail.isdigit() and "_" not in plain:
+        head, tail = plain, ""
+    elif found is not None and "_" in plain:
+        head, _, tail = plain.partition("_")
+    text = head if len(head) == 1 else f"\\mathrm{{{head}}}"
+    if tail:
+        inner = tail if tail.isdigit() or len(tail) == 1 else "\\mathrm{" + tail.replace("_", r"\_") + "}"
+        text = f"{{{text}}}_{{{inner}}}"
+    return text + "'" * (len(name) - len(plain))
+
+
+def _variable(name: str) -> str:
+    return _name(name).replace(r"\mathrm", r"\mathit")
+
+
+def _element(tensor: str, index: Sequence[Expr]) -> str:
+    name = _name(tensor)
+    return "{" + name + "}_{" + ",\\,".join(map(_text, index)) + "}" if index else name
+
+
+def _text(e: Expr, least: int = LOWEST) -> str:
+    """The formula of e, in parentheses where an operator of precedence below `least` would need them."""
+    match e:
+        case Int():
+            return str(e.value)
+        case Float():
+            return _float(e.value)
+        case Index():
+            return _variable(e.name)
+        case Name():
+            return _name(e.name)
+        case Access():
+            return _element(e.tensor, e.index)
+        case Inside():
+            return f"\\left[{_text(e.access)} \\text{{ exists}}\\right]"
+        case Pad():
+            value = _text(e.value)
+            return f"{{{_text(e.access)}}}^{{\\mathrm{{else}}\\;{value}}}"
+        case Aggregate():
+            text = _aggregated(e.aggregation, e.body, e.bound, e.guard, e.constraints)
+            return f"\\left({text}\\right)" if least > SUM else text
+        case Call():
+            return _call(e, least)
+    raise AssertionError(f"an expression that has no formula: {e!r}")
+
+
+def _call(e: Call, least: int) -> str:
+    name, args = e.function, e.args
+    if name in AROUND:
+        return AROUND[name].format(*map(_text, args))
+    if name == "select":
+        c, a, b = map(_text, args)
+        return f"\\begin{{cases}} {a} & \\text{{if }} {c} \\\\ {b} & \\text{{otherwise}} \\end{{cases}}"
+    if name == "pow":
+        return f"{{{_text(args[0], TIGHTEST)}}}^{{{_text(args[1])}}}"
+    own = FUNCTIONS[name].precedence
+    if not own:
+        plain = name.replace("_", r"\_")
+        head = NAMES.get(name, f"\\{name}" if name in KNOWN else f"\\operatorname{{{plain}}}")
+        return f"{head}\\left({', '.join(map(_text, args))}\\right)"
+    if name == "mul":
+        a, b = _text(args[0], own), _text(args[1], own + 1)
+        between = r" \cdot " if b[:1].isdigit() else "" if isinstance(args[0], Int) else r" \, "
+        text = f"{a}{between}{b}"
+    elif len(args) == 1:
+        text = ("-" if name == "neg" else r"\neg ") + _text(args[0], own)
+    else:
+        text = f"{_text(args[0], own)} {INFIX[name]} {_text(args[1], own + 1)}"
+    return f"\\left({text}\\right)" if own < least else text
+
+
+def _float(value: float) -> str:
+    named = {"inf": r"\infty", "nan": r"\mathrm{NaN}", "3.141592653589793": r"\pi"}
+    mantissa, exponent, power = repr(value).partition("e")
+    if mantissa in named:
+        return named[mantissa]
+    return mantissa if not exponent else f"{mantissa} \\cdot 10^{{{int(power)}}}"
