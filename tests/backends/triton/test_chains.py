@@ -25,3 +25,16 @@ def test_tensor_cores_do_what_they_can():
 )
 def test_what_stays_one_sum(shapes):
     assert launches(BILINEAR, *shapes) == [("O",)]
+
+
+def test_products_of_few_channels_are_products_where_that_is_much_work():
+    kernel = "DK[g, o, j, i, c : G, D, 3, 3, C] = +(I[n, y + j - 1, x + i - 1, g, c] * DO[n, y, x, g, o])"
+    source = f"function (I[N, H, W, G, C], DO[N, H, W, G, D]) -> (DK) {{ {kernel}; }}"
+    for size, used in ((56, True), (2, False)):
+        image = tilec.spec((32, size, size, 32, 8), "bfloat16")
+        lowered = tilec.compile(source).lower(image, image, backend="triton", target="sm_90")
+        assert any("tl.dot" in k.source for k in lowered.kernels) == used
+    lowered = tilec.compile("O[i] = +(A[i, k] * B[k])").lower(
+        tilec.spec((16384, 16384)), tilec.spec((16384,)), backend="triton", target="sm_90"
+    )
+    assert not any("tl.dot" in k.source for k in lowered.kernels), "memory takes longer than the terms"

@@ -65,7 +65,8 @@ def _untuned(dot: Dot, space: Space) -> Config:
     t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
     programs = -(-m // t[0]) * -(-n // t[1]) * batch
     steps = -(-k // t[2])
-    parts = max(1, min(2 * PROCESSORS // programs, steps // 8))
+    beside = 8 if min(m, n) < LEAST else 2  # programs that a multiprocessor runs side by side
+    parts = max(1, min(beside * PROCESSORS // programs, steps // 8))
     if parts == 1 and programs < PROCESSORS:
         t = fitting[-1]
     return replace(_config(t, m, n, k), parts=parts)

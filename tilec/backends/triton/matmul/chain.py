@@ -14,16 +14,13 @@ import opt_einsum
 
 from tilec.backends.common.terms import product_of, split_factors
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.dot import LAUNCH, LEAST, MEMORY, PRODUCTS, TERMS
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
 from tilec.ir.types import FLOATS, TensorType
 
-# points a second: of a sum term by term, and of a product on tensor cores by the bytes of an element, as measured on an
-# H200; bytes a second of memory; seconds of a launch
-TERMS, PRODUCTS, MEMORY, LAUNCH = 4e12, {2: 300e12, 4: 40e12, 8: 15e12}, 4e12, 5e-6
 GAIN = 1.3  # what is gained by dividing a sum, at least
 MOST_STORED = 2**30  # bytes of what is stored between two products
 
@@ -56,8 +53,8 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
     equation = ",".join("".join(symbol[v] for v in names if v in g) for g, _ in operands) + "->" + kept
     shapes = [tuple(extent[v] for v in names if v in g) for g, _ in operands]
     path, info = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
-    width = size_in_bytes(replace(types[s.output], shape=()))
-    apart = _seconds([g for g, _ in operands], path, frozenset(space.outputs), extent, width)
+    dtype = types[s.output].dtype
+    apart = _seconds([g for g, _ in operands], path, frozenset(space.outputs), extent, dtype)
     if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:
         return None
     found: list[Statement] = []
@@ -84,9 +81,10 @@ def _seconds(
     path: Sequence[tuple[int, ...]],
     outputs: frozenset[str],
     extent: Mapping[str, int],
-    width: int,
+    dtype: str,
 ) -> float:
-    """An estimate of what the pairs of a path take one after the other, elements being `width` bytes wide."""
+    """An estimate of what the pairs of a path take one after the other."""
+    width = size_in_bytes(TensorType((), dtype))
 
     def count(variables: Collection[str]) -> int:
         return math.prod(extent[v] for v in variables)
@@ -102,7 +100,7 @@ def _seconds(
         if len(chosen) == 2:
             a, b = chosen
             roles = (a - b) & written, (b - a) & written, (a & b) - written
-            rate = PRODUCTS[width] if min(map(count, roles)) >= LEAST else TERMS
+            rate = PRODUCTS[dtype] if min(map(count, roles)) >= LEAST else TERMS
         if left and width * count(written) > MOST_STORED:
             return math.inf
         total += count(every) / rate + width * sum(map(count, (*chosen, written))) / MEMORY + LAUNCH

@@ -6,6 +6,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
@@ -13,12 +14,19 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
+from tilec.cost import size_in_bytes
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
 from tilec.ir.types import FLOATS
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
 NARROW = ("float16", "bfloat16")
+# points a second, as measured on an H200: of a sum term by term; of a product on tensor cores, of which kernels that
+# read through pointers reach a share. Bytes a second of memory, seconds of a launch.
+TERMS = 4e12
+PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
+POINTERS = 0.25
+MEMORY, LAUNCH = 4e12, 5e-6
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,20 @@ def dot_is_whole(dot: Dot) -> bool:
 def worthwhile(dot: Dot, space: Space) -> bool:
     """Whether tensor cores have enough to do."""
     return min(space.count(v) for v in (dot.rows, dot.columns, dot.summed)) >= LEAST
+
+
+def worthwhile_padded(dot: Dot, space: Space, seen: Viewed) -> bool:
+    """Whether tensor cores pay although they take more rows, columns or points of a sum at once than there are: where
+    terms one by one take twice as long, and longer than memory does."""
+    counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
+    if min(counts) < 2 or dot.dtype not in PRODUCTS:
+        return False
+    repeated = space.count(dot.batch) * len(space.classes)
+    terms = math.prod(counts) * repeated / TERMS
+    products = math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * PRODUCTS[dot.dtype])
+    read = {a.tensor for f in (*dot.left, *dot.right) for a in accesses_in(f)}
+    moved = sum(size_in_bytes(seen.types[name]) for name in (*read, space.statement.output)) / MEMORY
+    return terms > 2 * max(products, moved, LAUNCH)
 
 
 def accesses_in(e: Expr) -> list[Access]:

@@ -34,6 +34,7 @@ from tilec.ir.types import CASTS, FLOATS
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
+REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -87,7 +88,8 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
 
 def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool = False) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
-    bm, bn = (min(n, max(LEAST, power_of_two(space.count(v)))) for n, v in ((64, dot.rows), (64, dot.columns)))
+    bn = min(64, power_of_two(space.count(dot.columns)))
+    bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
     config = Config(bm, bn, LEAST, 4, 1)
     writer = DotWriter(dot, space, seen, wide, "ieee", config, "_repair")
     k = writer.kernel

@@ -14,7 +14,7 @@ from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
-from tilec.backends.triton.matmul.dot import Dot, accesses_in, recognise, variables_of, worthwhile
+from tilec.backends.triton.matmul.dot import Dot, accesses_in, recognise, variables_of, worthwhile, worthwhile_padded
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
@@ -180,6 +180,8 @@ def ridden_steps(
         if hopper_steps(dot, space, seen, setting) is not None or hoisted(dot, space, seen) is not None:
             return None
         return dot_steps(dot, space, seen, flat, wide, setting, riding)
+    if dot is not None and worthwhile_padded(dot, space, seen):
+        return dot_steps(dot, space, seen, flat, wide, setting, riding)
     found = recognise_log(space, seen) or recognise_weighted(space, seen)
     if found is not None:
         return _exponential_steps(found, space, seen, flat, wide, setting, riding) if space.covers else None
@@ -228,6 +230,8 @@ def statement_steps(
             before, seen, space, dot, after = computed
             return [*first, *before, *_product_steps(dot, space, seen, flat, wide, setting), *after]
         return [*first, *_product_steps(dot, space, seen, flat, wide, setting)]
+    if dot is not None and worthwhile_padded(dot, space, seen):
+        return [*first, *(dot_steps(dot, space, seen, flat, wide, setting) or ())]
     found = recognise_log(space, seen) or recognise_weighted(space, seen)
     if found is not None:
         return [*first, *_exponential_steps(found, space, seen, flat, wide, setting)]

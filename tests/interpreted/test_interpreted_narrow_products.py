@@ -1,0 +1,57 @@
+"""Products with fewer rows, columns or terms than tensor cores take at once, against torch in float64."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.matmul import dot
+
+CONVOLUTION = "O[n, y, x, o : N, H - 2, W - 2, D] = +(I[n, y + j, x + i, c] * K[o, j, i, c])"
+CASES = {
+    "two columns": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(A[i, k] * B[k, j])", ((40, 33), (33, 2))),
+    "few of everything": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(A[i, k] * B[k, j])", ((5, 3), (3, 7))),
+    "three channels": ("I[N, H, W, C], K[D, 3, 3, C]", CONVOLUTION, ((2, 7, 6, 3), (5, 3, 3, 3))),
+    "stride 2 of three channels": (
+        "I[N, H, W, C], K[D, 3, 3, C]",
+        "O[n, y, x, o : N, H/2, W/2, D] = +(I[n, 2*y + j - 1, 2*x + i - 1, c] * K[o, j, i, c])",
+        ((2, 8, 6, 3), (5, 3, 3, 3)),
+    ),
+    "groups of eight": (
+        "I[N, W, G, C], K[G, D, 3, C]",
+        "O[n, x, g, o : N, W, G, D] = +(I[n, x + i - 1, g, c] * K[g, o, i, c])",
+        ((2, 9, 3, 8), (3, 8, 3, 8)),
+    ),
+    "a condition": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(i - k >= 0 ? A[i, k] * B[k, j])", ((9, 9), (9, 3))),
+}
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_narrow_products(monkeypatch, name, dtype):
+    monkeypatch.setattr(dot, "TERMS", 1.0)
+    inputs, statement, shapes = CASES[name]
+    ours, theirs = (
+        tilec.compile(f"function ({inputs}) -> (O) {{ {statement}; }}", backend=b) for b in ("triton", "torch")
+    )
+    given = [torch.randn(s, dtype=dtype) for s in shapes]
+    wide = [t.double() for t in given]
+    want = theirs(*wide)
+    assert any("tl.dot" in k.source for k in ours.lower(*given).kernels)
+    torch.testing.assert_close(ours(*given).double(), want, rtol=1e-5, atol=1e-4)
+    cotangent = torch.randn(want.shape, dtype=dtype)
+    gradients = ours.grad()(*given, cotangent), theirs.grad()(*wide, cotangent.double())
+    for mine, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+def test_infinities_stay_where_they_are(monkeypatch):
+    monkeypatch.setattr(dot, "TERMS", 1.0)
+    i, k = torch.randn(1, 6, 5, 3), torch.randn(2, 3, 3, 3)
+    i[0, 2, 2, 1], i[0, 5, 4, 0] = float("inf"), float("nan")
+    f, g = (tilec.compile(f"function (I[N, H, W, C], K[D, 3, 3, C]) -> (O) {{ {CONVOLUTION}; }}", backend=b)
+            for b in ("triton", "torch"))  # fmt: skip
+    torch.testing.assert_close(f(i, k), g(i.double(), k.double()).float(), rtol=1e-5, atol=1e-4, equal_nan=True)
