@@ -16,6 +16,7 @@ from tilec.tracebacks import public
 
 DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
 _SEEDS = (int, np.uint16, np.uint32, np.uint64, torch.Generator)
+_WEAK = (Number, torch.SymInt, torch.SymFloat)
 _NUMBERS = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
 
 
@@ -98,7 +99,7 @@ def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection
     else:
         given = zip(names, values, strict=True)
         tensors = [_seed(n, v) if n in seeds and isinstance(v, _SEEDS) else _to_tensor(n, v) for n, v in given]
-        weak = tuple(isinstance(v, Number) and not isinstance(v, np.generic) for v in values)
+        weak = tuple(isinstance(v, _WEAK) and not isinstance(v, np.generic) for v in values)
         arrays = any(isinstance(v, (np.ndarray, np.generic)) for v in values)
         numpy = arrays and not any(isinstance(v, torch.Tensor) for v in values)
     for name, t in zip(names, tensors, strict=True):
@@ -134,7 +135,11 @@ def size_value(name: str, value: object) -> int:
     if tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
         what = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
         raise InputMistake(f"{name} stands in a size, so it must be one integer; got {what}")
-    return int(tensor)
+    try:
+        return int(tensor)
+    except RuntimeError:  # of what has no value yet, or many
+        what = f"{name} stands in a size, so its value is needed before the call, and this tensor has none yet"
+        raise InputMistake(what, hint=f"pass an int for {name}; a tensor's value cannot be asked for here") from None
 
 
 def _check_count(names: Sequence[str], values: Sequence[object], more: int = 0) -> None:
@@ -162,6 +167,8 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
                 return torch.tensor(value, dtype=dtype)
             except (OverflowError, RuntimeError, ValueError):
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a compiler's
+        return torch.scalar_tensor(value, dtype=torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
     if isinstance(value, complex):
         raise _unsupported(name, "complex")
     if isinstance(value, torch.Generator):

@@ -37,7 +37,7 @@ class CallCache:
         function = self._function
         arguments = to_tensors(function.inputs, inputs, function.seeds)
         tensors, weak = arguments.tensors, arguments.weak
-        values = tuple([size_value(function.inputs[p], tensors[p]) for p in function.size_positions])
+        values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         results: tuple = call(function, tensors, weak, values)
         if signature and all(a is b for a, b in zip(tensors, inputs, strict=True)):  # none was moved
             self._settle(signature, tensors)
@@ -56,6 +56,11 @@ class CallCache:
             self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
         elif (prepared := function.prepared(tensors, weak, ())).plain:
             self._settled[signature] = prepared.executable
+
+
+def _size(name: str, given: object, tensor: torch.Tensor) -> int:
+    """A size's value; what a compiler gives in the place of an integer stays what it is."""
+    return given if isinstance(given, torch.SymInt) else size_value(name, tensor)  # type: ignore[return-value]
 
 
 def _signature(inputs: Sequence[object]) -> tuple | None:

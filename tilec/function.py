@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tilec.arguments import by_name, size_value, types_of
 from tilec.call_cache import CallCache
@@ -17,6 +18,7 @@ from tilec.ir.types import TensorType, kind
 from tilec.language import show
 from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
+from tilec.torch_op.graph import handle_of, in_graph
 from tilec.tracebacks import hide_frames, public
 
 
@@ -55,6 +57,7 @@ class Function(Displayed):
         how = specialiser or Specialiser(program, source, filename, backend, None, tune, exact)
         self._specialiser = how
         self._calls = CallCache(how)
+        self._handle = handle_of(self._calls)
         self._derived: dict[object, Function] = {}
         self.program = how.program
         self.source = how.source
@@ -87,7 +90,7 @@ class Function(Displayed):
         try:
             if named:
                 inputs = by_name(self.inputs, inputs, named)
-            return self._calls(inputs)
+            return in_graph(self._handle, *inputs) if is_dynamo_compiling() else self._calls(inputs)
         except TileError as error:
             hide_frames(error)
             raise

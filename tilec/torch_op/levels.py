@@ -55,6 +55,8 @@ class _Level(torch.autograd.function._SingleLevelFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         (ctx.node, recorded), *tensors = inputs
         ctx.node.setup_context(ctx, (recorded, *tensors), output)
+        if retrieve_current_functorch_interpreter().key() == TransformType.Jvp:
+            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:

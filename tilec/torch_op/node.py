@@ -12,7 +12,7 @@ where torch traces and wants no more than to see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +21,10 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from tilec.errors import TileError
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
 from tilec.specialise import Specialised, Specialiser
+from tilec.torch_op import symbolic
 from tilec.torch_op.levels import through_levels
 from tilec.torch_op.state import asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
@@ -57,6 +58,8 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, valu
 def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
     """How torch is to record a call with such tensors."""
     asked = asking(tensors)
+    if symbolic.is_open(tensors, values):
+        return _open(function, tensors, weak, values)
     key = (asked, weak, values, *[(t.shape, t.dtype) for t in tensors])
     recorded = function.recorded.get(key)
     if recorded is None:
@@ -76,6 +79,15 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
         forward = function.made(parts.forward, parts.chunks)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
     return Recorded(forward, weak, values, wrt, outputs, special, parts, function)
+
+
+def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Open:
+    """A call whose sizes a compiler leaves open."""
+    types = symbolic.example_types(function, tensors, weak)
+    special = function.specialised(types, dict(zip(function.sizes, map(symbolic.example, values), strict=True)))
+    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+    results = symbolic.results(function, tensors, weak, values)
+    return Open(function, weak, values, (), outputs, special, None, function, types=results)
 
 
 def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
@@ -216,6 +228,36 @@ class Recorded:
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
             )
         return self._passes[key]
+
+
+@dataclass(frozen=True)
+class Open(Recorded):
+    """A call whose sizes are open, so that nothing can be weighed: all inputs are kept, and the backward pass is the
+    gradient as its text says. `types` are the outputs'."""
+
+    types: tuple[TensorType | None, ...] = ()
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(range(len(self.outputs), len(self.outputs) + len(self.inputs)))
+
+    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
+        wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
+        gradient = self.plain.grad(wanted)
+        count, nothing = len(self.inputs), TensorType((), "float32")
+        types = [t for t in self.types if t is not None]
+        places = [p for p, t in enumerate(self.types) if t is not None]
+        cotangents: list[int | TensorType] = []
+        for place, t in zip(places, types, strict=True):
+            missing = t if kind(t.dtype) == 2 else replace(nothing, shape=t.shape)
+            cotangents.append(count + place if there[place] else missing)
+        weak = (*self.weak, *[False] * len(cotangents))
+        return Pass(
+            Ready(gradient, weak, self.values_of(gradient)),
+            (*range(count), *cotangents),
+            tuple([wanted.index(name) if name in wanted else None for name in self.inputs]),
+            dict(self.special.replaced),
+        )
 
 
 class Ready:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tilec.torch_op import symbolic
 from tilec.torch_op.node import call, unrecorded
 from tilec.torch_op.state import recording
 from tilec.torch_op.text import function_of
@@ -30,10 +31,11 @@ def _carried_out(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Seq
     for r in function.prepared(inputs, tuple(weak), tuple(sizes))(inputs):
         if r is None:
             continue
-        place = r.untyped_storage().data_ptr()
-        if place in memory or not r.is_contiguous() or r._is_view():
+        storage = r.untyped_storage()
+        shared = storage.data_ptr() in memory or storage.nbytes() != r.numel() * r.element_size()
+        if shared or not r.is_contiguous():
             r = r.clone(memory_format=torch.contiguous_format)
-        memory.add(place)
+        memory.add(r.untyped_storage().data_ptr())
         results.append(r)
     return results
 
@@ -42,8 +44,10 @@ def _fake(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[i
     """Tensors of the outputs' shapes and types."""
     function = function_of(program)
     device = inputs[0].device if inputs else torch.device("cpu")
-    types = function.types(inputs, weak)
-    results = function.results(types, dict(zip(function.sizes, sizes, strict=True)))
+    if symbolic.is_open(inputs, sizes):
+        results = symbolic.results(function, inputs, weak, sizes)
+    else:
+        results = function.results(function.types(inputs, weak), dict(zip(function.sizes, sizes, strict=True)))
     return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device) for t in results if t is not None]
 
 

@@ -62,9 +62,3 @@ def ordinary(tensors: Sequence[torch.Tensor]) -> bool:
 def _readable(t: torch.Tensor) -> bool:
     stored = type(t) in PLAIN and t.layout is torch.strided and t.device.type in DEVICES
     return stored and not t.is_neg() and not t._is_zerotensor()
-
-
-def symbolic(tensors: Sequence[torch.Tensor], values: Sequence[object]) -> bool:
-    """Are some sizes not known yet?"""
-    sizes = (*values, *(n for t in tensors for n in t.shape))
-    return any([type(n) is not int for n in sizes])

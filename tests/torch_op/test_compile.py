@@ -1,0 +1,149 @@
+"""Calls that torch compiles, exports or only looks at: fullgraph, in training, over many sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import func
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import tilec
+from tests.support.torch_programs import EXAMPLES, compiled
+from tests.torch_op.test_transforms import batch, every, flat, loss, sampled, tangents
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_whole(f, **how):
+    return torch.compile(f, fullgraph=True, backend="aot_eager", **how)
+
+
+def trained(f, inputs):
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    return torch.autograd.grad(f(*inputs).square().sum(), inputs)
+
+
+def exported(f, inputs):
+    class Module(torch.nn.Module):
+        def forward(self, *inputs):
+            return f(*inputs)
+
+    return torch.export.export(Module(), tuple(inputs)).module()
+
+
+def sizes(f, reference, example, **how):
+    whole = compiled_whole(lambda *x: 2 * f(*x), **how)
+    given = [example.inputs(more=more) for more in (0, 1, 3)]
+    return [trained(whole, x) for x in given], [trained(lambda *x: 2 * reference(*x), x) for x in given]
+
+
+WAYS = {
+    "forward": lambda f, r, e, x: (compiled_whole(lambda *x: f(*x) + 1)(*x), r(*x) + 1),
+    "backward": lambda f, r, e, x: (trained(compiled_whole(lambda *x: 2 * f(*x)), x), trained(lambda *x: 2 * r(*x), x)),
+    "new sizes": lambda f, r, e, x: sizes(f, r, e),
+    "dynamic": lambda f, r, e, x: sizes(f, r, e, dynamic=True),
+    "func.grad": lambda f, r, e, x: (
+        compiled_whole(lambda *x: func.grad(loss(f), every(x))(*x))(*x),
+        func.grad(loss(r), every(x))(*x),
+    ),
+    "func.grad after a call": lambda f, r, e, x: (
+        f(*x),
+        compiled_whole(lambda *x: func.grad(loss(f))(*x))(*x),
+    )[1:] + (func.grad(loss(r))(*x),),
+    "vmap": lambda f, r, e, x: (compiled_whole(lambda *x: func.vmap(f)(*x))(*batch(x)), func.vmap(r)(*batch(x))),
+    "jvp": lambda f, r, e, x: (
+        compiled_whole(lambda *x: func.jvp(f, x, tangents(x)))(*x),
+        func.jvp(r, tuple(x), tangents(x)),
+    ),
+    "jacrev": lambda f, r, e, x: (compiled_whole(lambda *x: func.jacrev(f)(*x))(*x), func.jacrev(r)(*x)),
+    "export": lambda f, r, e, x: (exported(f, x)(*x), r(*x)),
+    "training of what is exported": lambda f, r, e, x: (trained(exported(f, x), x), trained(r, x)),
+    "func.grad of what is exported": lambda f, r, e, x: (func.grad(loss(exported(f, x)))(*x), func.grad(loss(r))(*x)),
+    "make_fx of a gradient": lambda f, r, e, x: (
+        make_fx(lambda *x: func.grad(loss(f))(*x))(*x)(*x),
+        func.grad(loss(r))(*x),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "way"), sampled(EXAMPLES, WAYS, 7))
+def test_as_torch_does(name: str, way: str) -> None:
+    example = EXAMPLES[name]
+    found, expected = WAYS[way](compiled(name), example.torch, example, example.inputs())
+    for ours, theirs in zip(flat(found), flat(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def test_one_graph_for_sizes_of_a_class() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    softmax = compiled("softmax")
+    whole = torch.compile(lambda x: softmax(x) + 1, dynamic=True, fullgraph=True, backend=counter)
+    for n in range(2, 30):
+        x = torch.randn(n, n + 1)
+        torch.testing.assert_close(whole(x), torch.softmax(x, -1) + 1)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fake_and_meta(name: str) -> None:
+    """Shapes, types and devices without data, gradients included."""
+    inputs = EXAMPLES[name].inputs(torch.float32)
+    expected = EXAMPLES[name].torch(*inputs)
+    if not EXAMPLES[name].integers:  # whose data stay where they are
+        y = compiled(name)(*[t.to("meta").requires_grad_() for t in inputs])
+        assert (y.shape, y.dtype, y.device.type) == (expected.shape, expected.dtype, "meta")
+        y.sum().backward()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [mode.from_tensor(t).requires_grad_() for t in inputs]
+        y = compiled(name)(*given)
+        assert (y.shape, y.dtype, y.stride()) == (expected.shape, expected.dtype, y.contiguous().stride())
+        assert [g.shape for g in torch.autograd.grad(y.sum(), given)] == [t.shape for t in inputs]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "softmax" else pytest.mark.slow) for n in EXAMPLES])
+def test_opcheck(name: str) -> None:
+    example = EXAMPLES[name]
+    from tilec.torch_op.text import text_of
+
+    function = tilec.compile(example.source)
+    given = [*[t.requires_grad_() for t in example.inputs()], *map(torch.tensor, example.integers)]
+    arguments = (text_of(function._specialiser), given, [False] * len(given), [])
+    torch.library.opcheck(torch.ops.tilec.call.default, arguments)
+
+
+def test_sizes_that_are_numbers() -> None:
+    f = tilec.compile("function (X[N], K[]) -> (Y) { Y[i, k : N, K] = X[i] * k; }")
+    whole = compiled_whole(lambda x, k: f(x, k) + 1)
+    x = torch.randn(3)
+    for k in (2, 3, 5):
+        torch.testing.assert_close(whole(x, k), x[:, None] * torch.arange(k) + 1)
+    with FakeTensorMode() as mode, pytest.raises(tilec.InputMistake, match="pass an int for K"):
+        f(mode.from_tensor(x), mode.from_tensor(torch.tensor(3)))
+
+
+def test_a_number_may_change() -> None:
+    f = tilec.compile("Y = X * S;")
+    whole = compiled_whole(lambda x, s: f(x, s))
+    for s in (2.0, 3.0, 4.5):
+        torch.testing.assert_close(whole(torch.ones(3), s), torch.full((3,), s))
+
+
+def test_a_function_of_another_process() -> None:
+    """An exported graph holds its programs."""
+    from tilec.torch_op.text import _functions, _made, function_of, text_of
+
+    f = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])").grad("A")
+    text = text_of(f._specialiser)
+    assert function_of(text) is f._specialiser
+    _functions.pop(text), _made.pop(text, None)
+    other = function_of(text)
+    assert other is not f._specialiser and other.program == f.program

@@ -1,0 +1,31 @@
+"""How torch.compile sees a call: one node of its graph, which it does not look into.
+
+Dynamo takes the call down; what traces the graph afterwards carries it out, through the same code as any other call,
+and so meets the node of autograd, the levels of torch.func and, below these, the operator.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+_calls: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_count = itertools.count()
+
+
+def handle_of(call: Any) -> str:
+    """A name by which graphs know what is to be called with the inputs."""
+    handle = f"call_{next(_count)}"
+    _calls[handle] = call
+    return handle
+
+
+def _called(handle: str, *inputs: Any) -> Any:
+    return _calls[handle](inputs)
+
+
+in_graph: Callable[..., Any] = torch.compiler.allow_in_graph(_called)

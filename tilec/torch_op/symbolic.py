@@ -1,0 +1,173 @@
+"""Shapes of outputs where a compiler leaves sizes open: size arithmetic on torch's symbolic integers.
+
+Element types, ranks and which operand of an operation broadcasts do not depend on sizes, as far as a compiled graph
+holds: it takes 0 and 1 for themselves. They come from the sizes that stand for the class. A program whose shapes cannot
+be followed is compiled for these sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+
+from tilec.errors import Unsupported
+from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, expressions, walk
+from tilec.ir.types import TensorType
+from tilec.specialise import Specialiser
+from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, size_inputs
+
+Size = Any  # int or torch.SymInt
+Shape = tuple[Size, ...]
+FUNCTIONS: dict[str, Callable[..., Size]] = {
+    **SIZE_FUNCTIONS,
+    "max": lambda *a: reduce(torch.sym_max, a),
+    "min": lambda *a: reduce(torch.sym_min, a),
+    "clamp": lambda e, low, high: torch.sym_min(torch.sym_max(e, low), high),
+    "same": lambda first, *_: first,
+}
+
+
+class _Unknown(Exception):
+    """A shape that is not followed."""
+
+
+def example(size: Size) -> int:
+    """The number that stands for a size's class."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    if hint is None:
+        hint_text = "mark the size as an argument's, or call the function outside of the traced part"
+        raise Unsupported(
+            "an input has a size that depends on data, which no shape can be worked out of", hint=hint_text
+        )
+    return int(hint)
+
+
+def example_types(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]
+) -> dict[str, TensorType]:
+    """The inputs' types for the sizes that stand for the class."""
+    meta = [torch.empty(tuple(map(example, t.shape)), dtype=t.dtype, device="meta") for t in tensors]
+    return function.types(meta, weak)
+
+
+def results(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[Size]
+) -> tuple[TensorType | None, ...]:
+    """The type of each output (None: no result), with sizes as open as the inputs'."""
+    types = example_types(function, tensors, weak)
+    found = function.results(types, dict(zip(function.sizes, map(example, values), strict=True)))
+    shapes = dict(zip(function.inputs, (tuple(t.shape) for t in tensors), strict=True))
+    try:
+        made = _Shapes(function.program, shapes, dict(zip(function.sizes, values, strict=True))).run()
+    except _Unknown:
+        made = {}
+    known = []
+    for name, t in zip(function.outputs, found, strict=True):
+        shape = made.get(name)
+        if t is not None and (shape is None or tuple(map(example, shape)) != t.shape):
+            for s in (s for given in shapes.values() for s in given):
+                int(s)  # from here on the graph is for this size
+        known.append(t if t is None or shape is None else replace(t, shape=shape))
+    return tuple(known)
+
+
+class _Shapes:
+    """One pass over the statements of a program."""
+
+    def __init__(self, program: Program, shapes: Mapping[str, Shape], values: Mapping[str, Size]):
+        self.program = program
+        self.shapes = dict(shapes)
+        self.values = {name: values[name] for name in size_inputs(program) if name in values}
+        for i in program.inputs:
+            for dim, size in zip(i.dims or (), self.shapes[i.name], strict=False):
+                if isinstance(dim, str):
+                    self.values.setdefault(dim, size)
+
+    def run(self) -> dict[str, Shape]:
+        for s in self.program.statements:
+            self.shapes[s.output] = self._statement(s)
+        return self.shapes
+
+    def _statement(self, s: Statement) -> Shape:
+        if s.index is None:
+            try:
+                self.values[s.output] = self.evaluate(s.body)
+            except (_Unknown, ZeroDivisionError):
+                pass
+            return self.of(s.body)
+        if s.sizes is not None:
+            return tuple(map(self.evaluate, s.sizes))
+        return tuple(self._left_out(s, e) for e in s.index)
+
+    def _left_out(self, s: Statement, e: Expr) -> Size:
+        """The size of an output index, from where the variable stands bare."""
+        for access in (x for root in expressions(s) for x in walk(root) if isinstance(x, Access)):
+            if isinstance(e, Index) and e in access.index and access.tensor in self.shapes:
+                return self.shapes[access.tensor][access.index.index(e)]
+        raise _Unknown
+
+    def evaluate(self, e: Expr) -> Size:
+        match e:
+            case Int(value):
+                return value
+            case Name(name) | Access(name, ()):
+                if name in self.values:
+                    return self.values[name]
+            case Call("shape", (Name(name), axis)):
+                return self.shapes[name][example(self.evaluate(axis))]
+            case Call(function, args) if function in FUNCTIONS:
+                return FUNCTIONS[function](*map(self.evaluate, args))
+        raise _Unknown
+
+    def of(self, e: Expr) -> Shape:
+        """The shape of an elementwise expression."""
+        match e:
+            case Call("reshape", (_, Call("shape", (Name(like),)))):
+                return self.shapes[like]
+            case Call("reshape", (_, *sizes)):
+                return tuple(map(self.evaluate, sizes))
+            case Call("gather", (x, i)):
+                return (*self.of(i), *self.of(x)[1:])
+            case Call("scatter", (_, _, like)) | Call("simple_reduce", (_, like)):
+                return self.of(like)
+            case Call(function) if function in STRUCTURAL:
+                raise _Unknown
+        return broadcast(tuple(self._operands(e)))
+
+    def _operands(self, e: Expr) -> Iterator[Shape]:
+        match e:
+            case Name(name):
+                yield self.shapes.get(name, ())
+            case Call("shape", (Name(name),)):
+                yield (len(self.shapes[name]),)
+            case Call("as_type" | "index", args):
+                yield self.of(args[0])
+            case Call(function) if function in STRUCTURAL:
+                yield self.of(e)
+            case Call(function, args):
+                for a in args[function in RANDOM :]:
+                    yield from self._operands(a)
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape of operands together, as their examples say."""
+    rank = max(map(len, shapes), default=0)
+    sizes = []
+    for d in range(-rank, 0):
+        here = [s[d] for s in shapes if len(s) >= -d]
+        sizes.append(next((n for n in here if example(n) != 1), here[0]))
+    return tuple(sizes)
+
+
+def is_open(tensors: Sequence[torch.Tensor], values: Sequence[Size]) -> bool:
+    """Are some sizes left open?"""
+    return any([not isinstance(n, int) for t in tensors for n in t.shape]) or any(
+        not isinstance(n, int) for n in values
+    )
