@@ -168,7 +168,8 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
             except (OverflowError, RuntimeError, ValueError):
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a compiler's
-        return torch.scalar_tensor(value, dtype=torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
+        dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
+        return torch.scalar_tensor(value, dtype=dtype)  # type: ignore[arg-type]
     if isinstance(value, complex):
         raise _unsupported(name, "complex")
     if isinstance(value, torch.Generator):
