@@ -33,6 +33,32 @@ ENTRIES = {
 }
 
 
+@pytest.mark.parametrize("call", ["forward", "__call__"])
+def test_a_module(call: str, short: None) -> None:
+    """torch's frames, where it calls the module, and none of ours."""
+    module = tilec.nn.Tile(FIRST, parameters={"B": (3,)})
+    for args in ((A,), (), (2j,)):
+        error = raised(lambda args=args: getattr(module, call)(*args))
+        assert not inside(error)
+
+
+@pytest.mark.parametrize("method", ["source", "asm", "cost", "dump"])
+def test_lowered(method: str, short: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever code that is generated late refuses."""
+    lowered = FIRST.lower(A, A)
+
+    def refuse(*_):
+        raise Unsupported("not today")
+
+    monkeypatch.setattr(type(lowered._executable), "source", refuse)
+    monkeypatch.setattr(type(lowered._executable), "asm", refuse)
+    monkeypatch.setattr("tilec.lowered.cost", refuse)
+    args = {"asm": ("ptx",), "dump": (tmp_path,)}.get(method, ())
+    with pytest.raises(Unsupported) as caught:
+        getattr(lowered, method)(*args)
+    assert not inside(caught.value)
+
+
 def raised(entry) -> TileError:
     with pytest.raises(TileError) as caught:
         entry()

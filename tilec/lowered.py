@@ -15,6 +15,7 @@ from tilec.display.latex import latex
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
+from tilec.tracebacks import public
 
 
 class Stages(dict[str, Program]):
@@ -48,15 +49,18 @@ class Lowered:
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(self._executable.kernels)
 
+    @public
     def source(self) -> str:
         """The generated code, with the Tile statements it comes from; it runs when pasted into a file. Of a program in
         chunks of time the chunks' programs, each by itself."""
         return self._executable.source()
 
+    @public
     def asm(self, kind: str) -> str:
         """Assembly of all kernels ("ptx", "cubin", ...); empty for a backend that makes none."""
         return self._executable.asm(kind)
 
+    @public
     def cost(self) -> Cost:
         """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
         found = cost(self.stages.get("grouped", self.stages["flat"]), self._types)
@@ -68,6 +72,7 @@ class Lowered:
         torch's operations take what they need, and so do chunks of time."""
         return self._executable.temporary_bytes
 
+    @public
     def dump(self, folder: str | Path) -> None:
         """Write every stage, the plan where the backend has one, each kernel and the whole source to numbered files in
         a folder, which is made if need be. Raises OSError where it cannot."""

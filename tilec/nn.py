@@ -9,10 +9,10 @@ import torch
 
 from tilec.api import compile
 from tilec.arguments import by_name
-from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake
+from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError
 from tilec.function import Function
 from tilec.ir.program import Access, Index, Program, expressions, index_variables, walk
-from tilec.tracebacks import public
+from tilec.tracebacks import hide_frames, public
 
 Initial = Callable[[torch.Tensor], object]
 Given = torch.Tensor | Sequence[int]
@@ -125,10 +125,14 @@ class Tile(torch.nn.Module):
                 tensor.zero_()
 
     def forward(self, *inputs: object, **named: object) -> object:
-        values = by_name(self.asked, inputs, named) if named or len(inputs) != len(self.asked) else inputs
-        given = iter(values)
-        held = self.held
-        return self.function(*[getattr(self, n) if n in held else next(given) for n in self.function.inputs])
+        try:
+            values = by_name(self.asked, inputs, named) if named or len(inputs) != len(self.asked) else inputs
+            given = iter(values)
+            held = self.held
+            return self.function(*[getattr(self, n) if n in held else next(given) for n in self.function.inputs])
+        except TileError as error:
+            hide_frames(error)
+            raise
 
     def extra_repr(self) -> str:
         kinds = ((n, "parameter" if n in self._parameters else "buffer") for n in self.held)
