@@ -317,9 +317,12 @@ MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight togeth
 
 
 def _unroll(space: Space, v: str) -> int:
-    """The largest power of two up to that many which divides the variable's extent in every class. A body that calls
-    the device's library has work enough to wait behind, and its text eight times over is too much for registers."""
-    return 1 if calls_library(space) else math.gcd(MOST_AT_ONCE, *(e[v] for e in space.extent))
+    """The largest number up to that many which divides the variable's extent in every class. A body that calls the
+    device's library has work enough to wait behind, and its text eight times over is too much for registers."""
+    if calls_library(space):
+        return 1
+    extent = math.gcd(*(e[v] for e in space.extent))
+    return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
 
 
 def _store(

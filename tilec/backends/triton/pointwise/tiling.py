@@ -12,6 +12,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, walk
 from tilec.ir.types import TensorType
 
@@ -19,6 +20,8 @@ PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction i
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 MOST_PARTS = 128  # that a block combines at once
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
+NARROWEST_BLOCK = 32  # elements that memory is read in at once
+LEAST_USED = 1.15  # elements of a block's columns over those that there are
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
 
@@ -51,7 +54,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
         return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
     along = runs_along(space, seen, reductions)
     if not along and points <= 64:
-        return replace(_map_tiling(space, outputs), reduction=None)
+        return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
     if along:
@@ -82,6 +85,24 @@ def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> T
     m = space.count(tuple(outputs[:-1]))
     axes = (tuple(outputs[:-1]), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return Tiling(axes, None, 1, warps)
+
+
+def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
+    """Where windows overlap, the rows of a block are neighbours that read the same elements: narrow blocks have many
+    rows. As wide as memory is read in at once, and as little of them beyond the last column as may be."""
+    many = {v for v in outputs if space.largest(v) > 1}
+    reductions = {v for v in space.reductions if not space.single(v)}
+    read = [e for r in (space.statement.body, space.statement.guard) if r is not None for e in walk(r)]
+    windows = [
+        v for a in read if isinstance(a, Access) for e in a.index if {*(v := linear(e).variables())} & reductions
+    ]
+    overlap = any(set(w) & many - {outputs[-1]} for w in windows)
+    if len(outputs) < 2 or not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
+        return None
+    columns, m = space.largest(outputs[-1]), space.count(tuple(outputs[:-1]))
+    wide = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
+    bn = min(wide[0] if wide else NARROWEST_BLOCK, power_of_two(columns))
+    return Tiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
 
 
 def combining(count: int, parts: int) -> Tiling:
