@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from support.tiers import slow_but
 
 import tilec
 from tests.support.saved import kept_bytes
@@ -63,7 +64,13 @@ def test_what_is_kept(name: str) -> None:
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("name", ["layer norm", "snake", "a weighted mean", "exp", "a recurrence", "logsumexp"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ("layer norm", "snake", "a weighted mean", "exp", "a recurrence", "logsumexp"),
+        ("exp", "a recurrence", "logsumexp"),
+    ),
+)
 def test_third_order(name: str) -> None:
     """The derivative along a direction is differentiated twice more."""
     source, shapes, _ = CASES[name]

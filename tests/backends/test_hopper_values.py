@@ -36,6 +36,7 @@ def values(case: Case, config: Config, dtype: str, special: bool) -> None:
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.covering
 def test_values(name: str, special: bool) -> None:
     case, config, dtype = CASES[name]
     values(case, config, dtype, special)

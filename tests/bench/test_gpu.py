@@ -62,9 +62,9 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_row_binds_to_its_shapes_and_is_the_peers_work(step: int) -> None:
-    """Shapes of ours are those of the torch formula, on tensors without memory; of every fifth row, or of each."""
+    """Shapes of ours are those of the torch formula, on tensors without memory; of every 13th row, or of each."""
     for row in ROWS[::step]:
         specs = [tilec.spec(s, row.dtype) for s in row.shapes]
         arguments = row.work.with_numbers(specs)

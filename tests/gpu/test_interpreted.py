@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 SETTINGS = Settings(device="cpu", small=True)
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["table", "sized", "random"])
 def test_a_sample(kind: str, count: int) -> None:
     names = [name for name in plan(0, DTYPES) if name.startswith(kind)][:count]

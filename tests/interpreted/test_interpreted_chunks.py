@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-FIRST = ("a shuffling network", "a tanh network", "a Markov model", "a moving average", "down in time", "two layers")
+FIRST = ("a shuffling network", "a Markov model", "down in time")
 
 
 @pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in CHUNKED])

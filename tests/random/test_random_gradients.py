@@ -14,10 +14,10 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 60),
-    "contractions": (Options(kinds=("contraction",), statements=2), 60),
-    "smooth": (Options(smooth=True), 40),
-    "special": (Options(special=True, statements=3), 40),
+    "mixed": (Options(), 40),
+    "contractions": (Options(kinds=("contraction",), statements=2), 40),
+    "smooth": (Options(smooth=True), 25),
+    "special": (Options(special=True, statements=3), 25),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.tiers import slow_but
 
 import tilec
 from tilec import spec
@@ -77,7 +78,7 @@ def test_unknown_targets_are_refused() -> None:
         lowered.asm("ptx")
 
 
-@pytest.mark.parametrize("family", ["turning lanes", "mixed lanes", "wavefront"])
+@pytest.mark.parametrize("family", slow_but(("turning lanes", "mixed lanes", "wavefront"), ("wavefront",)))
 def test_gradients_of_recurrences(family: str) -> None:
     source, shapes, _ = FAMILIES[family]
     gradient = tilec.compile(source, backend="triton").grad()

@@ -56,7 +56,9 @@ def test_compiled_for_each_target(source, shape, dtype, target):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compiled")
-@pytest.mark.parametrize("tiling", [Tiling(16, 64, False, 2, apart=True), Tiling(64, 32, False, 4)])
+@pytest.mark.parametrize(
+    "tiling", [Tiling(16, 64, False, 2, apart=True), pytest.param(Tiling(64, 32, False, 4), marks=pytest.mark.slow)]
+)
 def test_other_blocks_compile(tiling, monkeypatch):
     monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
     for source in (ACROSS % "logsumexp", LINEAR.replace("t - 1", "t + 1")):

@@ -2,6 +2,7 @@
 
 import pytest
 from support.layers import LAYERS
+from support.tiers import slow_but
 
 import tilec
 from tilec.backends.base import Options
@@ -130,7 +131,7 @@ def test_costs_count_what_slabs_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert cut.cost().flops == whole.cost().flops and cut.temporary_bytes <= 4 * MiB < whole.temporary_bytes
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("target", slow_but(("sm_80", "sm_90"), ("sm_90",)))
 def test_kernels_of_slabs_compile(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "300KiB")
     source, rest = PROGRAMS["causal"]
