@@ -38,7 +38,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
 )
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_beside
 from tilec.transforms.bind.bind import bind
@@ -99,7 +99,7 @@ def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types
     outputs = (*program.outputs, *extra)
     inputs = joint.program.inputs[: len(program.inputs)]
     forward = Program(None, inputs, outputs, drop_dead(joint.forward_statements(), outputs))
-    constant = tuple(t for t in extra if kind(joint.types[t].dtype) != 2 or t not in joint.varying(wrt))
+    constant = tuple(t for t in extra if not is_floating(joint.types[t].dtype) or t not in joint.varying(wrt))
     if len(constant) == len(extra):
         return Partition(forward, backward, None, extra, constant, joint.typed(backward.values))
     beyond = _Joint.of(forward, wrt, types, {})
@@ -168,7 +168,7 @@ class _Joint:
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
-            inputs[name] = TensorType(t.shape, t.dtype if kind(t.dtype) == 2 else "float32")
+            inputs[name] = TensorType(t.shape, t.dtype if is_floating(t.dtype) else "float32")
         flat = bind_flat(joint, inputs, values)
         gradients = flat.outputs[len(program.outputs) :]
         return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
@@ -247,7 +247,7 @@ class _Joint:
 
     def _may_be_kept(self, t: TensorType) -> bool:
         """Weak values and integers of rank 0 mean another thing as inputs: they are computed again."""
-        return not t.weak and (kind(t.dtype) == 2 or t.shape != ())
+        return not t.weak and (is_floating(t.dtype) or t.shape != ())
 
     def _frontier(self, candidates: Sequence[str]) -> tuple[str, ...]:
         """The candidates that the gradient reads, without those that are elementwise made of others."""

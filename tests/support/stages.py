@@ -14,7 +14,7 @@ from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import RANDOM
 from tilec.ir.infer import infer
 from tilec.ir.program import Call, Expr, Program, expressions, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.ir.verify import verify
 from tilec.language import parse, show
 from tilec.pipeline import PASSES, Setting, lower
@@ -64,7 +64,7 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
         rough = rough or any(t.dtype == "float32" for t in inferred.values())
         for name, e, output in zip(program.outputs, expected, stage.outputs, strict=True):
             t = inferred[output]
-            if t.shape != e.shape or (kind(t.dtype) != 2 and t.dtype != e.dtype.name):
+            if t.shape != e.shape or (not is_floating(t.dtype) and t.dtype != e.dtype.name):
                 raise Disagreement(f"{step.stage}: {name} is {e.dtype} {e.shape}, inferred {t}")
         round_trip(stage, step.stage)
     if backend is not None:
@@ -141,8 +141,8 @@ def same(e: np.ndarray, g: np.ndarray, relative: float) -> bool:
     """Integers equal; floating values equal up to rounding, which for small integers held exactly is equality."""
     if e.shape != g.shape:
         return False
-    if kind(e.dtype.name) != 2:
-        return kind(g.dtype.name) != 2 and bool((e == g).all())
+    if not is_floating(e.dtype.name):
+        return not is_floating(g.dtype.name) and bool((e == g).all())
     finite = e[np.isfinite(e)]
     scale = float(np.abs(finite).max()) if finite.size else 0.0
     return bool(np.allclose(g, e, rtol=relative, atol=relative * max(1e-3, scale), equal_nan=True))

@@ -11,7 +11,7 @@ from tilec.errors import TypeMistake
 from tilec.ir.evaluate import evaluate
 from tilec.ir.infer import infer
 from tilec.ir.program import Call, Float, Int, Name, Program, Statement
-from tilec.ir.types import DTYPES, TensorType, kind
+from tilec.ir.types import DTYPES, TensorType, is_floating, kind
 from tilec.ir.verify import verify
 from tilec.language import parse, show, show_expr
 from tilec.pipeline import lower
@@ -134,7 +134,7 @@ def test_negation_wraps_in_its_own_type(x, y):
 def _extremes(dtype: str) -> np.ndarray:
     if dtype == "bool":
         return np.array([0, 1, 1, 0, 1, 0], bool)
-    if kind(dtype) == 2:
+    if is_floating(dtype):
         return np.array([-0.0, 0.0, 1.5, -2.0, np.inf, np.nan])
     ends = np.iinfo(dtype)
     return np.array([0, 1, ends.max, ends.min, ends.max - 1, 3], dtype)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tilec.ir.types import Kind
+
 
 @dataclass(frozen=True)
 class Aggregation:
@@ -48,8 +50,7 @@ class Semiring:
     """An aggregation `plus` and a scalar function `times` that distributes over it: a*(b + c) is a*b + a*c.
 
     `add` is the aggregation of two as a scalar function, `zero` and `one` are the elements that the two operations
-    leave alone; `zero` times anything finite is `zero`. `kind`: the category of the element types it is for (0 bool,
-    1 integer, 2 floating).
+    leave alone; `zero` times anything finite is `zero`. `kind`: of the element types it is for.
     """
 
     name: str
@@ -58,18 +59,18 @@ class Semiring:
     add: str
     zero: float | int | bool
     one: float | int | bool
-    kind: int
+    kind: Kind
 
 
 SEMIRINGS: dict[str, Semiring] = {
     s.name: s
     for s in (
-        Semiring("real", "sum", "mul", "add", 0, 1, 2),
-        Semiring("counting", "sum", "mul", "add", 0, 1, 1),
-        Semiring("log", "logsumexp", "add", "logaddexp", -math.inf, 0, 2),
-        Semiring("max-plus", "max", "add", "max", -math.inf, 0, 2),
-        Semiring("min-plus", "min", "add", "min", math.inf, 0, 2),
-        Semiring("boolean", "any", "and", "or", False, True, 0),
+        Semiring("real", "sum", "mul", "add", 0, 1, Kind.FLOATING),
+        Semiring("counting", "sum", "mul", "add", 0, 1, Kind.INTEGER),
+        Semiring("log", "logsumexp", "add", "logaddexp", -math.inf, 0, Kind.FLOATING),
+        Semiring("max-plus", "max", "add", "max", -math.inf, 0, Kind.FLOATING),
+        Semiring("min-plus", "min", "add", "min", math.inf, 0, Kind.FLOATING),
+        Semiring("boolean", "any", "and", "or", False, True, Kind.BOOL),
     )
 }
 

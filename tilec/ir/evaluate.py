@@ -27,7 +27,7 @@ from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
 from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads_itself, walk
-from tilec.ir.types import ElementType, TensorType, kind, promote
+from tilec.ir.types import ElementType, TensorType, is_floating, promote
 
 
 def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -55,7 +55,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _outcome(tensor: Tensor) -> np.ndarray:
-    dtype = "float64" if kind(tensor.dtype) == 2 else tensor.dtype
+    dtype = "float64" if is_floating(tensor.dtype) else tensor.dtype
     return np.array(tensor.data, dtype)
 
 

@@ -31,6 +31,8 @@ from tilec.ir.types import (
     WEAK_INT,
     ElementType,
     TensorType,
+    is_floating,
+    is_integer,
     kind,
     promote,
 )
@@ -58,12 +60,12 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     if rule == "bool":
         return ElementType("bool", both.weak, both.scalar)
     if rule == "float":
-        return both if kind(both.dtype) == 2 else _as_float(both)
+        return both if is_floating(both.dtype) else _as_float(both)
     if rule == "int64":
-        if kind(both.dtype) == 2:
+        if is_floating(both.dtype):
             raise TypeMistake(f"{_shown(function)} takes integers, not {both.dtype}", span)
         return ElementType("int64", both.weak, both.scalar)
-    if rule == "bits" and any(kind(t.dtype) == 2 for t in types):
+    if rule == "bits" and any(is_floating(t.dtype) for t in types):
         raise TypeMistake(
             f"{_shown(function)} works on the bits of integers and bool, not on {_listed(types)}",
             span,
@@ -82,9 +84,9 @@ def aggregate_type(aggregation: str, element: ElementType) -> ElementType:
     """Type of an aggregation over values of one type. Whether the result counts as rank 0 is for the caller to say."""
     rule = AGGREGATIONS[aggregation].result
     if rule == "float":
-        return element if kind(element.dtype) == 2 else _as_float(element)
+        return element if is_floating(element.dtype) else _as_float(element)
     if rule == "accumulate":
-        return element if kind(element.dtype) == 2 else ElementType("int64", element.weak, element.scalar)
+        return element if is_floating(element.dtype) else ElementType("int64", element.weak, element.scalar)
     return element if rule == "keep" else ElementType(rule, element.weak, element.scalar)
 
 
@@ -193,7 +195,7 @@ class _Typing:
             return
         if isinstance(e, (Access, Pad, Aggregate)):
             element = self.of(e)
-            if kind(element.dtype) != 1:
+            if not is_integer(element.dtype):
                 raise TypeMistake(
                     f"an index holds integers; this one holds {element.dtype}", e.span, hint="cast with int64(...)"
                 )
@@ -205,7 +207,7 @@ class _Typing:
 def _random_type(function: str, types: Sequence[ElementType], span: Span | None) -> ElementType:
     """A float32, as strong as a tensor with dimensions: its seed says nothing about the precision wanted."""
     for what, t in zip(("seed", "counter"), types, strict=False):
-        if kind(t.dtype) != 1:
+        if not is_integer(t.dtype):
             raise TypeMistake(
                 f"the {what} of {function} is an integer, not {t.dtype}", span, hint="cast with int64(...)"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -13,9 +14,25 @@ CASTS = (*FLOATS, *INTEGERS)
 DEFAULT_FLOAT = "float32"  # what an integer becomes where a floating value is needed, as torch's default
 
 
-def kind(dtype: str) -> int:
-    """Category in torch's sense: 0 bool, 1 integer, 2 floating."""
-    return 2 if dtype in FLOATS else 0 if dtype == "bool" else 1
+class Kind(IntEnum):
+    """Category of an element type in torch's sense; the greater of two wins in promotion."""
+
+    BOOL = 0
+    INTEGER = 1
+    FLOATING = 2
+
+
+def is_floating(dtype: str) -> bool:
+    return dtype in FLOATS
+
+
+def is_integer(dtype: str) -> bool:
+    """Is it signed or unsigned; bool is neither."""
+    return dtype in INTEGERS
+
+
+def kind(dtype: str) -> Kind:
+    return Kind.FLOATING if is_floating(dtype) else Kind.BOOL if dtype == "bool" else Kind.INTEGER
 
 
 @cache
@@ -25,7 +42,7 @@ def promote_dtypes(a: str, b: str) -> str:
         return a
     if kind(a) != kind(b):
         return a if kind(a) > kind(b) else b
-    if kind(a) == 2:
+    if is_floating(a):
         return "float32" if {a, b} == {"float16", "bfloat16"} else max(a, b, key=FLOATS.index)
     if "uint8" in (a, b):
         other = b if a == "uint8" else a
@@ -61,7 +78,7 @@ def promote(*types: ElementType) -> ElementType:
         elif kind(low.dtype) <= kind(high.dtype):
             dtype = high.dtype
         else:
-            dtype = low.dtype if not low.weak else DEFAULT_FLOAT if kind(low.dtype) == 2 else "int64"
+            dtype = low.dtype if not low.weak else DEFAULT_FLOAT if is_floating(low.dtype) else "int64"
         result = ElementType(dtype, weak=high.weak, scalar=high.scalar)
     return result
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tilec.ir.aggregations import SEMIRINGS, Semiring
 from tilec.ir.functions import ZERO
 from tilec.ir.program import Access, Call, Expr, Float, Int, walk
-from tilec.ir.types import kind
+from tilec.ir.types import Kind, kind
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Parts:
                 return self._each(parts[0], lambda x: -x)
             case "mul" | "div" | "add" | "sub" as f:
                 inverse = {"div": "mul", "sub": "add"}
-                if inverse.get(f, f) != s.times or f == "div" and s.kind != 2:
+                if inverse.get(f, f) != s.times or f == "div" and s.kind is not Kind.FLOATING:
                     return None
                 first, second = (self._typed(a) for a in e.args)
                 unit = self._typed(literal(s.one))

@@ -12,7 +12,7 @@ import numpy as np
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Call, Expr, Pad
-from tilec.ir.types import ElementType, kind
+from tilec.ir.types import ElementType, is_floating, is_integer
 
 NARROW = ("float16", "bfloat16")
 INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
@@ -51,14 +51,14 @@ def fold(function: str, numbers: list, result: ElementType) -> bool | int | floa
         warnings.simplefilter("ignore")
         value = row.numpy(*(np.float64(n) if isinstance(n, float) else np.asarray(n) for n in numbers))
     value = np.asarray(value).item()
-    return float(value) if kind(result.dtype) == 2 else bool(value) if result.dtype == "bool" else int(value)
+    return float(value) if is_floating(result.dtype) else bool(value) if result.dtype == "bool" else int(value)
 
 
 def fit(n: bool | int | float, dtype: str) -> bool | int | float:
     """A number as an element of this type: integers wrap, as they do where a tensor is cast."""
     if dtype == "bool":
         return bool(n)
-    if kind(dtype) == 2:
+    if is_floating(dtype):
         return float(n)
     if isinstance(n, float) and not math.isfinite(n):
         n = 0
@@ -72,11 +72,11 @@ def identity(aggregation: str, dtype: str) -> bool | int | float:
     value = AGGREGATIONS[aggregation].identity
     if dtype == "bool":
         return value is True or (not isinstance(value, bool) and value > 0)
-    if kind(dtype) == 1 and math.isinf(value):
+    if is_integer(dtype) and math.isinf(value):
         bits, signed = INTEGER_BITS[dtype]
         high = (1 << (bits - signed)) - 1
         return high if value > 0 else (-high - 1 if signed else 0)
-    return float(value) if kind(dtype) == 2 else int(value)
+    return float(value) if is_floating(dtype) else int(value)
 
 
 def accumulation_dtype(aggregation: str, dtype: str) -> str:

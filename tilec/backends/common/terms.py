@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Call, Expr, Float, Inside, Int
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 
 
 def split_factors(
@@ -36,12 +36,12 @@ def split_factors(
         case Call("mul", (a, b)):
             x, y = split(a), split(b)
             return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
-        case Call("div", (a, b)) if kind(expression_type(e, types).dtype) == 2:
+        case Call("div", (a, b)) if is_floating(expression_type(e, types).dtype):
             x = split(a)
             if isinstance(b, (Int, Float)):
                 return None if x is None or not b.value else (x[0], x[1] / b.value)
             quotient = expression_type(e, types)
-            if kind(expression_type(b, types).dtype) != 2 and not quotient.weak:
+            if not is_floating(expression_type(b, types).dtype) and not quotient.weak:
                 b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
@@ -51,7 +51,7 @@ def split_factors(
 
 def _same_arithmetic(e: Expr, types: Mapping[str, TensorType], whole: str) -> bool:
     t = expression_type(e, types)
-    return kind(t.dtype) == 2 or t.weak or t.dtype == whole
+    return is_floating(t.dtype) or t.weak or t.dtype == whole
 
 
 def split_terms(e: Expr, types: Mapping[str, TensorType], whole: str | None = None) -> tuple[list[Expr], float | int]:

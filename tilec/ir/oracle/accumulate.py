@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.types import ElementType, kind
+from tilec.ir.types import ElementType, Kind, is_floating, kind
 
 LAST = np.iinfo(np.int64).max
 COMBINE = {
@@ -25,7 +25,7 @@ COMBINE = {
 def wrap(data, dtype: str) -> np.ndarray:
     """Elements as the oracle holds them: float64, bool, or int64 with the values that `dtype` can hold."""
     data = np.asarray(data)
-    if kind(dtype) == 2:
+    if is_floating(dtype):
         return data if data.dtype == np.float64 else data.astype(np.float64)
     if dtype == "bool":
         return data if data.dtype == np.bool_ else data != 0
@@ -37,7 +37,7 @@ def wrap(data, dtype: str) -> np.ndarray:
 def identity(aggregation: str, dtype: str) -> float | int | bool:
     """What an element without points holds: integers have extremes where others have infinities."""
     value = AGGREGATIONS[aggregation].identity
-    if kind(dtype) == 2 or np.isfinite(value):
+    if is_floating(dtype) or np.isfinite(value):
         return value
     if dtype == "bool":
         return value > 0
@@ -65,11 +65,11 @@ class Accumulator:
             dtype = "bool"
         elif self.aggregation in ("logsumexp", "mean"):
             dtype = "float64"
-        elif self.aggregation in ("sum", "prod") and kind(dtype) != 2:
+        elif self.aggregation in ("sum", "prod") and not is_floating(dtype):
             dtype = "int64"
         self.weight = np.zeros(self.size)
         self.first = np.full(self.size, LAST)
-        storage = {0: np.bool_, 1: np.int64, 2: np.float64}[kind(dtype)]
+        storage = {Kind.BOOL: np.bool_, Kind.INTEGER: np.int64, Kind.FLOATING: np.float64}[kind(dtype)]
         return np.full(self.size, identity(start, dtype), storage)
 
     def add(self, place: np.ndarray, data: np.ndarray, element: ElementType, number: np.ndarray | None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilec.errors import NameMistake, RankMistake, SizeMistake, Span, TypeMistake
 from tilec.ir.oracle.accumulate import wrap
-from tilec.ir.types import DTYPES, ElementType, kind
+from tilec.ir.types import DTYPES, ElementType, is_integer
 
 
 class Value(NamedTuple):
@@ -31,7 +31,7 @@ class Tensor:
 
 
 def require_integers(element: ElementType, span: Span | None) -> None:
-    if kind(element.dtype) != 1:
+    if not is_integer(element.dtype):
         raise TypeMistake(f"an index holds integers; this one holds {element.dtype}", span)
 
 

@@ -28,7 +28,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import DEFAULT_FLOAT, WEAK_INT, TensorType, kind
+from tilec.ir.types import DEFAULT_FLOAT, WEAK_INT, TensorType, is_integer
 from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
@@ -201,7 +201,7 @@ class _Binder:
     def _position(self, e: Expr, s: Statement) -> Argument:
         """An operand that will stand in an index, where a rank-0 input would count as a size: a cast keeps it apart."""
         argument = self._argument(e, s)
-        if argument.tensor in self.program.input_names() and not argument.shape and kind(argument.element.dtype) == 1:
+        if argument.tensor in self.program.input_names() and not argument.shape and is_integer(argument.element.dtype):
             return self._argument(Call("int64", (argument.value,)), s)
         return argument
 

@@ -27,7 +27,7 @@ from tilec.ir.program import (
     expressions,
     walk,
 )
-from tilec.ir.types import DTYPES, TensorType, kind
+from tilec.ir.types import DTYPES, TensorType, is_integer
 from tilec.language import show_expr
 
 
@@ -283,7 +283,7 @@ def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int
     span = next(i.span for i in program.inputs if i.name == name)
     if t.shape:
         raise RankMistake(f"{name} stands in a size, so it must be one integer; its shape is {t.shape}", span)
-    if kind(t.dtype) != 1:
+    if not is_integer(t.dtype):
         raise TypeMistake(f"{name} stands in a size, so it must be an integer, not {t.dtype}", span)
     if name not in values:
         raise InputMistake(f"{name} stands in a size, so its value is needed", span)

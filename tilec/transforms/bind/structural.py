@@ -10,7 +10,7 @@ from fractions import Fraction
 from tilec.errors import RankMistake, SizeMistake, TypeMistake
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import ElementType, kind
+from tilec.ir.types import ElementType, is_floating, is_integer
 from tilec.transforms.bind.sizes import counted
 from tilec.transforms.util.broadcast import Operand, Shape, axes, broadcast_shape
 
@@ -65,7 +65,7 @@ def expand_scatter(s: Statement, tensor: Argument, position: Argument, like: Arg
 def _check_gathers(name: str, s: Statement, tensor: Argument, position: Argument) -> None:
     if not tensor.shape:
         raise RankMistake(f"{name}: {tensor.label} has no dimension to index", tensor.value.span or s.span)
-    if kind(position.element.dtype) != 1:
+    if not is_integer(position.element.dtype):
         raise TypeMistake(
             f"{name}: {position.label} holds {position.element.dtype}, but an index holds integers",
             position.value.span or s.span,
@@ -81,7 +81,7 @@ def expand_simple_reduce(s: Statement, grad: Argument, like: Argument) -> Statem
     summed = [d < extra or like.shape[d - extra] == 1 and size != 1 for d, size in enumerate(shape)]
     index = tuple(Int(0) if summed[extra + d] else whole.variables[extra + d] for d in range(len(like.shape)))
     body = grad.read(whole.at(grad.shape))
-    exact = not any(summed) and kind(grad.element.dtype) == 2
+    exact = not any(summed) and is_floating(grad.element.dtype)
     return replace(_assigned(s, index, like.shape, body), aggregation="assign" if exact else "sum")
 
 

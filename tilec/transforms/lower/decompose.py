@@ -19,7 +19,7 @@ from tilec.ir.program import (
     Int,
     Statement,
 )
-from tilec.ir.types import ElementType, TensorType, kind
+from tilec.ir.types import ElementType, TensorType, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import conjunction, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
@@ -110,7 +110,7 @@ def _default(s: Statement, whole: Axes, target: TensorType, types: Types) -> Exp
 
 
 def _floating(value: Expr, element: ElementType) -> Expr:
-    if kind(element.dtype) == 2:
+    if is_floating(element.dtype):
         return value
     return value * Float(1.0) if element.weak else call("float32", value)
 
@@ -156,6 +156,6 @@ def _holds(s: Statement, extreme: Statement, element: ElementType) -> Expr:
     if element.dtype in HALVES and not isinstance(body, Access):
         body = call(element.dtype, body)
     found = call("eq", body, Access(extreme.output, s.index or ()))
-    if kind(element.dtype) != 2:
+    if not is_floating(element.dtype):
         return found
     return call("or", found, call("ne", body, body))

@@ -32,7 +32,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.lower.decompose import HALVES, points_per_element
 from tilec.transforms.util.naming import Names
 
@@ -140,7 +140,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     bare = [linear(e).bare for e in s.index]
-    if None in bare or len(set(bare)) != len(bare) or kind(types[s.output].dtype) != 2:
+    if None in bare or len(set(bare)) != len(bare) or not is_floating(types[s.output].dtype):
         return None
     outputs = [v for v in bare if v is not None]
     fixed = index_variables(*(c.expr for c in s.constraints))
@@ -161,7 +161,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     if not numerators or not reduced <= needed or not (large or dear):
         return None
     everything = [*outer, *(f for _, factors in inner for f in factors)]
-    if any(kind(expression_type(f.value, types).dtype) != 2 for f in everything if not _is_number(f.value)):
+    if any(not is_floating(expression_type(f.value, types).dtype) for f in everything if not _is_number(f.value)):
         return None
     if points_per_element(replace(s, guard=None), types) is None:
         return None
@@ -219,7 +219,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     outputs = {linear(e).bare for e in s.index}
     factors = factors_of(s.body, False)
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
-    if len(moving) != 1 or moving[0].divides or kind(types[s.output].dtype) != 2:
+    if len(moving) != 1 or moving[0].divides or not is_floating(types[s.output].dtype):
         return None
     if all(f is moving[0] or _is_number(f.value) for f in factors):
         return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does

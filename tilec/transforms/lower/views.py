@@ -28,7 +28,7 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
@@ -143,7 +143,7 @@ def _computed_there(
     s: Statement, others: Sequence[Statement], types: Mapping[str, TensorType]
 ) -> list[Statement] | None:
     """The reader takes the body in where it visits each element once: all its variables index what it reads."""
-    if not _plain(s) or kind(types[s.output].dtype) != 2 or types[s.output].weak or isinstance(s.body, Access):
+    if not _plain(s) or not is_floating(types[s.output].dtype) or types[s.output].weak or isinstance(s.body, Access):
         return None
     extents = _extents(s, types)
     if not all(_whole(e, extents, types) for e in walk(s.body) if isinstance(e, Access)):

@@ -1,4 +1,4 @@
-"""Which kinds a value may have, bool 0, integer 1 or floating 2, as far as its form and what is known of tensors say.
+"""Which kinds a value may have, bool, integer or floating, as far as its form and what is known of tensors say.
 
 A rewriting that is sound for some kinds only asks here: negation wraps in an integer narrower than the result, `-`
 refuses bool, and only floating values have a zero with a sign.
@@ -12,13 +12,13 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import NOT_BOOL
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Inside, Int, Name, Pad, Statement
-from tilec.ir.types import kind
+from tilec.ir.types import Kind, kind
 
-Kinds = frozenset[int]
-ANY: Kinds = frozenset((0, 1, 2))
-BOOL: Kinds = frozenset((0,))
-INTEGER: Kinds = frozenset((1,))
-FLOATING: Kinds = frozenset((2,))
+Kinds = frozenset[Kind]
+ANY: Kinds = frozenset(Kind)
+BOOL: Kinds = frozenset((Kind.BOOL,))
+INTEGER: Kinds = frozenset((Kind.INTEGER,))
+FLOATING: Kinds = frozenset((Kind.FLOATING,))
 
 
 def kinds(e: Expr, known: Mapping[str, Kinds]) -> Kinds:

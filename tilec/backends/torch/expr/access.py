@@ -21,7 +21,7 @@ from tilec.backends.common.domain import (
 )
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
 PADDING_SLACK = 2**14
@@ -126,7 +126,7 @@ class Frame:
             return None
         low, high = ranges
         name = self.names.fresh(stem_of(access.tensor))
-        floating = kind(self.types[access.tensor].dtype) == 2
+        floating = is_floating(self.types[access.tensor].dtype)
         value = literal(self.outside if floating else 0)
         source = self.local[access.tensor]
         self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")

@@ -17,7 +17,7 @@ from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, is_floating, promote
 
 TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
 ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -157,7 +157,7 @@ class Evaluator:
 
     def _multiply_add(self, e: Call, held: str) -> str | None:
         """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
-        if e.function not in ("add", "sub") or kind(held) != 2:
+        if e.function not in ("add", "sub") or not is_floating(held):
             return None
         sign = 1 if e.function == "add" else -1
         for x, m in ((e.args[0], e.args[1]), (e.args[1], e.args[0]))[: 2 if sign == 1 else 1]:
@@ -204,7 +204,7 @@ class Evaluator:
             return f"torch.clamp_min({self.cast(args[0], held)}, 0, out={{0}})"
         if function == "select" and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
-        if function in ARITHMETIC and kind(held) == 2 and args[0].number is None:
+        if function in ARITHMETIC and is_floating(held) and args[0].number is None:
             return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
         return None
 
@@ -250,13 +250,13 @@ class Evaluator:
             if held != "bool":
                 side = "min" if function == "max" else "max"
                 return f"torch.clamp({self.cast(x, held)}, {side}={self.cast(n, held)})", held
-        if kind(result.dtype) != 2 and function in ("div", "mod"):
+        if not is_floating(result.dtype) and function in ("div", "mod"):
             name = "rt.divide_integers" if function == "div" else "rt.modulo_integers"
             operands = [self.cast(a, held) for a in args]
             if _all_numbers(args):
                 operands[0] = self.tensor(args[0], held)
             return f"{name}({operands[0]}, {operands[1]})", held
-        negative = function == "pow" and kind(result.dtype) != 2 and (args[1].number or 0) < 0  # in a tensor only
+        negative = function == "pow" and not is_floating(result.dtype) and (args[1].number or 0) < 0  # in a tensor only
         if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
             operands = [self.tensor(a, held) for a in args]
         else:

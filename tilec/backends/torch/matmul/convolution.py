@@ -21,7 +21,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Statement, expressions, index_variables
-from tilec.ir.types import kind
+from tilec.ir.types import is_floating
 
 INPUT, OUTPUT, KERNEL = range(3)
 GROUPS = {
@@ -90,7 +90,7 @@ def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | N
 
 def recognise(task: Task) -> Convolution | None:
     s = task.flat
-    if s.aggregation != "sum" or s.guard is not None or s.index is None or kind(task.type.dtype) != 2:
+    if s.aggregation != "sum" or s.guard is not None or s.index is None or not is_floating(task.type.dtype):
         return None
     split = split_factors(s.body, task.types)
     if split is None or len(split[0]) != 2:

@@ -25,7 +25,7 @@ from tilec.backends.torch.matmul.factors import LOG, SEMIRINGS, SUM, Operand, Pr
 from tilec.backends.torch.matmul.matrices import lay_out, multiply, plan_steps
 from tilec.backends.torch.matmul.precompute_operands import hoisted
 from tilec.ir.infer import expression_type
-from tilec.ir.types import kind
+from tilec.ir.types import is_floating
 
 
 def product(task: Task) -> list[str] | None:
@@ -53,7 +53,7 @@ def product(task: Task) -> list[str] | None:
         lines += computed + written
         checked.update(dict.fromkeys(p.checked or ()))
         sure = sure and p.checked is not None and not _regrouped(p, domain)
-    if kind(task.type.dtype) != 2 or sure and not checked:
+    if not is_floating(task.type.dtype) or sure and not checked:
         return lines
     exact = general(task)
     assert exact is not None, "general carries out what has classes"
@@ -76,7 +76,7 @@ def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | N
     if domain.masked and task.flat.default is not None:
         return None
     element = expression_type(domain.statement.body, task.types)
-    if element.weak or kind(element.dtype) != 2 and (element.dtype != "int64" or semiring is not SUM):
+    if element.weak or not is_floating(element.dtype) and (element.dtype != "int64" or semiring is not SUM):
         return None
     p = product_of(domain, task.types, element.dtype, semiring)
     if p is None or len(p.operands) < 2:

@@ -18,7 +18,7 @@ from tilec.backends.torch.recurrence.steps import Level, reads_own
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, index_variables
-from tilec.ir.types import ElementType, kind
+from tilec.ir.types import ElementType, is_floating
 
 WORTH = 4096  # products in one step's aggregation, from which a matrix product is faster than a broadcast one
 
@@ -106,7 +106,7 @@ def _product(
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products, or a logsumexp of sums, of states and a feed as a matrix product."""
     semiring = {"sum": SUM, "logsumexp": LOG}.get(e.aggregation)
-    if semiring is None or level.domain.conditions or kind(element.dtype) != 2 or element.weak:
+    if semiring is None or level.domain.conditions or not is_floating(element.dtype) or element.weak:
         return None
     if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
         return None

@@ -34,7 +34,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import ElementType, TensorType, kind
+from tilec.ir.types import ElementType, TensorType, is_floating
 from tilec.lattice.sets import Box
 from tilec.transforms.recurrence import initial
 
@@ -147,7 +147,7 @@ class Level:
                 return self.padded(e)
             case Aggregate():
                 return self.nested(self, e)
-            case Call("mul", (a, Inside())) if kind(expression_type(a, self.task.types).dtype) == 2:
+            case Call("mul", (a, Inside())) if is_floating(expression_type(a, self.task.types).dtype):
                 return self.prepared(a)
         return rebuild(e, self.prepared)
 

@@ -22,7 +22,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, is_floating, is_integer, promote
 
 DEEPEST = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
@@ -225,7 +225,7 @@ class Evaluator:
             return self._converted(args[0], result.dtype), held
         if function in ("uint16", "uint32"):
             return f"({self._converted(args[0], 'int64')} & {2 ** int(function[4:]) - 1})", "int64"
-        if function in ("floor", "ceil", "round") and kind(result.dtype) != 2:
+        if function in ("floor", "ceil", "round") and not is_floating(result.dtype):
             return self.tensor(args[0], held), held
         if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
             x = self.frame.assign("t", self.cast(args[0], held), args[0].variables)
@@ -249,7 +249,7 @@ class Evaluator:
         if template.count("{0}") > 1 or template.startswith("(-"):
             operands[0] = f"({operands[0]})"
         text = template.format(*operands)
-        if kind(held) == 1 and held != "int64":  # narrow integers wrap at each step
+        if is_integer(held) and held != "int64":  # narrow integers wrap at each step
             text = f"{text}.to({triton_type(held)})"
         return text, held
 

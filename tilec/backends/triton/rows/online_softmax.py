@@ -15,7 +15,7 @@ from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.fusion.grow_groups import variables_of
 from tilec.ir.functions import ONE
 from tilec.ir.program import Access, Call, Expr, Float, Inside, Pad, Statement, index_variables, rebuild, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.lower.factor import factors_of
 
 MOST_NODES = 200  # of a body with everything written into it
@@ -47,13 +47,13 @@ def rescaled(group: Group, types: Types) -> Rescaled:
         small = sum(1 for _ in walk(body)) <= MOST_NODES
         moving = bool(columns & set(variables_of(s)))
         if not group.reductions(s):
-            if plain and moving and small and kind(types[s.output].dtype) == 2 and s.index is not None:
+            if plain and moving and small and is_floating(types[s.output].dtype) and s.index is not None:
                 bodies[s.output] = body
         elif plain and small and s.output not in group.sums:
             if s.aggregation == "max" and types[s.output].dtype in ("float32", "float64"):
                 largest[s.output] = body
             found = _relative(body, columns, largest) if s.aggregation == "sum" else None
-            if found is not None and kind(types[s.output].dtype) == 2 and not members & tensors_read(found[1]):
+            if found is not None and is_floating(types[s.output].dtype) and not members & tensors_read(found[1]):
                 maximum, weight, shared = found
                 total = f"{s.output}.scaled"
                 known[total] = types[s.output]

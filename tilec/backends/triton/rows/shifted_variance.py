@@ -20,7 +20,7 @@ from tilec.backends.triton.emit.scalar import held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.rows.online_softmax import MOST_NODES, Types, inlined, tensors_read
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, rebuild, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.lower.factor import factors_of
 
 CASTS = ("float16", "bfloat16", "float32", "float64")
@@ -60,7 +60,7 @@ class _Writer:
 
     def replaced(self, s: Statement) -> list[Statement]:
         group, dtype = self.group, self.types[s.output].dtype
-        if s.guard is not None or s.constraints or conditions(s, group, self.types) or kind(dtype) != 2:
+        if s.guard is not None or s.constraints or conditions(s, group, self.types) or not is_floating(dtype):
             return [s]
         whole = inlined(s.body, self.bodies)
         body = self._plain(whole) if sum(1 for _ in walk(whole)) <= MOST_NODES else None
