@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import LEAST, Dot, accesses_in
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear
 
@@ -33,10 +34,10 @@ TILES = {  # the larger first; each with enough work in flight for its size
 }
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 SIZES = {"int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-PROCESSORS = 132
+PROCESSORS = PLANNED_FOR.multiprocessors
 
 
-def choose_config(dot: Dot, space: Space, shared: int = 227 * 1024) -> Config:
+def choose_config(dot: Dot, space: Space, shared: int = PLANNED_FOR.shared) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
     split; with as many stages as `shared` bytes of on-chip memory hold."""
     config = _untuned(dot, space)

@@ -51,7 +51,7 @@ def dot_steps(
     """Steps that compute the statement into its allocated output; with statements riding on it, the last one's. None
     where they cannot ride."""
     s = space.statement
-    config = config or choose_config(dot, space, setting.shared)
+    config = config or choose_config(dot, space, setting.device.shared)
     if riding and (config.parts > 1 or not space.covers):
         return None
     writer = DotWriter(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)

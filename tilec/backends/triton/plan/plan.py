@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
@@ -18,19 +19,16 @@ def python_name(name: str) -> str:
 @dataclass(frozen=True)
 class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
-    may torch's own products and convolutions serve where they are exact? `capability` and `shared`: of the device, the
-    compute capability (0: interpreted) and the bytes of shared memory that a block may have. `misaligned`: inputs whose
-    first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`: recurrences
-    are computed in their own order. `multiprocessors`: of the device."""
+    may torch's own products and convolutions serve where they are exact? `device`: what runs it. `misaligned`: inputs
+    whose first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`:
+    recurrences are computed in their own order."""
 
     precision: str = "highest"
     library: bool = False
-    capability: int = 90
-    shared: int = 227 * 1024
+    device: DeviceInfo = PLANNED_FOR
     misaligned: tuple[str, ...] = ()
     known: Callable[..., Mapping[str, int | str] | None] | None = None
     exact: bool = False
-    multiprocessors: int = 132
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from tilec.backends.triton.emit.contiguity import runs_along, turns
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
@@ -16,7 +17,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, walk
 from tilec.ir.types import TensorType
 
-PROGRAMS = 264  # fewer than this leave multiprocessors idle: a long reduction is then split
+PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # fewer than this leave multiprocessors idle: a long reduction is then split
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 MOST_PARTS = 128  # that a block combines at once
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it

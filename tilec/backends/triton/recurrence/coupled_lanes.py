@@ -14,6 +14,7 @@ from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import Course, feeds
@@ -26,7 +27,7 @@ SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # mixed lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
-PROGRAMS = 132  # enough to fill a device
+PROGRAMS = PLANNED_FOR.multiprocessors  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -49,8 +50,8 @@ def choose_blocks(course: Course, setting: Setting) -> Blocks:
     mixed, apart = course.count(course.mixed), course.count(course.apart)
     points = max([1, *(course.count(e.bound) for e in course.aggregates())])
     most = SUMMED_LANES if points > 1 else MOST_LANES
-    span = -(-mixed * apart // setting.multiprocessors)
-    if points > 1 and setting.capability and span * points + WAITING_WORK < mixed * points:
+    span = -(-mixed * apart // setting.device.multiprocessors)
+    if points > 1 and setting.device.capability and span * points + WAITING_WORK < mixed * points:
         lanes = min(power_of_two(span), most)
         return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
     least = LAUNCH_WORK + span * points

@@ -17,6 +17,7 @@ from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.pointer_induction import Walk, WalkingFrame
@@ -33,7 +34,7 @@ REGISTERS = 64  # values per lane that may wait for their step
 MOST_TOUCHED = 100  # loads and stores of a round: Triton's compile time grows with the cube of their number
 MOST_WRITTEN = 800  # operators of a round
 FIRST_LOADS = 8  # steps whose loads are written out before the first round
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = PLANNED_FOR.multiprocessors
 LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
 

@@ -19,10 +19,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tilec import knobs
+from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
-TARGETS = {"sm_80": 80, "sm_90": 90}
 POINTERS = {
     "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "uint8": "*u8",
     "int8": "*i8", "int16": "*i16", "int32": "*i32", "int64": "*i64",
@@ -50,6 +50,16 @@ def kernel_folder() -> Path:
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="tilec-kernels-"))
+
+
+@cache
+def device_info(device: torch.device) -> DeviceInfo:
+    """The device's numbers; those of the interpreter are the ones that plans are made for."""
+    if device.type != "cuda":
+        return dataclasses.replace(PLANNED_FOR, name="interpreter", capability=0)
+    p = torch.cuda.get_device_properties(device)
+    shared = getattr(p, "shared_memory_per_block_optin", 0) or DEVICES["sm_80"].shared
+    return DeviceInfo(p.name, 10 * p.major + p.minor, p.multi_processor_count, shared)
 
 
 def check_device(device: torch.device) -> None:
@@ -162,8 +172,8 @@ def _source_of(function: Any) -> Any:
 
 def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     """The kernel compiled for a target such as "sm_90", without a device. `dtypes`: element type of each tensor."""
-    if target not in TARGETS:
-        raise Unsupported(f"there is no target {target!r}", hint="targets: " + ", ".join(TARGETS))
+    if target not in DEVICES:
+        raise Unsupported(f"there is no target {target!r}", hint="targets: " + ", ".join(DEVICES))
     if interpreting():
         raise Unsupported("nothing is compiled while kernels are interpreted", hint="unset TRITON_INTERPRET")
     signature: dict[str, str] = {}
@@ -191,5 +201,5 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
     source = _source_of(function)(function, signature, constants, attributes)
-    gpu = GPUTarget("cuda", TARGETS[target], 32)
+    gpu = GPUTarget("cuda", DEVICES[target].capability, 32)
     return guarded(launch, lambda: triton.compile(source, target=gpu, options=options_of(launch)))

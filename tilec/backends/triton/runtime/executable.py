@@ -10,6 +10,7 @@ import torch
 
 import tilec.backends.torch.runtime as runtime
 from tilec.backends.base import Kernel
+from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -27,9 +28,9 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.compiled import (
-    TARGETS,
     check_device,
     compile_for,
+    device_info,
     interpreting,
     own_storage,
 )
@@ -299,25 +300,15 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
                     yield from _typed(part.plan, part.types)
 
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have
-
-
 def _setting(device: torch.device) -> Setting:
-    if device.type != "cuda":
-        return Setting(precision(), capability=0)
-    properties = torch.cuda.get_device_properties(device)
-    shared = getattr(properties, "shared_memory_per_block_optin", 0) or SHARED[80]
-    count = properties.multi_processor_count
-    capability = 10 * properties.major + properties.minor
-    return Setting(precision(), capability=capability, shared=shared, multiprocessors=count)
+    return Setting(precision(), device=device_info(device))
 
 
 def _target_setting(target: str | None) -> Setting:
     if target is None:
         here = torch.cuda.is_available() and not interpreting()
         return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))
-    capability = TARGETS.get(target, 90)
-    return Setting(precision(), capability=capability, shared=SHARED[capability])
+    return Setting(precision(), device=DEVICES.get(target, PLANNED_FOR))
 
 
 def _misaligned(names: Sequence[str], inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.scan.blocks import BlockWriter
@@ -20,15 +21,18 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.types import TensorType
 
-PROGRAMS = 264  # of which there are enough for every multiprocessor
-WANTED = {True: 4224, False: 1056}  # programs to aim at where rows are cut, of terms that commute and of steps
+PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # of which there are enough for every multiprocessor
+WANTED = {
+    True: 16 * PROGRAMS,
+    False: 4 * PROGRAMS,
+}  # programs to aim at where rows are cut, of terms that commute and of steps
 BLOCK = {True: 2048, False: 1024}  # elements of a block of such
 HEAVY = 512  # of one whose composition takes exponentials; of lanes side by side, twice as many
 SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
 FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side, unless composition is heavy
 WRITTEN = 16  # steps written out for these
 MOST_WRITTEN = 256  # operators in these, which take their time to compile
-WARPS = 2112  # of these to aim at where rows are cut
+WARPS = 16 * PLANNED_FOR.multiprocessors  # of these to aim at where rows are cut
 MOST_CHUNKS = 4096
 MOST_TOTALS = {True: 3 * 2**19, False: 2**24}  # that all programs may read together: of threads' lanes, elsewhere
 

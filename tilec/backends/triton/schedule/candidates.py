@@ -79,7 +79,7 @@ def _choices(task: Task) -> Iterator[Choice]:
     for tiles in candidates(prepared.dot, prepared.space, prepared.seen, task.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
     if worthwhile(task.dot, task.space):
-        first = choose_config(task.dot, task.space, task.setting.shared)
+        first = choose_config(task.dot, task.space, task.setting.device.shared)
         for bm, bn, bk, warps, stages in TILES[SIZES[task.dot.dtype]]:
             own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
             yield _dot_choice(own)

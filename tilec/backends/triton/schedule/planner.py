@@ -277,13 +277,13 @@ def _exponential_steps(
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
     divided = in_parts(product, space, seen, wide) if divisible else None
     computed = hoisted(product, space, seen, wide, last, True) if much and divided is None else None
-    config = replace(choose_config(product, space, setting.shared), parts=1)
+    config = replace(choose_config(product, space, setting.device.shared), parts=1)
     after: list[Step] = []
     parts: Parts | None = None
     if divided is not None:
         before, seen, parts, after = divided
         steps += before
-        config = fitted(config, setting.shared)
+        config = fitted(config, setting.device.shared)
     elif computed is not None:
         before, known, _, product, after = computed
         seen = replace(known, statement=seen.statement)

@@ -21,7 +21,7 @@ CLOSE = {"float64": 1e-9, "float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}  #
 
 def known_choice(task: Task) -> Choice | None:
     """What was found for such a product before, by this process or another; None off the device."""
-    if not task.setting.capability or not torch.cuda.is_available():
+    if not task.setting.device.capability or not torch.cuda.is_available():
         return None
     found = default_store().get(_key(task))
     return None if found is None else found.choice

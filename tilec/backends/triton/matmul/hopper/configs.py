@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.matmul.hopper.form import Config, Dot
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 
-PROCESSORS = 132
-SHARED_MEMORY = 226 * 1024
+PROCESSORS = PLANNED_FOR.multiprocessors
+SHARED_MEMORY = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
 OTHERS = 56  # registers of a thread beside its accumulators
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one

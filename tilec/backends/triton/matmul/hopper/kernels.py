@@ -23,6 +23,7 @@ from tilec.backends.triton.matmul.hopper.form import (
 )
 from tilec.backends.triton.matmul.hopper.source import constants, kernel, parameters
 from tilec.backends.triton.matmul.hopper.views import Tensor, View, descriptors, ends, may_leave, view
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.ir.index import Affine
 
@@ -31,9 +32,9 @@ __all__ = ["Config", "Dot", "Operand", "configs", "default_config", "plan_hopper
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
 TOTAL_BLOCK = 1024
-PROCESSORS = 132
+PROCESSORS = PLANNED_FOR.multiprocessors
 MAX_COUNT = 2**31 - 1
-SHARED_MEMORY = 227 * 1024
+SHARED_MEMORY = PLANNED_FOR.shared
 
 
 def plan_hopper(

@@ -66,7 +66,7 @@ def layouts(product: hopper.Dot, seen: Viewed):
 def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> hopper.Dot | None:
     """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
     beside those of reading them. None where it has no such form, or on another chip."""
-    if setting.capability != HOPPER or dot.zero_result or not space.covers:
+    if setting.device.capability != HOPPER or dot.zero_result or not space.covers:
         return None
     if dot.dtype not in NARROW and (dot.dtype != "float32" or setting.precision == "highest"):
         return None
