@@ -14,7 +14,7 @@ from tilec.cost import size_in_bytes
 from tilec.display.people import Displayed
 from tilec.errors import TileError
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
 from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
@@ -105,7 +105,7 @@ class Function(Displayed):
         args = by_name(self.inputs, args, named) if named else args
         types, values = self._types(args)
         asking = [n for n, a in zip(self.inputs, args, strict=True) if isinstance(a, torch.Tensor) and a.requires_grad]
-        wrt = tuple(asking or [n for n, t in types.items() if kind(t.dtype) == 2 and not t.weak])
+        wrt = tuple(asking or [n for n, t in types.items() if is_floating(t.dtype) and not t.weak])
         if not wrt:
             return ()
         _, parts = self._specialiser.partition(wrt, types, values)

@@ -20,7 +20,7 @@ from tilec.backends.common.checkpoint_runner import ChunkedProgram
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
@@ -218,7 +218,7 @@ class Specialiser:
             return Specialised(self.program, types, tuple(range(len(self.outputs))), {})
         replaced = self._replaced_cotangents(types, values)
         types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
-        floating = [kind(types[name].dtype) == 2 for name in self.gradient.wrt]
+        floating = [is_floating(types[name].dtype) for name in self.gradient.wrt]
         program = simplify(self.program, [o for o, f in zip(self.outputs, floating, strict=True) if f])
         count = iter(range(len(program.outputs)))
         return Specialised(program, types, tuple([next(count) if f else None for f in floating]), replaced)
@@ -234,14 +234,14 @@ class Specialiser:
         replaced = {}
         for position, output in enumerate(forward.outputs, len(forward.inputs)):
             name, wanted = self.inputs[position], outputs[output]
-            if kind(wanted.dtype) != 2:
+            if not is_floating(wanted.dtype):
                 replaced[position] = Replaced(TensorType(wanted.shape, "float32"), True)
                 continue
             if types[name].shape != wanted.shape:
                 raise InputMistake(
                     f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
                 )
-            if kind(types[name].dtype) != 2:
+            if not is_floating(types[name].dtype):
                 replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
         return replaced
 

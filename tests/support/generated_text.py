@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 
 import tilec
+from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.runtime.executable import SHARED, TritonProgram
+from tilec.backends.triton.runtime.executable import TritonProgram
 from tilec.lowered import Lowered
 
 BUILTINS = frozenset(dir(builtins))
-CAPABILITIES = (90, 80)
+TARGETS = ("sm_80", "sm_90")
 
 
 def mistakes(text: str) -> list[str]:
@@ -97,8 +98,8 @@ def _texts_of(lowered: Lowered, inputs: Sequence[torch.Tensor]) -> Iterator[str]
         yield from (k.source for k in lowered.kernels)
         yield lowered.source()
         return
-    for capability in CAPABILITIES:
-        setting = Setting(capability=capability, shared=SHARED[capability])
+    for target in TARGETS:
+        setting = Setting(device=DEVICES[target])
         yield from _texts_of_plan(program, [contiguous(tuple(t.shape)) for t in inputs], setting)
         turned = [tuple(reversed(contiguous(tuple(reversed(t.shape))))) for t in inputs]
         yield from _texts_of_plan(program, turned, replace(setting, misaligned=tuple(program._names)))

@@ -14,7 +14,7 @@ from tilec.ir.oracle.branches import Asked, Choice, asked, ways
 from tilec.ir.oracle.memory import Memory, Value, require_integers
 from tilec.ir.oracle.points import Columns, Form, enumerate_points, form, take
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
-from tilec.ir.types import kind
+from tilec.ir.types import is_integer
 
 
 @dataclass
@@ -73,12 +73,12 @@ class Sites(Memory):
                 if name in self.sizes:
                     return self.sizes[name]
                 t = self.tensor(name, e.span)
-                if t.data.ndim or kind(t.dtype) != 1:
+                if t.data.ndim or not is_integer(t.dtype):
                     raise SizeMistake(f"{name} is no size: it is {t.dtype} of shape {t.data.shape}", e.span)
                 return int(t.data)
             case Call(function) if function not in STRUCTURAL + RANDOM:
                 result = self.value(e, Points({}, Site((), (), [], None)))
-                if kind(result.type.dtype) == 1 and np.ndim(result.data) == 0:
+                if is_integer(result.type.dtype) and np.ndim(result.data) == 0:
                     return int(result.data)
         raise SizeMistake("a size is an integer, made of dimensions, integers and integer scalars", e.span)
 

@@ -17,7 +17,7 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
     if split is None:
         return None
     expressions, scale = split
-    if kind(dtype) != 2:
+    if not is_floating(dtype):
         found = [expression_type(e, types) for e in expressions]
         if any(t.dtype != "int64" for t in found):
             return None
@@ -147,7 +147,7 @@ def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semi
             result.checked = None
             return result
         tensors = {a.tensor: None for o in exposed for e in o.factors for a in constraining(e)}
-        result.checked = [t for t in tensors if kind(types[t].dtype) == 2]
+        result.checked = [t for t in tensors if is_floating(types[t].dtype)]
     return result
 
 

@@ -12,7 +12,7 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, children, index_variables, reads, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, is_floating
 
 
 def riders(
@@ -38,7 +38,7 @@ def riders(
 def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     """A sum that has one term an element as an assignment: what its guard drops is 0."""
     guard = () if s.guard is None else (s.guard,)
-    if s.aggregation != "sum" or kind(types[s.output].dtype) != 2 or s.constraints:
+    if s.aggregation != "sum" or not is_floating(types[s.output].dtype) or s.constraints:
         return s
     if not set(index_variables(s.body, *guard)) <= set(index_variables(*(s.index or ()))):
         return s

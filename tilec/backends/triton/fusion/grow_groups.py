@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from tilec.backends.triton.emit.epilogue import at_hand, riders
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
@@ -16,7 +17,7 @@ from tilec.ir.program import Access, Program, Statement, index_variables, reads,
 from tilec.ir.types import TensorType
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
-MULTIPROCESSORS = 132  # of an H200
+MULTIPROCESSORS = PLANNED_FOR.multiprocessors
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
