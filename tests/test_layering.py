@@ -48,6 +48,7 @@ LAYERS = (
     ("tilec.saving",),
     ("tilec.arguments", "tilec.lowered"),
     ("tilec.specialise",),
+    ("tilec.derived",),
     ("tilec.torch_op",),
     ("tilec.call_cache",),
     ("tilec.function",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from torch.compiler import is_dynamo_compiling
 from tilec.arguments import by_name, size_value, types_of
 from tilec.call_cache import CallCache
 from tilec.cost import size_in_bytes
+from tilec.derived.axes import Axes, in_axes, out_axes
+from tilec.derived.deferred import Deferred
+from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
 from tilec.errors import TileError
 from tilec.ir.program import Program
@@ -20,6 +23,8 @@ from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
 from tilec.torch_op.graph import handle_of, in_graph
 from tilec.tracebacks import hide_frames, public
+from tilec.transforms.batching.ranks import UnknownRank
+from tilec.transforms.batching.vmap import vmap
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,49 @@ class Function(Displayed):
         if ("grad", names) not in self._derived:
             self._derived["grad", names] = Function.of(self._specialiser.grad(names))
         return self._derived["grad", names]
+
+    @public
+    def jvp(self, wrt: str | Sequence[str] | None = None) -> Function:
+        """Values and tangents: (inputs..., tangents...) -> (outputs..., d_outputs...), a Function like any other.
+
+        `wrt` names the inputs to differentiate by (default all), each of which has a tangent of its shape, ignored
+        where the input is not floating; one d_output an output, zeros where that is not floating. The tangent is the
+        transpose of the gradient: ties of an extremum share, and that of `reverse_grad(X, s)` is -s times X's. Raises
+        NameMistake for an unknown input.
+        """
+        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
+
+    @public
+    def vmap(self, in_dims: Axes = 0, out_dims: Axes = 0, randomness: str = "same") -> Function | Deferred:
+        """The function over a batch, a Function like any other, equal to a loop over the batch's elements.
+
+        `in_dims` says which dimension of each input is the batch's: one number for all inputs that are no sizes, one
+        for each input in order, or a mapping by name; None for an input that all elements share. `out_dims` likewise
+        where the outputs have it. Random numbers are those of a loop ("same"), another series for each element
+        ("different") or refused ("error"). Where the text leaves open how many dimensions inputs have and that
+        matters, the Function is made at its first call with so many. Raises SizeMistake where a size would depend on
+        the element, InputMistake for dimensions that do not fit.
+        """
+        axes = in_axes(self.program, in_dims), out_axes(self.program, out_dims)
+        try:
+            return self.batched(*axes, randomness)
+        except UnknownRank:
+            return Deferred(self, "vmap", (*axes, randomness), self.inputs, self.outputs)
+
+    def batched(self, axes, places, randomness: str, ranks: Mapping[str, int] | None = None) -> Function:
+        """The same, where the inputs have as many dimensions as `ranks` says, without the batch's."""
+        key = ("vmap", axes, places, randomness, tuple((ranks or {}).items()))
+        make = lambda: self._specialiser.made(vmap(self.program, axes, places, randomness, ranks))  # noqa: E731
+        return self._derive(key, make)
+
+    def _derive(self, key: tuple, make: Callable[[], Specialiser]) -> Function:
+        if key not in self._derived:
+            try:
+                self._derived[key] = Function.of(make())
+            except TileError as error:
+                raise error.located(self.source, self.filename) from None
+        return self._derived[key]
 
     def tuned(self) -> Function:
         """The same function, which measures candidates on its first call with new shapes or types."""

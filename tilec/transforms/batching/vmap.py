@@ -58,6 +58,7 @@ def vmap(
     Raises InputMistake for axes that do not fit, SizeMistake where a size would depend on the element of the batch and
     UnknownRank where a rank is needed and not known.
     """
+    _check(program, in_axes, randomness)
     program = with_ranks(program, {**_told(program, in_axes), **(ranks or {})})
     return Batch(program, tuple(in_axes), tuple(out_axes), randomness).run()
 
@@ -82,7 +83,7 @@ class Batch:
         self.statements: list[Statement] = []
         self.dimension = self.names.fresh("Batch")
         self.inputs = tuple(map(self._input, program.inputs, in_axes))
-        self._check(in_axes, randomness)
+        self._check_ranks()
         declared = any(i.dims is not None and i.name in self.axis for i in self.inputs)
         name, axis = next(iter(self.axis.items()))
         self.size: Expr = Name(self.dimension) if declared else Call("shape", (Name(name), Int(axis)))
@@ -103,21 +104,11 @@ class Batch:
         self.axis[i.name] = axis = axis % rank
         return replace(i, dims=(*i.dims[:axis], self.dimension, *i.dims[axis:]))
 
-    def _check(self, in_axes: tuple[int | None, ...], randomness: str) -> None:
-        if not self.axis:
-            raise InputMistake("no input is batched", hint="give at least one input a batch dimension")
+    def _check_ranks(self) -> None:
+        """Dimensions that are not declared would not be compared."""
         bare = [i.name for i in self.inputs if i.dims is None and i.name in self.axis]
-        if bare and len(self.axis) > 1:  # dimensions that are not declared would not be compared
+        if bare and len(self.axis) > 1:
             self.ranks.of(bare[0])
-        for name in size_inputs(self.program):
-            if name in self.axis:
-                raise SizeMistake(f"{name} stands in a size, and all elements of a batch have the same sizes")
-        if randomness not in RANDOMNESS:
-            raise InputMistake(f"randomness is one of {', '.join(RANDOMNESS)}, not {randomness!r}")
-        if randomness == "error" and any(map(_draws, self.program.statements)):
-            raise InputMistake(
-                "the program draws random numbers", hint='randomness="same" or "different" says which ones a batch gets'
-            )
 
     def run(self) -> Program:
         for s in self.program.statements:
@@ -390,6 +381,22 @@ class Batch:
         made = Statement(self.names.fresh(output), tuple(index), tuple(sizes), body)
         self.statements.append(made)
         return made.output
+
+
+def _check(program: Program, in_axes: Sequence[int | None], randomness: str) -> None:
+    """What is refused whatever the ranks are."""
+    batched = [i.name for i, axis in zip(program.inputs, in_axes, strict=True) if axis is not None]
+    if not batched:
+        raise InputMistake("no input is batched", hint="give at least one input a batch dimension")
+    for name in size_inputs(program):
+        if name in batched:
+            raise SizeMistake(f"{name} stands in a size, and all elements of a batch have the same sizes")
+    if randomness not in RANDOMNESS:
+        raise InputMistake(f"randomness is one of {', '.join(RANDOMNESS)}, not {randomness!r}")
+    if randomness == "error" and any(map(_draws, program.statements)):
+        raise InputMistake(
+            "the program draws random numbers", hint='randomness="same" or "different" says which ones a batch gets'
+        )
 
 
 def _told(program: Program, in_axes: Sequence[int | None]) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""Functions that are made of others: tangents and batches."""
