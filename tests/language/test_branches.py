@@ -90,3 +90,12 @@ def test_two_writers_are_looked_for_among_the_points_that_conditions_leave():
         bind(meeting, types, {})
     shorter = parse("function (A[4], B[3]) -> (O) { O[i + 3*j : 8] = =(j == 1 ? A[i] : B[i]), j < 2; }")
     bind(shorter, {**types, "B": TensorType((3,), "float32")}, {})
+
+
+@pytest.mark.parametrize("rows, size", [(0, 2), (2, 0), (0, 0)])
+def test_what_only_branches_bound_where_there_are_no_points(rows, size):
+    """The bound text says a range for it all the same."""
+    source = f"T[i : {size}] = +(A[j, 3] < 2 ? B[k - 2] : C[D[k]]);"
+    arrays = [np.ones((rows, 5)), np.ones(2), np.ones(2), np.zeros(3, int)]
+    (result,) = check(parse(f"function (A[J, 5], B[K], C[N], D[M]) -> (T) {{ {source} }}"), arrays)
+    assert result.tolist() == [0.0] * size

@@ -249,11 +249,9 @@ class _Resolver:
     def ranges(self, base: Domain, box: Box | None, bound: Sequence[str]) -> Iterator[Constraint]:
         """Constraints for what the unconditional demands leave wider than the box."""
         try:
-            known = bounds_of(base)
+            known = bounds_of(base) or {}
         except UnboundIndex:
             known = {}
-        if known is None:
-            return
         for v in bound:
             low, high = (0, -1) if box is None else box[v]
             if known.get(v) != (low, high):
