@@ -115,6 +115,7 @@ CASES = [
     ("NameMistake", "Y = «clip»(A, 0, 1);", "write `max(0, min(1, A))`"),
     ("NameMistake", "Y = «zeros»(3, 4);", "write `O[i, j : 3, 4] = 0.0`"),
     ("NameMistake", "Y[i] = «X»(i);", "X[i]"),
+    ("NameMistake", "Y = A * «true»;", "comparisons give truth values"),
     ("SyntaxMistake", "Y = «einsum(\"ij,jk->ik\", A, B»);", "write `Y[i, k] = sum(A[i, j] * B[j, k])`"),
     ("SyntaxMistake", "Y = «einsum('ij->ji', A»);", "write `Y[j, i] = A[i, j]`"),
     ("SyntaxMistake", "Y = «einsum('i,i', A, B»);", "write `Y = sum(A[i] * B[i])`"),

@@ -22,12 +22,20 @@ def test_a_misspelt_tensor(name: str) -> None:
     assert f"the inputs are Q, K, {name}" in text and caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("name, hint", [("True", "comparisons give"), ("None", "left out"), ("NaN", "write `nan`")])
+def test_a_constant_of_python(name: str, hint: str) -> None:
+    with pytest.warns(tilec.TileWarning, match=f"`{name}` is an input, not a constant") as caught:
+        tilec.compile(f"Y = X * {name}")
+    assert hint in str(caught[0].message)
+
+
 LEGAL = {
     "no such input": ATTENTION.format("Scores"),
     "a name of its own": ATTENTION.format("Bias"),
     "short names": "Qk = Q * K; Y = Qk + Qj + Q;",
     "numbers": "Layer1 = X * Weight1; Layer2 = Layer1 * Layer3;",
     "read before it is assigned": "Weights = exp(Weight); Y = Weights + Weight;",
+    "declared constants": "function (X, None) -> (Y) { Y = X + None; }",
     "declared": "function (Score[N]) -> (Y) { Scores[i : N] = exp(Score[i]); Y = Score + Scores; }",
 }
 

@@ -18,6 +18,7 @@ from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
 from tilec.language.desugar import EXPANSIONS, operand
+from tilec.language.hints.misspelt import TRUTH
 from tilec.language.inline import adopt
 from tilec.language.scope import Scope, Symbol
 from tilec.language.syntax import (
@@ -118,6 +119,8 @@ def _check_whole(s: StatementSyntax) -> None:
 
 def _check_no_indices(s: StatementSyntax) -> None:
     for node in index_nodes(s.body, nested=False):
+        if node.name in ("true", "false", "none"):
+            raise NameMistake(f"there is no constant `{node.name}`", node.span, hint=TRUTH)
         raise AggregationMistake(
             f"the index variable `{node.name}` needs an aggregation or indices on the left",
             node.span,

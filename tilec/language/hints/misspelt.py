@@ -7,16 +7,28 @@ from collections.abc import Iterator
 from tilec.errors import NameMistake
 from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
 
+TRUTH = "comparisons give truth values, and 1 and 0 serve in their place"
+CONSTANTS = {  # names that Python and NumPy give a meaning, and what to write
+    "True": TRUTH,
+    "False": TRUTH,
+    "None": "an input that is not needed is left out of the text",
+    "NaN": "write `nan`",
+    "Inf": "write `inf`",
+}
+
 
 def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
-    """One for each input that is first read after a tensor of nearly its name was assigned. Inputs that a function's
-    head declares are meant."""
+    """One for each input that is first read after a tensor of nearly its name was assigned, or whose name is a constant
+    of Python's. Inputs that a function's head declares are meant."""
     if "function" in source:
         return
     assigned = {s.output: position for position, s in enumerate(program.statements)}
     names = program.input_names()
     for i in program.inputs:
         read = next((p for p, s in enumerate(program.statements) if i.name in _read(s)), len(assigned))
+        if i.name in CONSTANTS:
+            yield NameMistake(f"`{i.name}` is an input, not a constant of the language", i.span, hint=CONSTANTS[i.name])
+            continue
         close = [name for name, position in assigned.items() if position < read and alike(i.name, name)]
         if close:
             yield NameMistake(
