@@ -1,5 +1,6 @@
 """`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md. `python -m tilec.bench
-sweep`: figures over sizes, into docs/figures."""
+sweep`: figures over sizes, into docs/figures. `python -m tilec.bench suite`: the workload suite, into
+docs/workloads.md."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ from tilec.bench.gpu_page import line, section, sentence
 from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OURS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
+from tilec.bench.suite import measure as suite
+from tilec.bench.suite import page
 from tilec.bench.sweep import draw, sweep
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+WORKLOADS = DOCUMENT.with_name("workloads.md")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tilec.bench", description="Measure against peers, in one run.")
-    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep")
+    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep|suite")
 
     def kind(name: str, run) -> argparse.ArgumentParser:
         sub = kinds.add_parser(name)
@@ -59,6 +63,23 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--folder", type=Path, default=sweep.FIGURES, help="where figures go (default: docs/figures)")
     sub.add_argument("--device", default="cuda", help="cpu shows that points run")
     sub.set_defaults(run=_sweep)
+    sub = kinds.add_parser("suite")
+    sub.add_argument("--only", default="", metavar="TEXT", help="workloads whose name holds TEXT")
+    sub.add_argument("--kinds", nargs="*", default=[], metavar="KIND", help="attention, convolution, product, ...")
+    sub.add_argument("--size", default="large", choices=("tiny", "small", "large"))
+    sub.add_argument("--dtype", help="float32 or bfloat16 (default: what each workload is usually run in)")
+    sub.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop after this long")
+    sub.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="give a workload up after this long")
+    sub.add_argument("--resume", type=Path, metavar="FILE", help="go on with the results in FILE")
+    sub.add_argument("--warm", action="store_true", help="compile everything, time nothing: fills compilers' caches")
+    sub.add_argument("--jobs", type=int, default=1, help="processes side by side, with --warm")
+    sub.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th workload from the I-th, one a device")
+    sub.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="measure nothing; the page of these results")
+    sub.add_argument("--alone", action="store_true", help="also generated kernels where libraries are the default")
+    sub.add_argument("--no-compile", action="store_true", help="eager torch alone as a peer")
+    sub.add_argument("--no-write", action="store_true", help="print only")
+    sub.add_argument("--device", default="cuda")
+    sub.set_defaults(run=_suite)
     return parser
 
 
@@ -135,6 +156,40 @@ def _sweep(given: argparse.Namespace) -> None:
             print(draw.draw(path))
     except ImportError:
         print('not drawn: matplotlib is missing (pip install "tilec[bench]"); --draw draws later', flush=True)
+
+
+def _suite(given: argparse.Namespace) -> None:
+    """Results are kept in the file that --resume names, or else in suite-results.json, which is begun anew."""
+    if given.page:
+        WORKLOADS.write_text(
+            page.page({name: record for path in given.page for name, record in gpu.load(path).items()})
+        )
+        return
+    path = given.resume or Path("suite-results.json")
+    if given.resume is None and not given.warm:
+        path.unlink(missing_ok=True)
+    settings = suite.Settings(
+        size=given.size,
+        device=given.device,
+        warm=given.warm,
+        alone=given.alone,
+        compiled=not given.no_compile,
+        dtype=given.dtype,
+    )
+    index, shards = (int(n) for n in given.shard.split("/"))
+    names = suite.tasks(given.only, tuple(given.kinds))[index::shards]
+    deadline = time.monotonic() + given.budget
+    jobs = given.jobs if given.warm else 1
+    count = 0
+    for name, record in suite.gather(names, settings, path, jobs=jobs, limit=given.limit, deadline=deadline):
+        count += 1
+        if not given.warm:
+            print(page.line(name, record), flush=True)
+        for which, reason in record["failed"].items():
+            print(f"    {name}, {which}: {reason}", flush=True)
+    print(f"{count} of {len(names)} {'built' if given.warm else f'measured, in {path}'}", flush=True)
+    if not (given.warm or given.no_write or shards > 1):
+        WORKLOADS.write_text(page.page(gpu.load(path)))
 
 
 def write(kind: str, lines: list[str]) -> None:

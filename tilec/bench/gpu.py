@@ -57,9 +57,9 @@ def measured(task: Row | Fact, settings: Settings) -> Record:
         try:
             record["figures"] = list(task.measure(settings.backend, settings.device))
         except Exception as error:
-            record["failed"][ALONE] = _told(error)
+            record["failed"][ALONE] = in_one_line(error)
     else:
-        with _arithmetic(task.precision):
+        with arithmetic(task.precision):
             record = _row(task, settings)
     gc.collect()
     if settings.device == "cuda":
@@ -94,7 +94,7 @@ def _row(row: Row, settings: Settings) -> Record:
             if isinstance(error, ImportError) and name not in OURS:
                 runs.pop(name, None)  # a peer that is not installed is no failure
             else:
-                failed[name] = _told(error)
+                failed[name] = in_one_line(error)
     del exact
     sound = {name: run for name, run in runs.items() if name not in failed}
     program = tilec.Function(row.work.program, row.work.source)
@@ -193,7 +193,7 @@ def copy_rate(device: str) -> float:
 
 
 @contextlib.contextmanager
-def _arithmetic(precision: str) -> Iterator[None]:
+def arithmetic(precision: str) -> Iterator[None]:
     """float32 products and convolutions in this precision, torch's and ours; library algorithms chosen by measuring."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     torch.set_float32_matmul_precision(precision)
@@ -205,7 +205,7 @@ def _arithmetic(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
-def _told(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """An error in one line. A fault of the device is raised again: nothing after it can be believed."""
     if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
         raise error

@@ -1,0 +1,67 @@
+"""The workload suite: every text says what its torch code says, forward and backward; what is measured is shown."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilec
+from tilec.bench.suite import page
+from tilec.bench.suite.catalog import MODULES, WORKLOADS
+from tilec.bench.suite.measure import OURS, Settings, gather, measured, ratio, split, tasks
+from tilec.bench.works import EAGER, results
+
+EVERY = tasks()
+SAMPLE = set(EVERY[::5])
+
+
+def test_there_are_workloads_of_every_kind() -> None:
+    kinds = Counter(w.kind for w in WORKLOADS.values())
+    assert len(WORKLOADS) == sum(len(module.WORKLOADS) for module in MODULES) >= 80, "names are distinct"
+    assert min(kinds.values()) >= 8, kinds
+
+
+@pytest.mark.parametrize("task", [t if t in SAMPLE else pytest.param(t, marks=pytest.mark.slow) for t in EVERY])
+def test_a_workload_computes_what_its_peer_does(task: str) -> None:
+    workload, direction = split(task)
+    inputs = workload.tensors("tiny", "cpu", 1, torch.float64)
+    work, function = workload.work(direction), tilec.compile(workload.source)
+    expected = workload.formula(*inputs)
+    if direction == "forward":
+        got, wanted = results(function(*inputs, *workload.numbers)), (expected,)
+    else:
+        inputs.append(torch.randn(expected.shape, dtype=expected.dtype))
+        wanted = results(work.backward(workload.formula, inputs)())
+        got = results(work.backward(lambda *tensors: function(*tensors, *workload.numbers), inputs)())
+    for g, w in zip(got, wanted, strict=True):
+        assert g.shape == w.shape
+        if workload.checked:
+            torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
+
+
+def test_measured_gathered_and_shown(tmp_path: Path) -> None:
+    settings = Settings(size="tiny", device="cpu", compiled=False)
+    names = ["softmax of rows, backward", "segment sum, sorted, forward", "argmax of rows, forward"]
+    record = measured(names[0], settings)
+    assert record["us"].keys() == {EAGER, OURS} and not record["failed"], record
+    assert record["floor"] > 0 and ratio(record) is not None
+    path = tmp_path / "results.json"
+    found = dict(gather(names, settings, path, limit=100, deadline=time.monotonic() + 100))
+    assert list(json.loads(path.read_text())) == names == list(found)
+    assert dict(gather(names, settings, path, limit=100, deadline=time.monotonic() + 100)) == {}, "nothing is left"
+    text = page.page(found)
+    assert all(f"| {name} |" in text for name in names) and "geometric mean" in text
+
+
+def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = WORKLOADS["softmax of rows"]
+    wrong = "function (X[N, D]) -> (Y) { Y = 2 * X; }"
+    monkeypatch.setitem(WORKLOADS, right.name, type(right)(**{**vars(right), "source": wrong}))
+    record = measured("softmax of rows, forward", Settings(size="tiny", device="cpu", compiled=False))
+    assert "wrong" in record["failed"][OURS] and OURS not in record["us"]
+    assert "failed: wrong" in page.line("softmax of rows, forward", record)

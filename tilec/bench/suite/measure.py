@@ -1,0 +1,197 @@
+"""Measure workloads on a device: each candidate checked, then timed in turn with the others."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import tilec
+from tilec.arguments import spec
+from tilec.bench import gpu, workers
+from tilec.bench.gpu import Record, copy_rate, load, machine, save, timed
+from tilec.bench.suite.catalog import WORKLOADS
+from tilec.bench.suite.workload import Workload
+from tilec.bench.works import EAGER, Results, results
+
+OURS = "tilec"
+ALONE = "tilec alone"
+SLOW = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
+# operations a second that a product can reach (H200: measured bf16, rated float32 without tensor cores)
+PEAK = {"bfloat16": 790e12, "float16": 790e12, "float32": 60e12}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`warm`: build and call every candidate, time nothing, so that compilers' caches on disk are filled. `alone`: time
+    generated kernels also where the default takes a library's; `compiled`: time torch.compile."""
+
+    size: str = "large"
+    seed: int = 0
+    device: str = "cuda"
+    warm: bool = False
+    alone: bool = False
+    compiled: bool = True
+    dtype: str | None = None
+
+
+def tasks(only: str = "", kinds: tuple[str, ...] = ()) -> list[str]:
+    """Names of what there is to measure: "workload, direction"."""
+    return [
+        f"{w.name}, {direction}"
+        for w in WORKLOADS.values()
+        if only in w.name and (not kinds or w.kind in kinds)
+        for direction in w.directions
+    ]
+
+
+def split(task: str) -> tuple[Workload, str]:
+    name, _, direction = task.rpartition(", ")
+    return WORKLOADS[name], direction
+
+
+def measured(task: str, settings: Settings) -> Record:
+    """Times in microseconds by candidate, what failed and why, the floor; faults of the device raise."""
+    workload, direction = split(task)
+    dtype = settings.dtype or workload.dtype
+    with gpu.arithmetic("highest"):
+        record = _record(workload, direction, dtype, settings)
+    gc.collect()
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+    return {**record, "machine": machine(settings.device), "dtype": dtype, "size": settings.size}
+
+
+def _record(workload: Workload, direction: str, dtype: str, settings: Settings) -> Record:
+    inputs = workload.tensors(settings.size, settings.device, settings.seed, getattr(torch, dtype))
+    if direction == "backward":
+        value = workload.formula(*inputs)
+        inputs.append(torch.randn(value.shape, device=settings.device).to(value.dtype))
+        del value
+    exact = None if settings.warm or not workload.checked else _exact(workload, direction, inputs)
+    runs: dict[str, Callable[[], Results]] = {}
+    failed: dict[str, str] = {}
+    errors: dict[str, float] = {}
+    for name, build in _candidates(workload, direction, inputs, settings).items():
+        try:
+            run = build()
+            found = results(run())
+            if exact is not None:
+                errors[name] = max(_error(f, e) for f, e in zip(found, exact, strict=True))
+            runs[name] = run
+        except Exception as error:
+            if not (isinstance(error, ImportError) and name not in (OURS, ALONE)):
+                failed[name] = gpu.in_one_line(error)
+    del exact
+    for name in (OURS, ALONE):
+        allowed = max(workload.tolerance if dtype == "float32" else 0.02, 2 * errors.get(EAGER, 0.0))
+        if name in errors and not errors[name] <= allowed:
+            failed[name] = f"wrong: relative error {errors[name]:.3g}, allowed {allowed:.3g}"
+    record: Record = {"failed": failed, "errors": errors, "us": {}}
+    if settings.warm:
+        return record
+    sound = {name: run for name, run in runs.items() if name not in failed}
+    record["us"] = _microseconds(sound, settings.device)
+    record["floor"] = _floor(workload, direction, inputs, dtype, settings.device)
+    achieved = ratio(record)
+    if settings.device == "cuda" and OURS in sound and achieved is not None and achieved < SLOW:
+        record["kernel"] = _longest_kernel(sound[OURS])
+    return record
+
+
+def _candidates(
+    workload: Workload, direction: str, inputs: list[torch.Tensor], settings: Settings
+) -> dict[str, Callable[[], Callable[[], Results]]]:
+    """How to build each candidate, torch's eager code first, since its error is the measure of ours."""
+    work = workload.work(direction)
+
+    def ours(backend: str | None) -> Callable[[], Results]:
+        f = tilec.compile(workload.source, backend=backend)
+        if direction == "backward":
+            return work.backward(lambda *tensors: f(*tensors, *workload.numbers), inputs)
+        arguments = [*inputs, *workload.numbers]
+        return lambda: f(*arguments)
+
+    chosen = [name for name in workload.peers if settings.compiled or name == EAGER]
+    peers = {name: functools.partial(work.peer, inputs, name) for name in chosen}
+    alone = {ALONE: functools.partial(ours, "triton")} if settings.alone else {}
+    return {**peers, OURS: functools.partial(ours, None), **alone}
+
+
+def _exact(workload: Workload, direction: str, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The answer in a wider type: float64 for float32, float32 for narrower ones."""
+    wide = torch.float64 if any(t.dtype is torch.float32 for t in inputs) else torch.float32
+    widened = [t.to(wide) if t.is_floating_point() else t for t in inputs]
+    return results(workload.work(direction).peer(widened)())
+
+
+def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Greatest absolute error over the greatest finite value; of integers, the share that differs."""
+    assert got.shape == exact.shape, f"the result has shape {tuple(got.shape)}, not {tuple(exact.shape)}"
+    if not exact.is_floating_point():
+        return (got != exact).double().mean().item()
+    same = (got == exact) | (got.isnan() & exact.isnan())
+    scale = torch.where(exact.isfinite(), exact.abs(), 0.0).amax().item() if exact.numel() else 0.0
+    difference = torch.where(same, 0.0, (got.to(exact.dtype) - exact).abs().nan_to_num(torch.inf, torch.inf))
+    return difference.amax().item() / (scale + 1e-30) if exact.numel() else 0.0
+
+
+def _microseconds(runs: dict[str, Callable[[], Results]], device: str) -> dict[str, float]:
+    """The lesser of two medians each, taken in turn."""
+    found: dict[str, float] = {}
+    for _ in range(2):
+        for name, run in runs.items():
+            found[name] = min(found.get(name, float("inf")), timed(run, device, 25))
+    return found
+
+
+def _floor(workload: Workload, direction: str, inputs: list[torch.Tensor], dtype: str, device: str) -> float:
+    """Microseconds below which nothing can be: least bytes at the rate of a copy, operations at the products' peak."""
+    function = tilec.Function(workload.work(direction).program, workload.source)
+    specs = [spec(t.shape, t.dtype) for t in inputs]
+    cost = function.lower(*workload.work(direction).with_numbers(specs), backend="torch").cost()
+    return 1e6 * max(cost.least_bytes / copy_rate(device), cost.flops / PEAK[dtype])
+
+
+def _longest_kernel(run: Callable[[], Results]) -> str:
+    """The name of the kernel that takes longest, and its share of the device's time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        run()
+        torch.cuda.synchronize()
+    kernels = [e for e in recorded.key_averages() if e.device_time_total > 0]
+    if not kernels:
+        return "none"
+    longest = max(kernels, key=lambda e: e.device_time_total)
+    share = longest.device_time_total / sum(e.device_time_total for e in kernels)
+    return f"{longest.key[:80]} ({share:.0%} of {len(kernels)} kernels)"
+
+
+def ratio(record: Record) -> float | None:
+    """How many times faster than its best peer a workload is."""
+    us = record["us"]
+    peers = [t for name, t in us.items() if name not in (OURS, ALONE)]
+    return min(peers) / us[OURS] if peers and OURS in us else None
+
+
+def gather(
+    names: list[str], settings: Settings, path: Path, *, jobs: int = 1, limit: float, deadline: float
+) -> Iterator[tuple[str, Record]]:
+    """Measure these tasks, those in the file excepted, and keep each result in the file (none of a warm run)."""
+    known = {} if settings.warm else load(path)
+    left = [name for name in names if name not in known]
+    for name, answer in workers.run(
+        left, functools.partial(measured, settings=settings), jobs=jobs, limit=limit, deadline=deadline
+    ):
+        if isinstance(answer, workers.Lost):
+            reason = answer.reason.strip().splitlines()[-1]
+            answer = {"failed": {OURS: reason}, "machine": "", "us": {}, "errors": {}}
+        if not settings.warm:
+            known[name] = answer
+            save(path, known)
+        yield name, answer

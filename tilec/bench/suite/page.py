@@ -1,0 +1,84 @@
+"""`docs/workloads.md`: every ratio, geometric means, the worst ten with the kernel that takes longest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from tilec.bench.gpu import Record
+from tilec.bench.suite.measure import ALONE, OURS, ratio, split, tasks
+
+WORST = 10
+TOP = """# Workloads
+
+What everyday models compute, each beside the best of eager torch, torch.compile and the libraries named, in one run,
+untuned. A ratio above 1 means that tilec is faster. A backward figure is a pass of autograd on both sides. "Of floor"
+is our share of what the device allows: least bytes at the rate of a copy, operations at the peak of products.
+Results are compared with those of a wider type before anything is timed. Misses stay in the table.
+`python -m tilec.bench suite` makes this page.
+"""
+
+
+def page(known: Mapping[str, Record]) -> str:
+    known = {name: known[name] for name in tasks() if name in known}
+    machines = sorted({r["machine"] for r in known.values() if r["machine"]})
+    ratios = {name: found for name, record in known.items() if (found := ratio(record)) is not None}
+    parts = [TOP, "; ".join(machines) + ".\n", summary(ratios), worst(known, ratios)]
+    kinds: dict[str, list[str]] = {}
+    for name in known:
+        kinds.setdefault(split(name)[0].kind, []).append(name)
+    for kind, names in kinds.items():
+        parts += [f"## {kind}\n", *table({name: known[name] for name in names}), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def summary(ratios: Mapping[str, float]) -> str:
+    lines = []
+    for direction in ("forward", "backward"):
+        found = [r for name, r in ratios.items() if name.endswith(direction)]
+        if found:
+            below = sum(r < 0.9 for r in found)
+            lines.append(
+                f"- {direction}: geometric mean {mean(found):.2f} of {len(found)} figures, {below} of them below 0.9"
+            )
+    kinds: dict[str, list[float]] = {}
+    for name, r in ratios.items():
+        kinds.setdefault(f"{split(name)[0].kind}, {name.rpartition(', ')[2]}", []).append(r)
+    lines += [f"- {kind}: {mean(found):.2f} of {len(found)}" for kind, found in kinds.items()]
+    return "\n".join(lines) + "\n"
+
+
+def worst(known: Mapping[str, Record], ratios: Mapping[str, float]) -> str:
+    lines = ["## The worst ten\n", "| workload | ratio | kernel that takes longest |", "| --- | ---: | --- |"]
+    for name in sorted(ratios, key=ratios.__getitem__)[:WORST]:
+        lines.append(f"| {name} | {ratios[name]:.2f} | {known[name].get('kernel', '-').replace('|', ' ')} |")
+    return "\n".join(lines) + "\n"
+
+
+def table(known: Mapping[str, Record]) -> Iterable[str]:
+    yield "| workload | type | best peer | µs | tilec, µs | ratio | of floor |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for name, record in known.items():
+        yield line(name, record)
+
+
+def line(name: str, record: Record) -> str:
+    """One row of the table, the reason in the place of figures where there is none."""
+    us = record["us"]
+    peers = {peer: t for peer, t in us.items() if peer not in (OURS, ALONE)}
+    best = min(peers, key=peers.__getitem__, default="-")
+    if OURS in record["failed"]:
+        ours = [f"failed: {record['failed'][OURS][:120]}".replace("|", " "), "-", "-"]
+    else:
+        found = ratio(record)
+        share = f"{record['floor'] / us[OURS]:.2f}" if "floor" in record and OURS in us else "-"
+        ours = [_us(us.get(OURS)), "-" if found is None else f"{found:.2f}", share]
+    return "| " + " | ".join([name, record.get("dtype", "-"), best, _us(peers.get(best)), *ours]) + " |"
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
