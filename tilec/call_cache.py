@@ -12,6 +12,7 @@ from tilec.arguments import size_value, to_tensors
 from tilec.errors import Unsupported
 from tilec.specialise import CACHED_CALLS, Specialiser
 from tilec.torch_op import operator as operator
+from tilec.torch_op.autocast import cast
 from tilec.torch_op.node import TileCall, call, record
 from tilec.torch_op.state import PLAIN, ordinary, recording, transforming, watched
 
@@ -37,6 +38,8 @@ class CallCache:
         function = self._function
         arguments = to_tensors(function.inputs, inputs, function.seeds)
         tensors, weak = arguments.tensors, arguments.weak
+        if torch._C._is_any_autocast_enabled():
+            tensors = tuple(cast(function, tensors, weak))
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         results: tuple = call(function, tensors, weak, values)
         if signature and all(a is b for a, b in zip(tensors, inputs, strict=True)):  # none was moved
@@ -65,7 +68,7 @@ def _size(name: str, given: object, tensor: torch.Tensor) -> int:
 
 def _signature(inputs: Sequence[object]) -> tuple | None:
     """What a call depends on where all inputs are plain tensors and torch neither transforms nor traces it."""
-    if transforming() or watched() or forward_ad._current_level >= 0:
+    if transforming() or watched() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
         return None
     found: list[object] = [torch.is_grad_enabled()]
     for t in inputs:

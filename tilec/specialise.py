@@ -74,7 +74,11 @@ class Prepared:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         if self.replaced:
             tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
-        results = self.executable(tensors)
+        if torch._C._is_any_autocast_enabled():  # what runs says itself in which types
+            with torch._C._DisableAutocast():
+                results = self.executable(tensors)
+        else:
+            results = self.executable(tensors)
         return tuple([None if r is None else results[r] for r in self.results])
 
 

@@ -1,0 +1,98 @@
+"""torch.autocast: one rule by what a program holds, on every device and path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+from tests.support.torch_programs import EXAMPLES, compiled
+from tilec.language import parse
+from tilec.torch_op.autocast import kind_of
+
+KINDS = {
+    "convolution": "product",
+    "attention": "product",
+    "softmax": "float32",
+    "layer norm": "float32",
+    "log product": "float32",
+    "recurrence": "float32",
+    "dropout": "as given",
+    "gather and scatter": "float32",
+}
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_kinds(name: str) -> None:
+    assert kind_of(parse(EXAMPLES[name].source)) == KINDS[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("Y = relu(X) * W;", "as given"),
+        ("Y = exp(X);", "float32"),
+        ("Y[i] = max(X[i, j] * W[j]);", "as given"),
+        ("Y[i] = sum(X[i, j] * X[i, j]);", "float32"),
+        ("Y[i] = tanh(sum(X[i, j] * W[j]) + B[i]);", "product"),
+        ("Y[i, j] = sum(X[i, j] * W[k]);", "float32"),
+    ],
+)
+def test_kinds_of_statements(source: str, kind: str) -> None:
+    assert kind_of(parse(source)) == kind
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_types_and_values(name: str, device: str) -> None:
+    """The output's type is the kind's; values and gradients are as exact as that type, whether the backward pass runs
+    within autocast or not."""
+    inputs = EXAMPLES[name].inputs(torch.float32, device)
+    exact = [t.double().requires_grad_() for t in inputs]
+    expected = EXAMPLES[name].torch(*exact)
+    gradients = torch.autograd.grad(expected.sum(), exact)
+    for within in (False, True):
+        given = [t.clone().requires_grad_() for t in inputs]
+        with torch.autocast(device, torch.bfloat16):
+            y = compiled(name)(*given)
+            found = torch.autograd.grad(y.float().sum(), given) if within else None
+        if found is None:
+            found = torch.autograd.grad(y.float().sum(), given)
+        product = KINDS[name] == "product"
+        assert y.dtype is (torch.bfloat16 if product else torch.float32)
+        bound = {"rtol": 0.05, "atol": 0.05} if product else {"rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(y.double(), expected.detach(), **bound)
+        for ours, theirs in zip(found, gradients, strict=True):
+            assert ours.dtype is torch.float32
+            torch.testing.assert_close(ours.double(), theirs, **bound)
+
+
+def test_halves_are_taken_in_float32_where_precision_is_lost() -> None:
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    softmax, relu = tilec.compile(EXAMPLES["softmax"].source), tilec.compile("Y = relu(X);")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert softmax(x).dtype is torch.float32 and relu(x).dtype is torch.bfloat16
+        assert softmax(x.double()).dtype is torch.float64
+    torch.testing.assert_close(softmax(x.float()), torch.softmax(x.float(), -1))
+
+
+def test_sizes_do_not_change_types() -> None:
+    f = tilec.compile(EXAMPLES["log product"].source)
+    with torch.autocast("cpu", torch.bfloat16):
+        for n in (2, 100):
+            a, b = torch.randn(n, n), torch.randn(n, n)
+            torch.testing.assert_close(f(a, b), torch.logsumexp(a[:, :, None] + b, 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_under_compile() -> None:
+    torch._dynamo.reset()
+    f = compiled("convolution")
+    x = EXAMPLES["convolution"].inputs(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = f(*x)
+        assert torch.equal(torch.compile(lambda *t: f(*t), backend="aot_eager", fullgraph=True)(*x), eager)
+    assert eager.dtype is torch.bfloat16

@@ -1,0 +1,82 @@
+"""torch.autocast, by one rule: a program counts as the kind of operation that it holds, and is called accordingly.
+
+- Products: a sum over products of different tensors, both of which run along what is summed (matrix products,
+  convolutions, attention), takes its inputs in the type that autocast asks for, as torch's own do.
+- Otherwise, sums, products, means, logsumexps, recurrences and functions that lose a 16-bit type's range or precision
+  take 16-bit inputs in float32, as torch's do.
+- Anything else takes what it is given.
+
+float64 and Python numbers stay what they are. Inputs are cast before the call, which torch records; within it autocast
+is off, in the backward pass too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import torch
+
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Program,
+    expressions,
+    index_variables,
+    reads_itself,
+    walk,
+)
+from tilec.specialise import Specialiser
+
+SENSITIVE = frozenset(
+    "exp expm1 log log1p logaddexp pow rsqrt recip tan asin acos sinh cosh softplus".split()  # torch's, by name
+)
+ADDING = frozenset(("sum", "prod", "mean", "logsumexp"))
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def cast(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]) -> Sequence[torch.Tensor]:
+    """The inputs as autocast wants them."""
+    device = tensors[0].device.type if tensors else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    while function.gradient is not None:
+        function = function.gradient.forward
+    how = kind_of(function.program)
+    if how == "as given":
+        return tensors
+    wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
+    taken = (torch.float32, *HALVES) if how == "product" else HALVES
+    return [t.to(wanted) if t.dtype in taken and not w else t for t, w in zip(tensors, weak, strict=True)]
+
+
+@cache
+def kind_of(program: Program) -> str:
+    """Which kind of operation autocast is to take a program for: "product", "float32" or "as given"."""
+    nodes = [e for s in program.statements for root in expressions(s) for e in walk(root)]
+    sums: list[tuple[Expr, set[str]]] = []
+    for s in program.statements:
+        scatters = any(isinstance(e, Access) for i in s.index or () for e in walk(i))
+        if s.aggregation == "sum" and s.index is not None and not scatters:
+            sums.append((s.body, set(index_variables(s.body)) - set(index_variables(*s.index))))
+    nested = [e for e in nodes if isinstance(e, Aggregate) and e.aggregation == "sum"]
+    sums += [(e.body, set(index_variables(e.body)) - set(index_variables(e))) for e in nested]
+    if any(_multiplies(body, summed) for body, summed in sums):
+        return "product"
+    adding = any(s.aggregation in ADDING or reads_itself(s) for s in program.statements)
+    adding = adding or any(isinstance(e, Aggregate) and e.aggregation in ADDING for e in nodes)
+    return "float32" if adding or any(isinstance(e, Call) and e.function in SENSITIVE for e in nodes) else "as given"
+
+
+def _multiplies(body: Expr, summed: Iterable[str]) -> bool:
+    products = (e.args for e in walk(body) if isinstance(e, Call) and e.function == "mul")
+    return any(_apart(a, b, set(summed)) for a, b in products)
+
+
+def _apart(a: Expr, b: Expr, summed: set[str]) -> bool:
+    """Are these of different tensors, and do both run along what is summed?"""
+    one, other = ({x.tensor for x in walk(e) if isinstance(x, Access)} for e in (a, b))
+    run = all(summed & set(index_variables(e)) for e in (a, b))
+    return bool(one and other) and one.isdisjoint(other) and run
