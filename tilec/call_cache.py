@@ -61,6 +61,9 @@ class CallCache:
             self._settled[signature] = prepared.executable
 
 
+strided = torch.strided
+
+
 def _size(name: str, given: object, tensor: torch.Tensor) -> int:
     """A size's value; what a compiler gives in the place of an integer stays what it is."""
     return given if isinstance(given, torch.SymInt) else size_value(name, tensor)  # type: ignore[return-value]
@@ -72,7 +75,7 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
         return None
     found: list[object] = [torch.is_grad_enabled()]
     for t in inputs:
-        if type(t) not in PLAIN or t.is_neg():  # type: ignore[attr-defined]
+        if type(t) not in PLAIN or t.layout is not strided or t.is_neg() or t.is_nested or t._is_zerotensor():  # type: ignore[attr-defined]
             return None
         found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
     return tuple(found)

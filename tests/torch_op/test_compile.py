@@ -116,7 +116,7 @@ def test_opcheck(name: str) -> None:
 
     function = tilec.compile(example.source)
     given = [*[t.requires_grad_() for t in example.inputs()], *map(torch.tensor, example.integers)]
-    arguments = (text_of(function._specialiser), given, [False] * len(given), [])
+    arguments = (text_of(function._specialiser), given, [], [])
     torch.library.opcheck(torch.ops.tilec.call.default, arguments)
 
 

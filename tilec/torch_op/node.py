@@ -20,13 +20,13 @@ import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
-from tilec.errors import TileError
+from tilec.errors import TileError, Unsupported
 from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
 from tilec.specialise import Specialised, Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.levels import through_levels
-from tilec.torch_op.state import asking, ordinary, recording, transforming
+from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
 from tilec.tracebacks import hide_frames
 from tilec.transforms.simplify.simplify import simplify
@@ -51,7 +51,15 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, valu
     """The outputs, not recorded."""
     if ordinary(tensors):
         return function.prepared(tensors, weak, values)(tensors)
-    results = iter(torch.ops.tilec.call(text_of(function), list(tensors), list(weak), list(values)))
+    numbers = [place for place, w in enumerate(weak) if w]
+    try:
+        results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))
+    except (TypeError, NotImplementedError) as error:
+        kinds = [(n, type(t).__name__) for n, t in zip(function.inputs, tensors, strict=True) if type(t) not in PLAIN]
+        if not kinds:
+            raise
+        (name, what), *_ = kinds
+        raise Unsupported(f"{name} is a {what}, which does not say what a call of tilec does with it") from error
     return tuple([next(results) if there else None for there in function.there([t.dtype for t in tensors])])
 
 

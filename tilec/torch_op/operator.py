@@ -16,19 +16,19 @@ from tilec.torch_op.node import call, unrecorded
 from tilec.torch_op.state import recording
 from tilec.torch_op.text import function_of
 
-SCHEMA = "call(str program, Tensor[] inputs, bool[] weak, SymInt[] sizes) -> Tensor[]"
+SCHEMA = "call(str program, Tensor[] inputs, int[] numbers, SymInt[] sizes) -> Tensor[]"
 LIBRARY = torch.library.Library("tilec", "DEF")
 LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 
 Tensors = list[torch.Tensor]
 
 
-def _carried_out(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+def _carried_out(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
     """The outputs: tensors of their own, laid out as the fake ones are."""
     function = function_of(program)
     memory = {t.untyped_storage().data_ptr() for t in inputs}
     results = []
-    for r in function.prepared(inputs, tuple(weak), tuple(sizes))(inputs):
+    for r in function.prepared(inputs, weak_of(inputs, numbers), tuple(sizes))(inputs):
         if r is None:
             continue
         storage = r.untyped_storage()
@@ -40,30 +40,37 @@ def _carried_out(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Seq
     return results
 
 
-def _fake(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+def weak_of(inputs: Tensors, numbers: Sequence[int]) -> tuple[bool, ...]:
+    """Which inputs are Python numbers."""
+    return tuple([place in numbers for place in range(len(inputs))])
+
+
+def _fake(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
     """Tensors of the outputs' shapes and types."""
     function = function_of(program)
     device = inputs[0].device if inputs else torch.device("cpu")
     if symbolic.is_open(inputs, sizes):
-        results = symbolic.results(function, inputs, weak, sizes)
+        results = symbolic.results(function, inputs, weak_of(inputs, numbers), sizes)
     else:
-        results = function.results(function.types(inputs, weak), dict(zip(function.sizes, sizes, strict=True)))
+        results = function.results(
+            function.types(inputs, weak_of(inputs, numbers)), dict(zip(function.sizes, sizes, strict=True))
+        )
     return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device) for t in results if t is not None]
 
 
-def _recorded(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+def _recorded(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
     """A call by torch itself, as an exported graph makes it, under autograd."""
     if recording(inputs):
-        return _called(program, inputs, weak, sizes)
+        return _called(program, inputs, numbers, sizes)
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.tilec.call(program, inputs, weak, sizes)
+        return torch.ops.tilec.call(program, inputs, numbers, sizes)
 
 
-def _called(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
-    return [r for r in call(function_of(program), inputs, tuple(weak), tuple(sizes)) if r is not None]
+def _called(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+    return [r for r in call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes)) if r is not None]
 
 
-def _in_old_vmap(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Sequence[int]) -> Tensors:
+def _in_old_vmap(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
     """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
@@ -73,10 +80,10 @@ def _in_old_vmap(program: str, inputs: Tensors, weak: Sequence[bool], sizes: Seq
         dims = [0 if t.shape[0] != 1 else None for t in moved]
         if any(d is not None for d in dims):
             one = [t if d is None else t.select(d, 0) for t, d in zip(inputs, dims, strict=True)]
-            call = unrecorded(function_of(program), one, tuple(weak), tuple(sizes))
+            call = unrecorded(function_of(program), one, weak_of(inputs, numbers), tuple(sizes))
             results = call.over_batch("same", dims, inputs)
             return [torch._add_batch_dim(r, 0, k) for r in results if r is not None]
-    return torch.ops.tilec.call(program, inputs, weak, sizes)
+    return torch.ops.tilec.call(program, inputs, numbers, sizes)
 
 
 for device in ("CPU", "CUDA"):

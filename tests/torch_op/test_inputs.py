@@ -1,0 +1,102 @@
+"""Tensors that are not just memory: a result, or one error that names the cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.masked import masked_tensor
+
+import tilec
+
+SOURCE = "function (X[N, M], W[M]) -> (Y) { Y[i] = sum(X[i, j] * W[j]); }"
+X, W = torch.arange(12.0).reshape(3, 4).sin(), torch.arange(4.0).cos()
+
+
+class Plain(torch.Tensor):
+    """A subclass without rules of its own."""
+
+
+class Held(torch.Tensor):
+    """A subclass that passes operators on to what it holds."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*torch.utils._pytree.tree_map_only(Held, lambda t: t.held, args))
+
+
+class Refusing(Held):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+TAKEN = {
+    "the negative bit": lambda: torch._neg_view(-X),
+    "a conjugate's imaginary part": lambda: torch.complex(torch.zeros(3, 4), -X).conj().imag,
+    "a subclass": lambda: X.as_subclass(Plain),
+    "a subclass with operators": lambda: Held(X),
+    "a stride of zero": lambda: X[:1].expand(3, 4) * 0 + X,
+}
+REFUSED = {
+    "sparse": (lambda: X.to_sparse(), tilec.InputMistake, r"X is a sparse_coo tensor.*\n.*to_dense"),
+    "compressed": (lambda: X.to_sparse_csr(), tilec.InputMistake, "X is a sparse_csr tensor"),
+    "nested": (lambda: torch.nested.nested_tensor([X[0], X[1]]), tilec.InputMistake, "X is a nested tensor"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged),
+        tilec.InputMistake,
+        "X is a nested tensor",
+    ),
+    "mkldnn": (lambda: X.to_mkldnn(), tilec.InputMistake, "X is a mkldnn tensor"),
+    "masked": (lambda: masked_tensor(X, X > 0), tilec.Unsupported, "X is a MaskedTensor"),
+    "a subclass that refuses": (lambda: Refusing(X), tilec.Unsupported, "X is a Refusing"),
+    "uint16": (lambda: X.to(torch.uint16), tilec.TypeMistake, "uint16"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken(name: str) -> None:
+    f = tilec.compile(SOURCE)
+    f(X, W)  # what is remembered of a plain call is not for these
+    torch.testing.assert_close(torch.as_tensor(f(TAKEN[name](), W)).as_subclass(torch.Tensor), X @ W)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    make, error, text = REFUSED[name]
+    f = tilec.compile(SOURCE)
+    f(X, W)  # what is remembered of a plain call is not for these
+    with pytest.raises(error, match=text):
+        f(make(), W)
+
+
+def test_zeros_without_memory() -> None:
+    f = tilec.compile(SOURCE)
+    f(X, W)
+    assert torch.equal(f(X, torch._efficientzerotensor(4)), torch.zeros(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace() -> None:
+    """A traced call stays a call: of other data, and with a gradient."""
+    f = tilec.compile(SOURCE)
+    traced = torch.jit.trace(lambda x, w: f(x, w), (2 * X, W))
+    w = W.clone().requires_grad_()
+    y = traced(X, w)
+    torch.testing.assert_close(y.detach(), X @ W)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w)[0], X.sum(0))
+
+
+def test_inference_mode() -> None:
+    f = tilec.compile(SOURCE)
+    with torch.inference_mode():
+        y = f(X + 0, W)
+        assert y.is_inference()
+    torch.testing.assert_close(f(X, W), y.clone())
