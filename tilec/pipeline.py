@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from tilec import knobs
 from tilec.backends.base import Lowering
+from tilec.backends.common.chains.widen import widen_statistics
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.own_outputs import own_outputs
@@ -45,6 +47,8 @@ TRANSFORMS: dict[str, Transform] = {
     "views": lambda program, setting: drop_views(program, setting.types),
     "tighten_domains": lambda program, setting: narrow(program),
     "factor": lambda program, setting: factor(program, setting.types),
+    "eliminate": lambda program, setting: eliminate(program, setting.types),
+    "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
     "own_outputs": lambda program, setting: own_outputs(program, setting.types),
     "reduce": lambda program, setting: reduce(program),
@@ -63,7 +67,10 @@ class Pass:
         return apply(self.transforms, program, setting)
 
 
-CONTRACTIONS = ("flatten", "simplify", "views", "tighten_domains", "factor", "simplify")
+CONTRACTIONS = (
+    *("flatten", "simplify", "views", "tighten_domains", "factor", "eliminate", "simplify"),
+    "widen_statistics",
+)
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
     Pass("flat", (*CONTRACTIONS, "identities", "own_outputs")),

@@ -143,4 +143,4 @@ def test_attention_stays_within_the_budget(budget: str, monkeypatch: pytest.Monk
     torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-4)
     for a, b in zip(found, torch.autograd.grad(wanted.sin().sum(), (q, k, v)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert kept_bytes(lambda: attention(q, k, v)) == 4 * (3 * q.numel() + 4 * 600)
+    assert kept_bytes(lambda: attention(q, k, v)) == 4 * (4 * q.numel() + 4 * 600)

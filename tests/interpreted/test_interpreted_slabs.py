@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from support import chains
 from support.tiers import slow_but
 
 import tilec
@@ -41,6 +42,12 @@ ATTENTIONS = {
         False,
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_chains(monkeypatch):
+    """Scores that a chain would never store are stored here."""
+    chains.turn_off(monkeypatch)
 
 
 def normal(*shape, dtype=torch.float32, seed=0):

@@ -13,7 +13,7 @@ import torch
 
 from tilec.bench import cpu, gpu, layers, recurrences
 from tilec.bench.gpu_page import line, section, sentence
-from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OURS, Row
+from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN, EAGER, HAND, LIGER, OURS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
 from tilec.bench.suite import measure as suite
@@ -112,7 +112,7 @@ def _gpu(given: argparse.Namespace) -> None:
         backend=given.backend,
         tune=given.tune,
         columns=(ALONE, HAND) if given.alone else OURS,
-        peers=(EAGER, LIGER) if given.no_compile else (EAGER, COMPILED, LIGER),
+        peers=(EAGER, LIGER, CUDNN) if given.no_compile else (EAGER, COMPILED, LIGER, CUDNN),
     )
 
     def told(name: str) -> None:

@@ -26,7 +26,7 @@ from tilec.bench import workers
 from tilec.bench.gpu_facts import FACTS, Fact
 from tilec.bench.gpu_page import LOST
 from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIBRARY, LIGER, OURS, ROWS, Row
-from tilec.bench.works import Results, results
+from tilec.bench.works import CUDNN, Results, results
 
 Record = dict[str, Any]
 NOTHING = 1e-300  # added to allowed errors, so that none is zero
@@ -45,7 +45,7 @@ class Settings:
     device: str = "cuda"
     backend: str = "triton"
     columns: tuple[str, ...] = OURS
-    peers: tuple[str, ...] = (EAGER, COMPILED, LIGER)
+    peers: tuple[str, ...] = (EAGER, COMPILED, LIGER, CUDNN)
     tune: bool = False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilec.bench import works, works_steps
-from tilec.bench.works import COMPILED, EAGER, LIGER, Work
+from tilec.bench.works import COMPILED, CUDNN, EAGER, LIGER, Work
 
 LIBRARY, ALONE, HAND = OURS = "with library", "alone", "by hand"
 Shape = tuple[int, ...]
@@ -140,6 +140,34 @@ def logs() -> list[Row]:
     ]  # fmt: skip
 
 
+def attentions() -> list[Row]:
+    """Attention in three lines, against torch's with the kernel that it chooses and with cuDNN's. Of a window torch has
+    a dense mask alone."""
+    rows = []
+    kinds = {
+        "full": works.ATTENTION,
+        "causal": works.CAUSAL_ATTENTION,
+        "window of 256": works.WINDOWED_ATTENTION,
+        "window of 256, ALiBi": works.ALIBI_ATTENTION,
+    }
+    for kind, work in kinds.items():
+        for heads, rows_of_it, width in ((64, 2048, 64), (32, 8192, 128)):
+            if "window" in kind and width == 128:
+                continue
+            shape = heads, rows_of_it, width
+            given = (shape,) * 3 + (((heads,),) if "ALiBi" in kind else ())
+            scales = (1.0,) * 3 + ((0.1,) if "ALiBi" in kind else ())
+            peers = (EAGER,) if "window" in kind else (EAGER, CUDNN)
+            name = f"attention {heads}x{rows_of_it}x{width} bfloat16, {kind}"
+            rows += [
+                Row(f"{name}, forward", work, given, "bfloat16", tolerance=None, goals=both(1, 1), peers=peers,
+                    scales=scales),
+                Row(f"{name}, backward", replace(work, wrt=("Q", "K", "V")), (*given, shape), "bfloat16",
+                    tolerance=None, goals=both(0.95, 0.95), peers=peers, scales=(*scales, 1.0)),
+            ]  # fmt: skip
+    return rows
+
+
 def streaming() -> list[Row]:
     """What moves memory: shares of the rate of a copy, and ratios."""
 
@@ -232,6 +260,7 @@ ROWS: tuple[Row, ...] = (
     *resnet("bfloat16", STRIDED, 2),
     *exotic("float32"),
     *logs(),
+    *attentions(),
     *streaming(),
     *steps(),
     *resnet("float16", LAYERS, 1),

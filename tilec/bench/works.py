@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilec.ir.program import Program
 from tilec.language import parse
 from tilec.transforms.autodiff.grad import grad
 
-EAGER, COMPILED, LIGER = "eager", "torch.compile", "Liger"
+EAGER, COMPILED, LIGER, CUDNN = "eager", "torch.compile", "Liger", "cuDNN"
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 
 
@@ -224,6 +225,45 @@ SOFTMAX = Work(
     lambda x: torch.softmax(x, -1),
 )
 GATE = Work("function (X[N, D], U[N, D]) -> (Y) { Y = gelu(X) * U; }", lambda x, u: F.gelu(x) * u)
+
+
+def attention(guard: str = "", score: str = "", others: str = "", window: int | None = None) -> Work:
+    """Attention of heads in the first dimension. `guard`: of row i and column j, where it is not all of them; `score`:
+    what is added to a score. Beside torch's own choice of kernel that of cuDNN, where it has the mask."""
+    seen = f"{guard} ? " if guard else ""
+    source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]{others}) -> (O) {{
+        S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]) / sqrt(E){score};
+        L[b, i] = logsumexp({seen}S[b, i, j]);
+        O[b, i, f] = sum({seen}exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+    masks: dict[object, torch.Tensor] = {}
+
+    def mask(q: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor | None:
+        if window is None:
+            return None
+        key = (q.shape, q.dtype, q.device)
+        if key not in masks:
+            i = torch.arange(q.shape[1], device=q.device)
+            far = i[:, None] - i
+            bias = torch.zeros_like(far, dtype=q.dtype) if slope is None else -far * slope[:, None, None]
+            masks[key] = bias.to(q.dtype).masked_fill((far < 0) | (far >= window), -torch.inf)
+        return masks[key]
+
+    def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *slope: torch.Tensor) -> torch.Tensor:
+        hidden = mask(q, slope[0] if slope else None)
+        causal = guard != "" and hidden is None
+        return F.scaled_dot_product_attention(q[None], k[None], v[None], hidden, is_causal=causal)[0]
+
+    def by_cudnn(*tensors: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return formula(*tensors)
+
+    return Work(source, formula, others=() if window is not None else ((CUDNN, by_cudnn),))
+
+
+NEAR = "i >= j & i - j < 256"
+ATTENTION, CAUSAL_ATTENTION, WINDOWED_ATTENTION = attention(), attention("i >= j"), attention(NEAR, window=256)
+ALIBI_ATTENTION = attention(NEAR, " + Slope[b] * (j - i)", ", Slope[B]", window=256)
 ROW_SUMS = Work("function (X[N, D]) -> (Y) { Y[i : N] = +(X[i, j]); }", lambda x: x.sum(1))
 COLUMN_SUMS = Work("function (X[N, D]) -> (Y) { Y[j : D] = +(X[i, j]); }", lambda x: x.sum(0))
 ADD = Work("function (X[N]) -> (Y) { Y = X + 1; }", lambda x: x + 1)

@@ -57,5 +57,5 @@ class TritonBackend:
             together.types,
             lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
             self.target,
-            (together.marked(), together.types) if together.groups else None,
+            (together.marked(), together.types) if together.groups or together.chains else None,
         )

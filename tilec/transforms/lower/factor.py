@@ -112,10 +112,10 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = _added([(negative, _joined([_held(f, halved) for f in inner])) for negative, inner in terms])
+    body = _added([(negative, product_of([_held(f, halved) for f in inner])) for negative, inner in terms])
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
-    value = _joined([Factor(Access(total, index), False), *outer])
+    value = product_of([Factor(Access(total, index), False), *outer])
     second = replace(
         s,
         body=call(types[s.output].dtype, value) if halved else value,
@@ -231,7 +231,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
         case _:
             return None
     still = replace(moving[0], value=Call("sub", (mean, mean)))
-    return replace(s, body=_joined([still if f is moving[0] else f for f in factors]), aggregation="assign")
+    return replace(s, body=product_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
 
 
 def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) -> bool:
@@ -279,7 +279,7 @@ def factors_of(e: Expr, divides: bool) -> list[Factor]:
     return [Factor(e, divides)]
 
 
-def _joined(factors: list[Factor]) -> Expr:
+def product_of(factors: list[Factor]) -> Expr:
     if _is_number(factors[0].value):  # an integer first, divided by another, would be an integer
         factors = sorted(factors, key=lambda f: _is_number(f.value))
     first = next(f for f in factors if not f.divides)

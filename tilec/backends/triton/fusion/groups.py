@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from tilec.backends.common.chains.chain import ChainKernel
+from tilec.backends.common.chains.recognise import Chained, chained, reads_of
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.grow_groups import (
@@ -63,18 +65,22 @@ class Group:
 class Grouped:
     """A program whose statements stand in an order in which groups are contiguous. Some sums were cut in two: one over
     the columns, in the group, and one over the rows. `groups`: by the output of the first statement. `rewritten`:
-    outputs of statements that are not the lowered program's."""
+    outputs of statements that are not the lowered program's. `chains`: by the output of the first target; statements
+    of their matrix values are gone."""
 
     program: Program
     types: Types
     groups: Mapping[str, Group]
     rewritten: frozenset[str] = frozenset()
+    chains: Mapping[str, ChainKernel] = field(default_factory=dict)
 
     def marked(self) -> Program:
         """The program with `[[kernel(k)]]` before the members of group k."""
         marks: dict[str, Attribute] = {}
         for k, group in enumerate(self.groups.values()):
             marks.update((s.output, Attribute("kernel", (str(k),))) for s in (*group.statements, *group.after))
+        for k, chain in enumerate(self.chains.values(), len(self.groups)):
+            marks.update((s.output, Attribute("kernel", (str(k),))) for s in chain.statements)
         statements = (
             replace(s, attributes=(*s.attributes, marks[s.output])) if s.output in marks else s
             for s in self.program.statements
@@ -83,10 +89,13 @@ class Grouped:
 
 
 def grouped(program: Program, types: Types) -> Grouped:
-    """The flat program with the groups that pay."""
+    """The flat program with its chains and the groups that pay."""
     program, selected = with_selections(program)
+    chains = chained(program, types)
+    program, types = chains.program, chains.types
+    members = chains.members()
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
-    for output in taken_by_products(program, types, forms):
+    for output in (*taken_by_products(program, types, forms), *members):
         forms.pop(output, None)
     found: list[Candidate] = []
     free = dict(forms)
@@ -94,20 +103,22 @@ def grouped(program: Program, types: Types) -> Grouped:
         if seed.statement.output not in free:
             continue
         candidate = grown(seed, free, program, types)
-        if candidate is not None and _order(program, [*found, candidate]) is not None:
+        if candidate is not None and _order(program, [*found, candidate], chains) is not None:
             found.append(candidate)
             for s in (*candidate.members, *candidate.after):
                 del free[s.output]
-    made = _assembled(program, types, found)
-    return replace(made, rewritten=made.rewritten | selected)
+    made = _assembled(program, types, found, chains)
+    return replace(made, rewritten=made.rewritten | selected, chains=chains.kernels)
 
 
 # putting the program together
 
 
-def _order(program: Program, candidates: Sequence[Candidate]) -> list[tuple[str, ...]] | None:
+def _order(program: Program, candidates: Sequence[Candidate], chains: Chained) -> list[tuple[str, ...]] | None:
     """Outputs by kernel, each after what it reads; None where groups need each other."""
-    unit_of = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
+    unit_of: dict[str, object] = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
+    unit_of |= {s.output: kernel.outputs for kernel in chains.kernels.values() for s in kernel.statements}
+    read = {s.output: reads_of(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
     units: dict[object, list[Statement]] = {}
     for s in program.statements:
         units.setdefault(unit_of.get(s.output, s.output), []).append(s)
@@ -118,7 +129,8 @@ def _order(program: Program, candidates: Sequence[Candidate]) -> list[tuple[str,
     while waiting:
         for unit in waiting:
             own = {s.output for s in unit}
-            if all(n in there or n in own or n not in known for s in unit for n in reads(s)):
+            needed = (n for s in unit for n in read.get(s.output, reads(s)))
+            if all(n in there or n in own or n not in known for n in needed):
                 break
         else:
             return None
@@ -128,10 +140,10 @@ def _order(program: Program, candidates: Sequence[Candidate]) -> list[tuple[str,
     return order
 
 
-def _assembled(program: Program, types: Types, candidates: Sequence[Candidate]) -> Grouped:
+def _assembled(program: Program, types: Types, candidates: Sequence[Candidate], chains: Chained) -> Grouped:
     if not candidates:
         return Grouped(program, types, {})
-    order = _order(program, candidates)
+    order = _order(program, candidates, chains)
     assert order is not None
     statements = {s.output: s for s in program.statements}
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}

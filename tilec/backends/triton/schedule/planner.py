@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.base import Lowering
+from tilec.backends.common.chains.chain import ChainKernel
+from tilec.backends.common.chains.recognise import reads_of
+from tilec.backends.triton.chains.launch import chain_launch
 from tilec.backends.triton.emit.epilogue import riders
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
@@ -51,11 +54,16 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     defracted |= {s.output: s for s in flat.statements if s.output in together.rewritten}
     members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
+    members |= {s.output for kernel in together.chains.values() for s in kernel.statements}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     units: list[Unit] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
+            continue
+        if s.output in together.chains:
+            units.append(_chain_unit(together.chains[s.output], types, known, setting))
+            done |= {m.output for m in units[-1].statements}
             continue
         if s.output in together.groups:
             units.append(_row_unit(together.groups[s.output], types, known, setting))
@@ -82,11 +90,26 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
 
 @dataclass(frozen=True)
 class Unit:
-    """Statements that are carried out together, the tensors that are made for them, the steps."""
+    """Statements that are carried out together, the tensors that are made for them, the steps, and what these read
+    beside what the statements say."""
 
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
+    reads: tuple[str, ...] = ()
+
+    def touched(self) -> tuple[str, ...]:
+        return (*self.reads, *(n for s in self.statements for n in (s.output, *reads(s))))
+
+
+def _chain_unit(
+    kernel: ChainKernel, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
+) -> Unit:
+    """A chain's kernel. `strides` learns its outputs'."""
+    strides.update((o, contiguous(types[o].shape)) for o in kernel.outputs)
+    steps: list[Step] = [Allocate(o, types[o].shape, types[o].dtype) for o in kernel.outputs]
+    steps.append(chain_launch(kernel, types, strides, setting))
+    return Unit(kernel.statements, kernel.outputs, tuple(steps), reads_of(kernel))
 
 
 def _recurrence_unit(
@@ -124,7 +147,7 @@ def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
     kept = {name for unit in units for name in unit.outputs} - set(flat.outputs)
     last: dict[str, int] = {}
     for place, unit in enumerate(units):
-        last.update(dict.fromkeys([n for s in unit.statements for n in (s.output, *reads(s)) if n in kept], place))
+        last.update(dict.fromkeys([n for n in unit.touched() if n in kept], place))
     steps: list[Step] = []
     for place, unit in enumerate(units):
         steps += unit.steps

@@ -1,0 +1,83 @@
+"""Kernels of chains as Triton text, interpreted, against torch in float64."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from support.chains import VARIANTS, inputs_of, reference
+
+import tilec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+SIZES = {"B": 2, "N": 40, "M": 21, "E": 20, "F": 17}
+
+
+def found(name, dtype, arrange=lambda t: t):
+    a = VARIANTS[name]
+    arrays = inputs_of(a, dtype, SIZES)
+    kind = getattr(torch, dtype)
+    given = {n: torch.tensor(x) if n in a.integers else arrange(torch.tensor(x).to(kind)) for n, x in arrays.items()}
+    for n in a.wrt:
+        given[n] = given[n].detach().requires_grad_()
+    f = tilec.compile(a.text, backend="triton")
+    value = f(*given.values())
+    cotangent = torch.tensor(np.random.default_rng(1).standard_normal(value.shape)).to(kind)
+    gradients = torch.autograd.grad(value, [given[n] for n in a.wrt], cotangent)
+    exact, others = reference(a, arrays, cotangent.double().numpy())
+    return f, [value, *gradients], [exact, *others]
+
+
+def check(mine, theirs, tolerance):
+    for x, y in zip(mine, theirs, strict=True):
+        assert (x.double() - y).norm() <= tolerance * y.norm() + 1e-30
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "bias", "documents", "divided", "relative"])
+def test_float32(name):
+    _, mine, theirs = found(name, "float32")
+    check(mine, theirs, 3e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits(dtype):
+    _, mine, theirs = found("causal", dtype)
+    check(mine, theirs, 1.2e-2 if dtype == "bfloat16" else 8e-4)  # the interpreter cuts bfloat16 off
+
+
+def test_strided_inputs():
+    _, mine, theirs = found("alibi", "float32", lambda t: torch.stack([t, t], -1)[..., 0])
+    check(mine, theirs, 2e-5)  # scores of some hundreds
+    _, mine, theirs = found("causal", "float32", lambda t: t.mT.contiguous().mT)
+    check(mine, theirs, 3e-6)
+
+
+def test_one_kernel_forward_and_two_backward():
+    """At a size at which the output is kept."""
+    f = tilec.compile(VARIANTS["causal"].text, backend="triton")
+    specs = [tilec.spec((4, 512, 64), "bfloat16")] * 3
+    assert len(f.lower(*specs).kernels) == 1
+    gradient = f.grad().lower(*specs, specs[0])
+    assert [k.statements[-1] for k in gradient.kernels][-2:] == ["DQ", "DV"]
+
+
+def test_rows_that_see_nothing():
+    """Zero where no column is seen, as the sum of no terms is; -inf where the logsumexp is asked for."""
+    text = VARIANTS["causal"].text.replace("-> (O)", "-> (O, L)").replace("i >= j", "i >= j + 7")
+    q, k, v = (torch.randn(1, n, 16) for n in (20, 18, 18))
+    value, top = tilec.compile(text, backend="triton")(q, k, v)
+    assert (value[:, :7] == 0).all() and (top[:, :7] == -torch.inf).all() and value[:, 7:].isfinite().all()
+
+
+def test_infinite_bias():
+    """A column that all rows hide by -inf counts for nothing; a row that hides all has no softmax."""
+    bias = torch.zeros(40, 21)
+    bias[:, 3] = -torch.inf
+    bias[5] = -torch.inf
+    q, k, v = (torch.randn(1, n, 16) for n in (40, 21, 21))
+    value = tilec.compile(VARIANTS["bias"].text, backend="triton")(q, k, v, bias)
+    wanted = torch.softmax(q @ k.mT / 4 + bias, -1) @ v
+    torch.testing.assert_close(value, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
+    assert value[:, 5].isnan().all()

@@ -1,0 +1,200 @@
+"""Block programs: what one program of a kernel does, in SSA form with regions.
+
+A value is a block with *named* axes and an element type; broadcasting is by name, so that no axis is ever inserted by
+hand. A scalar is a block without axes. The extent of an axis is the kernel's; sizes and strides of tensors are not
+part of a kernel. Nodes are frozen; loops alone hold regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """`axes` in the kernel's order; `dtype` of each element."""
+
+    axes: tuple[str, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{' '.join(self.axes)}]" if self.axes else self.dtype
+
+
+@dataclass(frozen=True)
+class Value:
+    """One SSA value; `number` tells values of a kernel apart."""
+
+    number: int
+    type: BlockType
+    hint: str = "t"
+
+    def __str__(self) -> str:
+        return f"%{self.hint}{self.number}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal."""
+
+    out: Value
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """An integer that is known at the launch: the kernel's argument of that name."""
+
+    out: Value
+    name: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The number of this program in the grid."""
+
+    out: Value
+
+
+@dataclass(frozen=True)
+class Positions:
+    """0, 1, ... along one axis."""
+
+    out: Value
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A block whose elements are all one number."""
+
+    out: Value
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A row of the table of scalar functions, element by element, or one of EXTRA."""
+
+    out: Value
+    function: str
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The value in another element type, rounded to nearest."""
+
+    out: Value
+    value: Value
+
+
+@dataclass(frozen=True)
+class Load:
+    """Elements of a tensor, `index` giving the position along each dimension; `other` where the condition is false."""
+
+    out: Value
+    tensor: str
+    index: tuple[Value, ...]
+    condition: Value | None
+    other: float | int | bool = 0
+
+
+@dataclass(frozen=True)
+class Store:
+    """Elements of a tensor, written where the condition holds. Each is written once in the whole grid."""
+
+    tensor: str
+    index: tuple[Value, ...]
+    value: Value
+    condition: Value | None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """An aggregation along one axis; `max` and `min` propagate NaN where `careful`."""
+
+    out: Value
+    aggregation: str
+    axis: str
+    value: Value
+    careful: bool = False
+
+
+@dataclass(frozen=True)
+class Dot:
+    """The sum of products along one axis that both operands have, in float32, added to the accumulator.
+    `precision`: of float32 operands, as Triton names them; None for 16-bit ones."""
+
+    out: Value
+    axis: str
+    left: Value
+    right: Value
+    accumulator: Value | None
+    precision: str | None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`counter` runs from `start` to below `stop` by `step`. `carried` stand for the values of the last round, first
+    `initial`; `yielded` are the next round's; after the loop they are `results`."""
+
+    counter: Value
+    start: Value
+    stop: Value
+    step: int
+    carried: tuple[Value, ...]
+    initial: tuple[Value, ...]
+    body: tuple[Op, ...]
+    yielded: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+
+Op = Number | Size | Program | Positions | Fill | Apply | Cast | Load | Store | Reduce | Dot | Loop
+
+# beside the rows of the table of scalar functions: powers and logarithms to base 2, quotients of integers that are not
+# negative and what these leave, extremes that need not propagate NaN
+EXTRA: Mapping[str, int] = {"exp2": 1, "log2": 1, "floordiv": 2, "rest": 2, "larger": 2, "smaller": 2}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that a kernel is given."""
+
+    name: str
+    dtype: str
+    rank: int
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`axes`: extent of each axis, in the order in which blocks have them. `grid`: programs."""
+
+    name: str
+    axes: Mapping[str, int]
+    tensors: tuple[Tensor, ...]
+    sizes: Mapping[str, int]
+    grid: int
+    body: tuple[Op, ...]
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+
+def operands(op: Op) -> Iterator[Value]:
+    """The values that an operation reads; of a loop those from outside that stand in its head."""
+    if isinstance(op, Loop):
+        yield from (op.start, op.stop, *op.initial)
+        return
+    for f in fields(op):
+        v = getattr(op, f.name)
+        if f.name != "out":
+            yield from (x for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Value))
+
+
+def results(op: Op) -> tuple[Value, ...]:
+    """The values that an operation defines after itself."""
+    if isinstance(op, Loop):
+        return op.results
+    return () if isinstance(op, Store) else (op.out,)

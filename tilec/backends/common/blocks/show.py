@@ -1,0 +1,76 @@
+"""Block programs as readable text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tilec.backends.common.blocks.ir import (
+    Apply,
+    Cast,
+    Dot,
+    Fill,
+    Kernel,
+    Load,
+    Loop,
+    Number,
+    Op,
+    Positions,
+    Program,
+    Reduce,
+    Size,
+    Store,
+    Value,
+)
+
+
+def show_kernel(kernel: Kernel) -> str:
+    """The kernel as text, one operation a line."""
+    axes = ", ".join(f"{a} = {n}" for a, n in kernel.axes.items())
+    tensors = ", ".join(f"{'out ' if t.written else ''}{t.name}: {t.dtype}" for t in kernel.tensors)
+    return "\n".join([f"kernel {kernel.name}({tensors})  axes {axes}  grid {kernel.grid}", *_lines(kernel.body, 1)])
+
+
+def _lines(ops: Sequence[Op], level: int) -> Iterator[str]:
+    indent = "  " * level
+    for op in ops:
+        if isinstance(op, Loop):
+            pairs = ", ".join(f"{c} = {i}" for c, i in zip(op.carried, op.initial, strict=True))
+            yield f"{indent}for {op.counter} in {op.start} to {op.stop} by {op.step} carrying {pairs or 'nothing'}:"
+            yield from _lines(op.body, level + 1)
+            yield f"{indent}  next {_listed(op.yielded)}"
+            yield f"{indent}-> {_listed(op.results)}"
+        elif isinstance(op, Store):
+            when = "" if op.condition is None else f" where {op.condition}"
+            yield f"{indent}store {op.tensor}[{_listed(op.index)}] = {op.value}{when}"
+        else:
+            yield f"{indent}{op.out}: {op.out.type} = {_right(op)}"
+
+
+def _listed(values: Sequence[Value]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _right(op: Op) -> str:
+    match op:
+        case Number(_, value):
+            return repr(value)
+        case Size(_, name):
+            return f"size {name}"
+        case Program():
+            return "program"
+        case Positions(out):
+            return f"positions {out.type.axes[0]}"
+        case Fill(_, value):
+            return f"fill {value!r}"
+        case Apply(_, function, args):
+            return f"{function}({_listed(args)})"
+        case Cast(out, value):
+            return f"cast {value} to {out.type.dtype}"
+        case Load(_, tensor, index, condition, other):
+            return f"load {tensor}[{_listed(index)}]" + (f" where {condition} else {other}" if condition else "")
+        case Reduce(_, aggregation, axis, value, _):
+            return f"{aggregation} of {value} over {axis}"
+        case Dot(_, axis, left, right, accumulator, precision):
+            added = f"{accumulator} + " if accumulator is not None else ""
+            return f"{added}dot({left}, {right}) over {axis}" + (f" in {precision}" if precision else "")
+    raise AssertionError(f"no operation: {op!r}")

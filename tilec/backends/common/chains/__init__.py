@@ -1,0 +1,1 @@
+"""Chains: products, what is between them and what they are reduced to, in one kernel."""

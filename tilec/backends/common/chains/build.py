@@ -1,0 +1,296 @@
+"""The block program of a chain's kernel.
+
+A program has a block of the rows (or of the columns, or of both) and one value of each batch variable, and walks the
+other side block by block. Statistics and mixtures are carried in registers. Where a target takes the exponential of
+what its kernel has the greatest value of, sums are kept relative to the greatest value so far and rescaled when it
+grows (online softmax: Milakov and Gimelshein 2018; with products: Rabe and Staats 2021, Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.blocks.ir import Kernel, Tensor, Value
+from tilec.backends.common.blocks.verify import verify_kernel
+from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
+from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
+from tilec.backends.common.chains.places import Places, Tiling, tensors_of
+from tilec.backends.common.chains.walk import Piece, limits, pieces
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import index_variables
+from tilec.ir.types import TensorType
+from tilec.transforms.lower.factor import product_of
+
+INFINITY = math.inf
+
+
+def build_kernel(name: str, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling) -> Kernel:
+    """The block program. `types` of all tensors and inner sums."""
+    return verify_kernel(_Build(kernel, types, tiling).program(name))
+
+
+class _Build(Places):
+    def program(self, name: str) -> Kernel:
+        kernel, b = self.kernel, self.b
+        positions = self._positions()
+        self._rows(positions)
+        initial, places = self._states()
+        final = self._walk(list(kernel.walked), positions, initial, places)
+        self._finish(positions, final, places)
+        read = [a for r in kernel.targets for e in (r.target.body, *r.target.conditions) for a in tensors_of(e)]
+        read += [a for i in kernel.inners.values() for a in tensors_of(i.body)]
+        read += [a for r in kernel.rows for a in tensors_of(r.statement.body)]
+        own = {s.output for s in kernel.statements}
+        names = [n for n in dict.fromkeys(read) if n not in kernel.inners and n not in own]
+        body = b.body
+        used = _tensors(body)
+        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
+        tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
+        grid = math.prod(self.extent[v] for v in kernel.batch)
+        grid *= math.prod(-(-self.extent[v] // self.axes[v]) for v in kernel.blocked)
+        return Kernel(name, self.axes, tuple(tensors), dict(b.sizes), grid, body)
+
+    # what is carried
+
+    def _states(self) -> tuple[list[Value], dict[str, tuple[int, ...]]]:
+        """Initial values, and for each target where its own stand."""
+        b = self.b
+        found: list[Value] = []
+        places: dict[str, tuple[int, ...]] = {}
+        for r in self.kernel.targets:
+            t = r.target
+            axes = list(self.kernel.blocked) + ([f"d{self.extent[t.feature]}"] if t.feature else [])
+            first = {"max": -INFINITY, "min": INFINITY, "logsumexp": -INFINITY}.get(t.aggregation, 0.0)
+            own = [b.fill(axes, first)]
+            if t.aggregation == "logsumexp":
+                own.append(b.fill(axes, 0.0))
+            places[t.output] = tuple(range(len(found), len(found) + len(own)))
+            found += own
+            if self._needs_seen(r) and t.points not in self.seen:
+                self.seen[t.points] = len(found)
+                found.append(b.fill(self.kernel.blocked, 0, "int32"))
+        return found, places
+
+    def _may_be_empty(self, r: Reduced) -> bool:
+        """Whether an element without a point must be told apart from what factors outside of the sum make of zero."""
+        if not (r.target.bounds or r.target.conditions) or r.target.aggregation != "sum" or self.kernel.looped is None:
+            return False
+        rest = any(index_variables(f.value) or tensors_of(f.value) for f in r.outer)
+        return rest or (r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp")
+
+    def _needs_seen(self, r: Reduced) -> bool:
+        looped = self.kernel.looped
+        simple = not r.target.conditions and all(
+            looped is not None and abs(f.coefficient(looped)) <= 1 for f in r.target.bounds
+        )
+        return self._may_be_empty(r) and not (simple and not self.kernel.walked)
+
+    def _of(self, output: str) -> Reduced:
+        return next(r for r in self.kernel.targets if r.target.output == output)
+
+    # the walk
+
+    def _walk(
+        self, walked: Sequence[str], positions: dict[str, Value], state: Sequence[Value], places: Mapping
+    ) -> tuple[Value, ...]:
+        b, looped = self.b, self.kernel.looped
+        if walked:
+            v, rest = walked[0], walked[1:]
+
+            def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+                self.ends[v] = count, count
+                return self._walk(rest, {**positions, v: count}, carried, places)
+
+            return b.loop(b.number(0), self.size(v), 1, state, go, hint=v)
+        if looped is None:
+            return tuple(self._step(positions, True, state, places))
+        found = limits(b, self.bounds, looped, self.ends, self.size(looped))
+        step = self.axes[looped]
+        residual = any(not f.coefficient(looped) for f in self.bounds)
+        state = tuple(state)
+        for piece in pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual):
+            state = self._piece(piece, step, positions, state, places)
+        return tuple(state)
+
+    def _piece(self, piece: Piece, step: int, positions: dict[str, Value], state, places) -> tuple[Value, ...]:
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+
+        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+            here = {**positions, looped: b.apply("add", count, b.positions(looped), hint=looped)}
+            return self._step(here, piece.masked, carried, places)
+
+        return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
+
+    def _step(
+        self, positions: dict[str, Value], masked: bool, carried: Sequence[Value], places: Mapping
+    ) -> list[Value]:
+        """The next state."""
+        b, looped = self.b, self.kernel.looped
+        at = self.emitter(positions, masked)
+        state = list(carried)
+        exponentials: dict[str, tuple[Value, Value]] = {}
+        anchors = {r.anchor for r in self.kernel.targets if r.anchor is not None}
+        for r in self.kernel.targets:
+            t = r.target
+            mask = self._mask(t, at, masked)
+            if t.points in self.seen and mask is not None and looped is not None:
+                place = self.seen[t.points]
+                state[place] = b.apply("larger", carried[place], b.reduce("max", looped, b.cast(mask, "int32")))
+            elif t.points in self.seen:
+                place = self.seen[t.points]
+                state[place] = b.fill(self.kernel.blocked, 1, "int32")
+            own = places[t.output]
+            before = carried[own[0]]
+            if t.aggregation == "logsumexp" or t.output in anchors:
+                top, total, p, r_ = self._statistic(t, at, mask, [carried[k] for k in own])
+                state[own[0]] = top
+                exponentials[t.output] = p, r_
+                if total is not None:
+                    state[own[1]] = total
+            elif t.aggregation in ("max", "min"):
+                x = at.value(t.body, "float32")
+                x = (
+                    x
+                    if mask is None
+                    else b.apply(
+                        "select", mask, x, b.number(-INFINITY if t.aggregation == "max" else INFINITY, "float32")
+                    )
+                )
+                if looped is not None:
+                    x = b.reduce(t.aggregation, looped, self._full(x), careful=True)
+                state[own[0]] = b.apply(t.aggregation, before, x)
+            else:
+                state[own[0]] = self._sum(r, at, mask, before, exponentials)
+        return state
+
+    def _full(self, x: Value) -> Value:
+        """The value with the axes of the matrix."""
+        axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
+        return x if set(axes) <= set(x.type.axes) else self.b.apply("add", x, self.b.fill(axes, 0.0))
+
+    def _mask(self, t: Target, at: Emitter, masked: bool) -> Value | None:
+        """Where points are valid; None where all are."""
+        b, kernel = self.b, self.kernel
+        condition: Value | None = None
+        forms = t.bounds if masked else [f for f in t.bounds if f not in self.bounds]
+        for f in forms:
+            positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
+            negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
+            condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
+        for c in t.conditions:
+            condition = at.both(condition, at.condition(c))
+        looped = kernel.looped
+        if looped is not None and masked and self.extent[looped] % self.axes[looped]:
+            condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
+        return condition
+
+    def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value]):
+        """The greatest value so far, the sum of exponentials relative to it, these, and what older sums are to be
+        multiplied by. Of a logsumexp the values are multiples of log 2."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+        scaled = t.aggregation == "logsumexp"
+        x = self._full(at.scaled(t.body, LOG2E) if scaled else at.value(t.body, "float32"))
+        low = b.number(-INFINITY, "float32")
+        x = x if mask is None else b.apply("select", mask, x, low)
+        highest = b.reduce("max", looped, x, careful=not scaled)
+        top = b.apply("larger" if scaled else "max", before[0], highest, hint="top")
+        finite = b.apply("select", b.apply("eq", top, low), b.number(0.0, "float32"), top)
+        p, r = b.apply("sub", x, finite), b.apply("sub", before[0], finite)
+        if not scaled:
+            p, r = (b.apply("mul", b.number(LOG2E, "float32"), v) for v in (p, r))
+        p, r = b.apply("exp2", p, hint="p"), b.apply("exp2", r, hint="r")
+        total = None
+        if scaled:
+            total = b.apply("add", b.apply("mul", before[1], r), b.reduce("sum", looped, p), hint="total")
+        return top, total, p, r
+
+    def _sum(
+        self,
+        reduced: Reduced,
+        at: Emitter,
+        mask: Value | None,
+        before: Value,
+        exponentials: Mapping[str, tuple[Value, Value]],
+    ) -> Value:
+        b, looped, t = self.b, self.kernel.looped, reduced.target
+        factors = list(reduced.inner)
+        weights: Value | None = None
+        if reduced.anchor is not None:
+            p, r = exponentials[reduced.anchor]
+            rest = [f for f in factors if reduced.anchor not in tensors_of(f.value)]
+            weights = p
+            if rest:
+                weights = b.apply("mul", at.product(rest), p)
+            before = b.apply("mul", before, r)
+            masked = bool(rest) or self._of(reduced.anchor).target.points != t.points
+        else:
+            weights = at.product(factors)
+            masked = True
+        if mask is not None and masked:
+            weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
+        weights = self._full(weights)
+        if t.feature is not None:
+            mixed = product_of(list(reduced.feature))
+            dtype = reduced.operand or "float32"
+            operand = self.operand(mixed, dtype, at)
+            return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
+        if looped is not None:
+            weights = b.reduce("sum", looped, weights)
+        return b.apply("add", before, weights)
+
+    # the end
+
+    def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
+        b = self.b
+        at = self.emitter(positions, False)
+        for r in self.kernel.targets:
+            t = r.target
+            first, *more = (state[k] for k in places[t.output])
+            if t.aggregation == "logsumexp":
+                total = more[0]
+                value = b.apply("mul", b.apply("add", first, b.apply("log2", total)), b.number(LN2, "float32"))
+                value = b.apply("select", b.apply("eq", first, b.number(INFINITY, "float32")), first, value)
+            else:
+                value = first
+                if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
+                    total = state[places[r.anchor][1]]
+                    value = b.apply("mul", value, b.apply("div", b.number(1.0, "float32"), total))
+                if r.outer:
+                    value = b.apply("mul", at.product(list(r.outer)), value)
+                if self._may_be_empty(r):
+                    value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
+            if t.feature is None:
+                self.row[t.output] = value
+            index = [linear(e) for e in t.statement.index or ()]
+            names = tuple(v for f in index for v in f.variables())
+            stored = b.cast(value, self.types[t.output].dtype)
+            b.store(t.output, [at.form(f) for f in index], stored, at._within(names))
+
+    def _empty(self, t: Target, at: Emitter, state: Sequence[Value]) -> Value:
+        """Where no point is valid."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+        if t.points in self.seen:
+            return b.apply("eq", state[self.seen[t.points]], b.number(0))
+        ends = {v: (x, x) for v, x in at.positions.items()}
+        found = limits(b, t.bounds, looped, ends, self.size(looped))
+        condition = b.apply("lt", found.last, found.first)
+        for f in t.bounds:
+            if not f.coefficient(looped):
+                condition = b.apply("or", condition, b.apply("lt", at.form(f), b.number(0)))
+        return condition
+
+
+def _tensors(ops) -> set[str]:
+    from tilec.backends.common.blocks.ir import Load, Loop, Store
+
+    found: set[str] = set()
+    for op in ops:
+        if isinstance(op, Loop):
+            found |= _tensors(op.body)
+        elif isinstance(op, (Load, Store)):
+            found.add(op.tensor)
+    return found

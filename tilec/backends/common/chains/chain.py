@@ -1,0 +1,112 @@
+"""What a chain is made of.
+
+A chain computes matrix values, of a row i and a column j, and reduces them: to statistics of rows or of columns
+(`L[i] = logsumexp(S[i, j])`), or to mixtures (`O[i, f] = +(W[i, j] * V[j, f])`). A matrix value is an inner sum
+(`S[i, j] = +(Q[i, e] * K[j, e])`), or made element by element of such, of rows, columns, matrices that are read, and
+indices. None of them reaches memory: each kernel computes again what it needs, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilec.ir.index import Affine
+from tilec.ir.program import Expr, Statement
+from tilec.transforms.lower.factor import Factor
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The matrix value `output[index]`: the sum over `axis` of left * right, or of `body` term by term where these are
+    None. `extent` of the axis."""
+
+    output: str
+    index: tuple[str, ...]
+    axis: str
+    extent: int
+    left: Expr | None
+    right: Expr | None
+    body: Expr
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is stored: `statement` with matrix values written out in `body` down to inner sums. `row` and `column`: the
+    variables of the matrix's two blocked axes. `feature`: the output's variable beside the matrix's, if any. `summed`:
+    the variables that it aggregates over. `bounds`: forms that must not be negative at a point; `conditions`: values
+    that must hold there."""
+
+    statement: Statement
+    body: Expr
+    aggregation: str
+    row: str
+    column: str
+    feature: str | None
+    summed: tuple[str, ...]
+    bounds: tuple[Affine, ...]
+    conditions: tuple[Expr, ...]
+
+    @property
+    def output(self) -> str:
+        return self.statement.output
+
+    @property
+    def points(self) -> tuple:
+        """What makes a point valid."""
+        return frozenset(self.bounds), frozenset(self.conditions)
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A target as its kernel computes it: `outer * sum(inner)`, each a product. `anchor`: the statistic of this kernel
+    that stands in an exponential of the inner product as its greatest argument. `operand`: the type of a mixture's
+    operands."""
+
+    target: Target
+    inner: tuple[Factor, ...]
+    feature: tuple[Factor, ...]
+    outer: tuple[Factor, ...]
+    anchor: str | None
+    operand: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value of each row that a kernel computes before it walks: `statement` over the kernel's variables, summed over
+    `feature` where it has one. `stored`: others read it too."""
+
+    statement: Statement
+    feature: str | None
+    stored: bool
+
+
+@dataclass(frozen=True)
+class ChainKernel:
+    """Targets that one kernel computes. `blocked`: the variables that programs have a block of; `batch`: those that
+    they have one value of; `looped`: the blocked variable that a program walks, if any; `walked`: the others that it
+    aggregates over. `extent` of all variables. `rows`: values of rows that come first."""
+
+    targets: tuple[Reduced, ...]
+    inners: Mapping[str, Inner]
+    blocked: tuple[str, ...]
+    batch: tuple[str, ...]
+    looped: str | None
+    walked: tuple[str, ...]
+    extent: Mapping[str, int]
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (*(r.statement for r in self.rows), *(r.target.statement for r in self.targets))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What is stored."""
+        stored = tuple(r.statement.output for r in self.rows if r.stored)
+        return (*stored, *(r.target.output for r in self.targets))
+
+    @property
+    def first(self) -> str:
+        return self.statements[0].output

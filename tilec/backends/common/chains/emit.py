@@ -1,0 +1,236 @@
+"""Values of expressions as block operations.
+
+16-bit values are held in float32 and rounded where they are cast, compared or stored. Factors of a product that are the
+same for a row, a column or all points are multiplied first, so that they leave loops; exponentials are powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from tilec.backends.common.blocks.builder import COMPARED, INTEGER, Builder
+from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.scalars import NARROW, fit, fold
+from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import call_type, expression_type
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int
+from tilec.ir.types import ElementType, TensorType, kind
+from tilec.transforms.lower.factor import Factor, factors_of, product_of
+
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+
+
+def held_as(t: ElementType) -> str:
+    """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
+    if t.dtype in NARROW or t.weak and kind(t.dtype) == 2:
+        return "float32"
+    return INTEGER if t.weak and kind(t.dtype) == 1 else t.dtype
+
+
+class Emitter:
+    """Values at the points that `positions` gives each variable. `given`: values of accesses that are not read.
+    `within`: for the variables of an access, the condition under which they are inside of the tensors."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        types: Mapping[str, TensorType],
+        positions: Mapping[str, Value],
+        within: Callable[[tuple[str, ...]], Value | None],
+        given: Callable[[Access], Value | None],
+    ):
+        self.b, self.types, self.positions = builder, types, positions
+        self._within, self._given = within, given
+
+    # indices
+
+    def form(self, form: Affine) -> Value:
+        """An affine form of index variables as an integer."""
+        b = self.b
+        total = b.number(int(form.constant))
+        for atom, c in form.terms:
+            assert isinstance(atom, Index)
+            term = self.positions[atom.name]
+            total = b.apply("add", total, b.apply("mul", term, b.number(int(c))))
+        return total
+
+    def read(self, a: Access) -> Value:
+        """An element of a tensor, in the tensor's type."""
+        t = self.types[a.tensor]
+        forms = [linear(e) for e in a.index]
+        names = tuple(dict.fromkeys(v for f in forms for v in f.variables()))
+        condition = self._within(names)
+        b = self.b
+        for f, n in zip(forms, t.shape, strict=True):
+            if (
+                f.bare is None and f.terms
+            ):  # anything but a variable's own value may lie outside where points do not count
+                place = self.form(f)
+                condition = self.both(condition, b.apply("ge", place, b.number(0)))
+                condition = self.both(condition, b.apply("lt", place, b.number(n)))
+        return b.load(a.tensor, t.dtype, [self.form(f) for f in forms], condition)
+
+    def both(self, x: Value | None, y: Value | None) -> Value | None:
+        if x is None or y is None:
+            return y if x is None else x
+        return self.b.apply("and", x, y)
+
+    # values
+
+    def number(self, e: Expr) -> float | int | bool | None:
+        """The number that an expression of literals alone is."""
+        match e:
+            case Int(n) | Float(n):
+                return n
+            case Inside():
+                return 1
+            case Call(function, args):
+                numbers = [self.number(a) for a in args]
+                if None in numbers:
+                    return None
+                return fold(function, numbers, expression_type(e, self.types))
+        return None
+
+    def value(self, e: Expr, dtype: str | None = None) -> Value:
+        """The value, held in `dtype` or as its own type asks."""
+        n = self.number(e)
+        if n is not None:
+            wanted = dtype or held_as(expression_type(e, self.types))
+            return self.b.number(fit(n, wanted), wanted)
+        made = self._make(e)
+        return made if dtype is None else self.b.cast(made, dtype)
+
+    def condition(self, e: Expr) -> Value:
+        v = self.value(e)
+        return v if v.type.dtype == "bool" else self.b.apply("ne", v, self.b.number(fit(0, v.type.dtype), v.type.dtype))
+
+    def scaled(self, e: Expr, c: Value | float) -> Value:
+        """c times a floating value, c as far inside as it takes to leave loops."""
+        match e:
+            case Call("add" | "sub" as f, (x, y)):
+                return self.b.apply(f, self.scaled(x, c), self.scaled(y, c))
+            case Call("neg", (x,)):
+                return self.scaled(x, -c) if isinstance(c, float) else self.b.apply("neg", self.scaled(x, c))
+        factors = [Factor(e, False)] if isinstance(e, Access) else factors_of(e, False)
+        return self.product(factors, c)
+
+    def product(self, factors: list[Factor], c: Value | float = 1.0) -> Value:
+        """The product of factors in float32, those of the fewest axes first."""
+        b = self.b
+        values: list[Value] = [] if isinstance(c, float) else [c]
+        number = c if isinstance(c, float) else 1.0
+        for f in factors:
+            n = self.number(f.value)
+            if n is not None and not (f.divides and not n):
+                number = number / float(n) if f.divides else number * float(n)
+                continue
+            v = self.value(f.value, "float32")
+            if f.divides:
+                v = b.apply("div", b.number(1.0, "float32"), v)
+            values.append(v)
+        if number != 1.0 or not values:
+            values.append(b.number(number, "float32"))
+        values.sort(key=lambda v: len(v.type.axes))
+        result = values[0]
+        for v in values[1:]:
+            result = b.apply("mul", result, v)
+        return result
+
+    def _make(self, e: Expr) -> Value:
+        b = self.b
+        match e:
+            case Index(name):
+                return self.positions[name]
+            case Access():
+                given = self._given(e)
+                if given is not None:
+                    return given
+                return b.cast(self.read(e), held_as(self.types[e.tensor].element()))
+            case Call("ident" | "reverse_grad", (x, *_)):
+                return self.value(x)
+            case Call():
+                return self._call(e)
+        raise AssertionError(f"{type(e).__name__} is no value in a body")
+
+    def _call(self, e: Call) -> Value:
+        b, f = self.b, e.function
+        types = [expression_type(a, self.types) for a in e.args]
+        result = call_type(f, types, e.span)
+        held = held_as(result)
+        if f in COMPARED:
+            return b.apply(f, *self._alike(e.args))
+        if f == "select":
+            return b.apply("select", self.condition(e.args[0]), *(self.value(a, held) for a in e.args[1:]))
+        if f in ("and", "or", "xor", "not") and held == "bool":
+            return b.apply(f, *map(self.condition, e.args))
+        if f == "as_type" or len(e.args) == 1 and f == result.dtype:
+            return self._converted(e.args[0], result)
+        if held == "float32" and f in ("mul", "div", "neg"):
+            return self.product(factors_of(e, False))
+        if held == "float32" and f in ("add", "sub"):
+            shared = _common(*e.args)
+            if shared is not None:
+                common, x, y = shared
+                return self.product([*common, Factor(Call(f, (x, y)), False)])
+        if held == "float32" and f == "exp":
+            return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
+        if f == "pow" and held == "float32" and self.number(e.args[1]) in (2, 3):
+            base = self.value(e.args[0], held)
+            square = b.apply("mul", base, base)
+            return square if self.number(e.args[1]) == 2 else b.apply("mul", square, base)
+        assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
+        return b.apply(f, *(self.value(a, held) for a in e.args))
+
+    def _alike(self, args: tuple[Expr, ...]) -> list[Value]:
+        """Operands of a comparison in their common type, rounded as it is stored."""
+        common = call_type(
+            "add" if kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]
+        )
+        held = held_as(common)
+        values = [self.value(a, held) for a in args]
+        if common.dtype not in NARROW:
+            return values
+        return [v if isinstance(a, Access) else self._round(v, common.dtype) for a, v in zip(args, values, strict=True)]
+
+    def _round(self, v: Value, dtype: str) -> Value:
+        n = self.b.number_of(v)
+        if n is not None and (n == 0 or math.isinf(n)):
+            return v
+        return self.b.cast(self.b.cast(v, dtype), held_as(ElementType(dtype)))
+
+    def _converted(self, x: Expr, result: ElementType) -> Value:
+        if result.dtype == "bool":
+            return self.condition(x)
+        v = self.value(x, held_as(result))
+        return self._round(v, result.dtype) if result.dtype in NARROW else v
+
+
+def _common(x: Expr, y: Expr) -> tuple[list[Factor], Expr, Expr] | None:
+    """Exponentials that two terms share, and what is left of these; `c ? p * x : 0` is p times `c ? x : 0` beside
+    another multiple of p."""
+    first, second = _terms_of(x), _terms_of(y)
+    common = [f for f in first[1] if f in second[1] and isinstance(f.value, Call) and f.value.function == "exp"]
+    if not common or first[0] is not None and second[0] is not None:
+        return None
+    rest = []
+    for condition, factors in (first, second):
+        left = list(factors)
+        for f in common:
+            left.remove(f)
+        value = product_of([Factor(ONE, False), *left] if all(f.divides for f in left) else left)
+        rest.append(value if condition is None else Call("select", (condition, value, ZERO)))
+    return common, rest[0], rest[1]
+
+
+def _terms_of(e: Expr) -> tuple[Expr | None, list[Factor]]:
+    match e:
+        case Call("select", (c, x, Int(0))):
+            return c, factors_of(x, False)
+    return None, factors_of(e, False)
+
+
+def kind_of(args: tuple[Expr, ...], types: Mapping[str, TensorType]) -> bool:
+    """Whether all are more than truth values, which have no sum."""
+    return all(kind(expression_type(a, types).dtype) > 0 for a in args)

@@ -1,0 +1,184 @@
+"""What a program of a chain's kernel has: its block of rows or columns, and what it reads there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilec.backends.common.blocks.builder import Builder
+from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Row
+from tilec.backends.common.chains.emit import Emitter
+from tilec.backends.common.chains.values import accesses_in
+from tilec.backends.common.chains.walk import is_falling
+from tilec.backends.common.scalars import NARROW
+from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.program import Access, Expr
+from tilec.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32."""
+
+    block: int = 64
+    step: int = 64
+    warps: int = 4
+    stages: int = 2
+    precision: str = "tf32x3"
+
+
+def feature_block(extent: int) -> int:
+    return max(16, 1 << (extent - 1).bit_length())
+
+
+def tensors_of(e: Expr) -> list[str]:
+    return [a.tensor for a in accesses_in(e)]
+
+
+class Places:
+    """Positions, loads and inner sums of one kernel, and the values of rows that come first."""
+
+    def __init__(self, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling):
+        self.kernel, self.types, self.tiling = kernel, types, tiling
+        axes = dict.fromkeys(kernel.blocked, tiling.block)
+        if kernel.looped is not None:
+            axes[kernel.looped] = tiling.step
+        self.extent = dict(kernel.extent)
+        self.features: dict[str, int] = {}
+        wide = [i.extent for i in kernel.inners.values() if i.left is not None]
+        self.summed = {r.feature: self._width(r) for r in kernel.rows if r.feature is not None}
+        wide += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature]
+        for n in [*wide, *self.summed.values()]:
+            self.features[f"d{n}"] = n
+            axes[f"d{n}"] = feature_block(n)
+        self.b = Builder(axes)
+        self.axes = axes
+        shared = [set(r.target.bounds) for r in kernel.targets]
+        self.bounds = sorted(set.intersection(*shared), key=repr)
+        self.row: dict[str, Value] = {}  # final values of targets without features
+        self.seen: dict[tuple, int] = {}
+
+    def size(self, v: str) -> Value:
+        return self.b.size(f"n_{v}".replace("'", "_"), self.extent[v])
+
+    def _positions(self) -> dict[str, Value]:
+        """Of the variables that a program has: its number taken apart."""
+        b, kernel = self.b, self.kernel
+        rest = b.program()
+        found: dict[str, Value] = {v: b.number(0) for v, n in self.extent.items() if n == 1}
+        self.ends: dict[str, tuple[Value, Value]] = {v: (z, z) for v, z in found.items()}
+        blocked = list(kernel.blocked)
+        falling = kernel.looped is not None and is_falling(self.bounds, kernel.looped, blocked)
+        for v in reversed(blocked):
+            n, block = self.size(v), b.number(self.axes[v])
+            tiles = b.apply("floordiv", b.apply("add", n, b.number(self.axes[v] - 1)), block)
+            tile = b.apply("rest", rest, tiles, hint="tile")
+            rest = b.apply("floordiv", rest, tiles, hint="rest")
+            if falling:
+                tile = b.apply("sub", b.apply("sub", tiles, b.number(1)), tile, hint="tile")
+            start = b.apply("mul", tile, block, hint="start")
+            found[v] = b.apply("add", start, b.positions(v), hint=v)
+            last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))
+            self.ends[v] = start, last
+        many = [v for v in kernel.batch if self.extent[v] > 1]
+        for v in reversed(many):
+            if v == many[0]:
+                found[v] = rest
+            else:
+                found[v] = b.apply("rest", rest, self.size(v), hint=v)
+                rest = b.apply("floordiv", rest, self.size(v), hint="rest")
+            self.ends[v] = found[v], found[v]
+        return found
+
+    def emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
+        b, kernel = self.b, self.kernel
+        here = dict(positions)
+        for axis in self.features:
+            here[f"#{axis}"] = b.positions(axis)
+        for r in kernel.targets:
+            f = r.target.feature
+            if f is not None and f not in here:
+                here[f] = b.positions(f"d{self.extent[f]}")
+        here.update((f, b.positions(f"d{n}")) for f, n in self.summed.items())
+
+        def within(names: tuple[str, ...]) -> Value | None:
+            condition: Value | None = None
+            for v in names:
+                if v in kernel.blocked or v == kernel.looped:
+                    tail = self.extent[v] % self.axes[v] and (v != kernel.looped or masked)
+                    part = b.apply("lt", here[v], self.size(v)) if tail else None
+                else:
+                    axis = v[1:] if v.startswith("#") else f"d{self.summed.get(v, self.extent.get(v, 0))}"
+                    n = self.features.get(axis)
+                    inside = n is None or n == self.axes[axis] or axis not in here[v].type.axes
+                    part = None if inside or n is None else b.apply("lt", b.positions(axis), b.number(n))
+                condition = made.both(condition, part)
+            return condition
+
+        def given(a: Access) -> Value | None:
+            if a.tensor in kernel.inners:
+                return self._inner(kernel.inners[a.tensor], a, made)
+            return self.row.get(a.tensor)
+
+        made = Emitter(b, self.types, here, within, given)
+        return made
+
+    def _width(self, row: Row) -> int:
+        """How many terms a row's value has."""
+        found = [
+            n
+            for a in accesses_in(row.statement.body)
+            for e, n in zip(a.index, self.types[a.tensor].shape, strict=True)
+            if linear(e).bare == row.feature
+        ]
+        return min(found)
+
+    def _rows(self, positions: Mapping[str, Value]) -> None:
+        """The values of rows that come first."""
+        b = self.b
+        at = self.emitter(positions, False)
+        for row in self.kernel.rows:
+            s = row.statement
+            value = at.value(s.body, "float32")
+            if row.feature is not None:
+                axis = f"d{self.summed[row.feature]}"
+                inside = at._within((row.feature,))
+                zero = b.number(0.0, "float32")
+                value = value if inside is None else b.apply("select", inside, value, zero)
+                value = b.reduce("sum", axis, value)
+            value = b.apply("add", value, b.fill(self.kernel.blocked, 0.0)) if not value.type.axes else value
+            self.row[s.output] = value
+            if row.stored:
+                index = [linear(e) for e in s.index or ()]
+                names = tuple(v for f in index for v in f.variables())
+                stored = b.cast(value, self.types[s.output].dtype)
+                b.store(s.output, [at.form(f) for f in index], stored, at._within(names))
+
+    def _inner(self, inner: Inner, a: Access, at: Emitter) -> Value:
+        """The block of an inner sum."""
+        names = {v: linear(e) for v, e in zip(inner.index, a.index, strict=True)}
+        if inner.left is None or inner.right is None:
+            total: Value | None = None
+            for k in range(inner.extent):
+                term = at.value(replace_indices(inner.body, {**names, inner.axis: Affine((), k)}), "float32")  # type: ignore[arg-type]
+                total = term if total is None else self.b.apply("add", total, term)
+            assert total is not None
+            return self._spread(total, {v for f in names.values() for v in f.variables()})
+        axis = f"d{inner.extent}"
+        names[inner.axis] = Affine.variable(f"#{axis}")
+        left, right = (self.operand(replace_indices(e, names), inner.dtype, at) for e in (inner.left, inner.right))
+        return self.b.dot(axis, left, right, precision=self._precision(inner.dtype))
+
+    def _spread(self, v: Value, names: set[str]) -> Value:
+        wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names]
+        return (
+            v if set(wanted) <= set(v.type.axes) else self.b.apply("add", v, self.b.fill([a for a in wanted if a], 0.0))
+        )
+
+    def _precision(self, dtype: str) -> str | None:
+        return None if dtype in NARROW else self.tiling.precision
+
+    def operand(self, e: Expr, dtype: str, at: Emitter) -> Value:
+        """A value as an operand of a product."""
+        return self.b.cast(at.value(e), dtype if dtype in NARROW else "float32")

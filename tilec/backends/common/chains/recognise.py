@@ -1,0 +1,319 @@
+"""Chains of a flat program: which statements become which kernels, and what is left.
+
+A kernel has targets that aggregate over the same variables for the same others. A target that needs a statistic of its
+own kernel at each point may stay there if the statistic is the greatest value (or the logsumexp) of what the target
+takes the exponential of: then sums are rescaled while the greatest value grows. Others get a later kernel, which
+computes the matrix values again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
+from tilec.backends.common.chains.rows import with_rows
+from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
+from tilec.backends.common.chains.values import accesses_in, extents_of
+from tilec.backends.common.scalars import NARROW
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Program, Statement, index_variables, reads, walk
+from tilec.ir.types import TensorType
+from tilec.transforms.lower.factor import Factor, factors_of
+from tilec.transforms.util.naming import fresh_variable
+
+Types = Mapping[str, TensorType]
+LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
+FEWEST = 32  # programs of a kernel that walks far
+FAR = 2**12
+
+
+@dataclass(frozen=True)
+class Chained:
+    """A program without matrix values, whose kernels' targets stand side by side. `kernels`: by the output of the first
+    target. `types` also of inner sums."""
+
+    program: Program
+    types: Types
+    kernels: Mapping[str, ChainKernel]
+
+    def members(self) -> frozenset[str]:
+        return frozenset(s.output for k in self.kernels.values() for s in k.statements)
+
+
+def reads_of(kernel: ChainKernel) -> tuple[str, ...]:
+    """Names of the tensors that a kernel may read."""
+    roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
+    roots += [i.body for i in kernel.inners.values()]
+    roots += [r.statement.body for r in kernel.rows]
+    found = dict.fromkeys(a.tensor for a in accesses_in(*roots))
+    own = {s.output for s in kernel.statements}
+    return tuple(n for n in found if n not in kernel.inners and n not in own)
+
+
+def chained(program: Program, types: Types) -> Chained:
+    """The flat program with its chains; as it is where it has none that pay."""
+    matrices = matrices_of(program, types)
+    targets = _canonical(targets_of(program, matrices), matrices)
+    kernels = _kernels(program, targets, matrices) if targets else []
+    if not kernels or not _pays(kernels, matrices, types):
+        return Chained(program, types, {})
+    kernels = with_rows(program, kernels, matrices.types)
+    order = _order(program, kernels, matrices.values)
+    if order is None:
+        return Chained(program, types, {})
+    statements = {s.output: s for s in program.statements}
+    found = {k.first: k for k in kernels}
+    left = tuple(statements[o] for unit in order for o in unit)
+    return Chained(replace(program, statements=left), matrices.types, found)
+
+
+def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:
+    """Targets over shared variables: those that the first one to use an inner sum has for it."""
+    known: dict[str, tuple[str, ...]] = {}
+    found: list[Target] = []
+    for t in targets.values():
+        used = dict.fromkeys(a for a in accesses_in(t.body, *t.conditions) if a.tensor in matrices.inners)
+        names: dict[str, str] = {}
+        for a in used:
+            for e, w in zip(a.index, known.get(a.tensor, ()), strict=False):
+                v = linear(e).bare
+                if v is not None and w not in names.values():
+                    names.setdefault(v, w)
+        every = index_variables(t.body, *(t.statement.index or ()), *t.conditions, t.statement.body)
+        taken = {*names.values(), *(w for v in known.values() for w in v)}
+        for v in every:
+            if v not in names:
+                names[v] = v if v not in taken else fresh_variable(v, set(taken))
+                taken.add(names[v])
+        t = renamed(t, names)
+        for a in accesses_in(t.body, *t.conditions):
+            if a.tensor in matrices.inners:
+                bare = [linear(e).bare for e in a.index]
+                known.setdefault(a.tensor, tuple(v for v in bare if v is not None))
+        found.append(t)
+    return found
+
+
+# kernels
+
+
+def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) -> list[ChainKernel]:
+    depends = _dependences(program, {t.output for t in targets}, matrices)
+    by_output = {t.output: t for t in targets}
+    kernels: list[list[Reduced]] = []
+    shapes: list[tuple] = []
+    for t in targets:
+        extent = _extent(t, matrices)
+        place = _shape(t, extent)
+        if place is None:
+            return []
+        for kernel, shape in zip(kernels, shapes, strict=True):
+            there = {r.target.output: r for r in kernel}
+            own = {n for n in _read(t) if n in there}
+            beyond = set().union(*(depends[n] for n in _read(t) if n not in by_output))
+            beyond |= set().union(*(depends[n] for n in _read(t) if n in by_output and n not in there))
+            if shape != place or beyond & there.keys():
+                continue
+            reduced = _reduced(t, own, there, extent, matrices.types)
+            if reduced is not None:
+                kernel.append(reduced)
+                break
+        else:
+            reduced = _reduced(t, set(), {}, extent, matrices.types)
+            assert reduced is not None
+            kernels.append([reduced])
+            shapes.append(place)
+    made = [_kernel(k, matrices) for k in kernels]
+    return [k for k in made if k is not None] if None not in made else []
+
+
+def _read(t: Target) -> set[str]:
+    return {a.tensor for a in accesses_in(t.body, *t.conditions)}
+
+
+def _dependences(program: Program, targets: Collection[str], matrices: Matrices) -> dict[str, set[str]]:
+    """The targets that each name depends on, itself included."""
+    found: dict[str, set[str]] = {name: set() for name in program.input_names()}
+    found.update((name, set()) for name in matrices.inners)
+    for s in program.statements:
+        own = {s.output} if s.output in targets else set()
+        found[s.output] = own.union(*(found.get(n, set()) for n in reads(s)))
+    for name, inner in matrices.inners.items():
+        found[name] = set().union(*(found.get(a.tensor, set()) for a in accesses_in(inner.body)))
+    return found
+
+
+def _extent(t: Target, matrices: Matrices) -> dict[str, int]:
+    found = extents_of(t.statement, matrices.types)
+    assert found is not None
+    return found
+
+
+def _shape(t: Target, extent: Mapping[str, int]) -> tuple | None:
+    """What programs have a block of, one value of, walk in blocks, and walk one by one."""
+    index = [linear(e).bare for e in t.statement.index or ()]
+    blocked = tuple(v for v in (t.row, t.column) if v in index)
+    if not blocked:
+        return None
+    looped = [v for v in (t.row, t.column) if v not in index]
+    batch = tuple(sorted(v for v in index if v is not None and v not in blocked and v != t.feature))
+    walked = tuple(sorted(v for v in t.summed if v not in looped))
+    blocked = blocked if len(blocked) == 1 else tuple(sorted(blocked))
+    return (
+        blocked,
+        batch,
+        looped[0] if looped else None,
+        walked,
+        tuple((v, extent[v]) for v in (*blocked, *batch, *looped, *walked)),
+    )
+
+
+def _reduced(
+    t: Target, own: set[str], there: Mapping[str, Reduced], extent: Mapping[str, int], types: Types
+) -> Reduced | None:
+    """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
+    `own`, otherwise than there can be while they are not complete."""
+    if t.aggregation != "sum":
+        return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
+    across = {v for v in extent if v in t.summed}
+    inner: list[Factor] = []
+    feature: list[Factor] = []
+    outer: list[Factor] = []
+    for f in _operand_factors(t):
+        used = set(index_variables(f.value))
+        if not used & across and t.feature not in used:
+            outer.append(f)
+        elif t.feature is not None and t.feature in used:
+            (feature if used & across else outer).append(f)
+        else:
+            inner.append(f)
+    operand = None if t.feature is None else _operand_dtype(t, types)
+    anchor = None
+    for f in inner:
+        stats = {a.tensor for a in accesses_in(f.value)} & own
+        if not stats:
+            continue
+        match f.value:
+            case Call("exp", (Call("sub", (x, Access() as a)),)) if not f.divides and stats == {a.tensor}:
+                top = there[a.tensor].target
+                fits = top.aggregation in ("max", "logsumexp") and top.body == x and top.points == t.points
+                if not fits or anchor not in (None, a.tensor) or a.index != top.statement.index:
+                    return None
+                anchor = a.tensor
+            case _:
+                return None
+    if any({a.tensor for a in accesses_in(f.value)} & own for f in feature):
+        return None
+    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand)
+
+
+def _operand_factors(t: Target) -> list[Factor]:
+    """The factors of a sum's terms. Where the sum is a product of matrices, those of an operand that is cast to 16 bits
+    too: the product rounds what is left of it."""
+    found: list[Factor] = []
+    for f in factors_of(t.body, False):
+        match f.value:
+            case Call(function, (x,)) if not f.divides and (function == "float32" or t.feature and function in NARROW):
+                found += factors_of(x, False)
+            case _:
+                found.append(f)
+    return found
+
+
+def _operand_dtype(t: Target, types: Types) -> str:
+    """The type of a product's operands: that of the factors that it sums, 16 bits only if all have these."""
+    summed = [f.value for f in factors_of(t.body, False) if set(index_variables(f.value)) & {*t.summed, t.feature}]
+    kinds = {expression_type(e, types).dtype for e in summed if not expression_type(e, types).weak}
+    return min(kinds) if len(kinds) == 1 and kinds <= set(NARROW) else "float32"
+
+
+def _kernel(members: Sequence[Reduced], matrices: Matrices) -> ChainKernel | None:
+    first = members[0].target
+    extent: dict[str, int] = {}
+    for r in members:
+        for v, n in _extent(r.target, matrices).items():
+            if extent.setdefault(v, n) != n and v != r.target.feature:
+                return None
+    place = _shape(first, extent)
+    assert place is not None
+    blocked, batch, looped, walked, _ = place
+    inners: dict[str, Inner] = {}
+    for r in members:
+        t = r.target
+        for a in accesses_in(t.body, *t.conditions):
+            if a.tensor in matrices.inners:
+                inner = inners[a.tensor] = matrices.inners[a.tensor]
+                if not _fits(inner, a, t):
+                    return None
+        for f in r.feature:  # what is mixed has no variable of the side that programs have
+            if f.divides or len(blocked) != 1 or set(blocked) & set(index_variables(f.value)):
+                return None
+    return ChainKernel(tuple(members), inners, blocked, batch, looped, walked, extent)
+
+
+def _fits(inner: Inner, a: Access, t: Target) -> bool:
+    """Whether each operand of an inner product has one side of the matrix to itself."""
+    if inner.left is None or inner.right is None:
+        return True
+    names = {v: linear(e).bare for v, e in zip(inner.index, a.index, strict=True)}
+    sides = [{names.get(v) for v in index_variables(e)} & {t.row, t.column} for e in (inner.left, inner.right)]
+    return sorted(map(len, sides)) == [1, 1] and sides[0] != sides[1]
+
+
+# whether
+
+
+def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> bool:
+    """A reduction of rows or columns somewhere, enough programs, and an exponential or a matrix much larger than what
+    is read and made."""
+    if not any(k.looped is not None for k in kernels):
+        return False
+    names: set[str] = set()
+    most = 0
+    for k in kernels:
+        programs = math.prod(k.extent[v] for v in k.batch) * math.prod(-(-k.extent[v] // 64) for v in k.blocked)
+        far = math.prod(k.extent[v] for v in (*k.walked, *(() if k.looped is None else (k.looped,))))
+        if programs < FEWEST and far > FAR:
+            return False
+        most = max(
+            most,
+            math.prod(k.extent[v] for v in (*k.blocked, *k.batch, *k.walked)) * (k.extent[k.looped] if k.looped else 1),
+        )
+        names |= {*k.outputs, *(a.tensor for i in k.inners.values() for a in accesses_in(i.body))}
+    if any(
+        isinstance(e, Call) and e.function == "exp" for k in kernels for r in k.targets for e in walk(r.target.body)
+    ):
+        return True
+    return most >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
+
+
+def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:
+    """Outputs by kernel, each after what it reads; None where kernels need each other."""
+    unit_of = {s.output: k for k, kernel in enumerate(kernels) for s in kernel.statements}
+    units: dict[object, list[Statement]] = {}
+    for s in program.statements:
+        if s.output not in matrices:
+            units.setdefault(unit_of.get(s.output, s.output), []).append(s)
+    needs: dict[object, set[str]] = {}
+    for key, unit in units.items():
+        needs[key] = {n for s in unit for n in reads(s) if n not in matrices}
+        if isinstance(key, int):
+            needs[key] = set(reads_of(kernels[key]))
+    made = {s.output for s in program.statements}
+    there: set[str] = set()
+    order: list[tuple[str, ...]] = []
+    waiting = list(units)
+    while waiting:
+        for key in waiting:
+            own = {s.output for s in units[key]}
+            if all(n in there or n in own or n not in made for n in needs[key]):
+                break
+        else:
+            return None
+        waiting.remove(key)
+        there |= own
+        order.append(tuple(s.output for s in units[key]))
+    return order

@@ -1,0 +1,88 @@
+"""Values of rows that a kernel computes before it walks, where they were statements of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.chains.chain import ChainKernel, Row
+from tilec.backends.common.chains.values import (
+    DTYPES,
+    WIDEST,
+    accesses_in,
+    extents_of,
+    is_computable,
+    open_conditions,
+    plain_index,
+    reduction_variables,
+)
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Access, Program, Statement, reads
+from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import fresh_variable
+
+Types = Mapping[str, TensorType]
+
+
+def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) -> list[ChainKernel]:
+    """The kernels, the first that reads a row's value computing it where that takes a row of inputs, as the sum of a
+    row's products does."""
+    taken = {s.output for k in kernels for s in k.statements}
+    found = []
+    for kernel in kernels:
+        rows: dict[str, Row] = {}
+        for r in kernel.targets:
+            for a in accesses_in(r.target.body, *r.target.conditions):
+                _take(a, kernel, program, types, taken, rows)
+        taken |= rows.keys()
+        found.append(replace(kernel, rows=tuple(_stored(row, rows, program, kernel) for row in rows.values())))
+    return found
+
+
+def _stored(row: Row, rows: Mapping[str, Row], program: Program, kernel: ChainKernel) -> Row:
+    """The row, stored if the program gives it back or others read it."""
+    name = row.statement.output
+    own = {*rows, *(r.target.output for r in kernel.targets)}
+    others = any(name in reads(s) for s in program.statements if s.output not in own)
+    return replace(row, stored=others or name in program.outputs)
+
+
+def _take(
+    a: Access, kernel: ChainKernel, program: Program, types: Types, taken: set[str], rows: dict[str, Row]
+) -> None:
+    """Make a row of what an access of the kernel reads, and first of what that reads, if it is one."""
+    s = next((s for s in program.statements if s.output == a.tensor), None)
+    if s is None or a.tensor in taken or a.tensor in rows or len(kernel.blocked) != 1 or kernel.looped is None:
+        return
+    row = _row(s, a, kernel, types)
+    if row is None:
+        return
+    for inner in accesses_in(row.statement.body):
+        _take(inner, kernel, program, types, taken, rows)
+    rows[a.tensor] = row
+
+
+def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> Row | None:
+    index, extent = plain_index(s), extents_of(s, types)
+    names = [linear(e).bare for e in a.index]
+    wanted = {*kernel.blocked, *(v for v in kernel.batch if kernel.extent[v] > 1)}
+    if index is None or extent is None or None in names or len(set(names)) != len(names) or s.guard is not None:
+        return None
+    sizes = tuple(kernel.extent.get(v or "", 0) for v in names)
+    if not wanted <= set(names) or sizes != types[s.output].shape:
+        return None
+    summed = reduction_variables(s)
+    if len(summed) > 1 or types[s.output].dtype not in DTYPES or not is_computable(s.body):
+        return None
+    if s.aggregation not in (("sum",) if summed else ("sum", "assign")):
+        return None
+    if summed and not 1 < extent[summed[0]] <= WIDEST:
+        return None
+    if open_conditions(s, extent, types) or set(names) - wanted - {v for v in kernel.batch if kernel.extent[v] == 1}:
+        return None
+    mapping = {v: Affine.variable(w) for v, w in zip(index, names, strict=True) if w is not None}
+    feature = None
+    if summed:
+        feature = fresh_variable(summed[0], {*kernel.extent, *extent})
+        mapping[summed[0]] = Affine.variable(feature)
+    return Row(substitute_affine(s, mapping), feature, False)

@@ -1,0 +1,235 @@
+"""The matrix values of a flat program, and the statements that reduce them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from tilec.backends.common.chains.chain import Inner, Target
+from tilec.backends.common.chains.values import (
+    DTYPES,
+    LEAST,
+    WIDEST,
+    accesses_in,
+    as_inner,
+    as_value,
+    bound_of,
+    conjuncts,
+    extents_of,
+    is_computable,
+    is_elementwise,
+    open_conditions,
+    plain_index,
+    rebuilt,
+    reduction_variables,
+    substituted,
+)
+from tilec.backends.common.chains.zeros import where, zero_outside
+from tilec.ir.functions import RANDOM
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, Expr, Program, Statement, index_variables, reads, walk
+from tilec.ir.types import TensorType, kind
+
+Types = Mapping[str, TensorType]
+REDUCED = ("sum", "max", "min", "logsumexp")
+
+
+@dataclass
+class Matrices:
+    """`roles`: the positions of the row's and the column's variable in the index of each matrix value; `values`: those
+    that are made element by element; `types` also of inner sums."""
+
+    types: dict[str, TensorType]
+    inners: dict[str, Inner] = field(default_factory=dict)
+    values: dict[str, tuple[tuple[str, ...], Expr]] = field(default_factory=dict)
+    roles: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def written_out(self, e: Expr) -> Expr:
+        """The expression down to inner sums and reads of tensors."""
+
+        def change(a: Access) -> Expr:
+            if a.tensor not in self.values:
+                return a
+            index, value = self.values[a.tensor]
+            return rebuilt(substituted(value, index, a), change)
+
+        return rebuilt(e, change)
+
+
+def matrices_of(program: Program, types: Types) -> Matrices:
+    """All statements that could be matrix values: inner sums, and elementwise statements of such."""
+    found = Matrices(dict(types))
+    for s in program.statements:
+        if s.output in program.outputs or kind(types[s.output].dtype) != 2:
+            continue
+        inner = as_inner(s, types)
+        if inner is not None and not any(a.tensor in found.values for a in accesses_in(inner[0].body)):
+            dot, s, row, column = inner
+            found.inners[dot.output] = dot
+            extent = extents_of(s, {**types, dot.output: TensorType((), dot.dtype)}) or {}
+            found.types[dot.output] = TensorType(tuple(extent[v] for v in dot.index), dot.dtype)
+            index = plain_index(s)
+            assert index is not None
+            found.roles[s.output] = row, column
+            found.values[s.output] = index, as_value(s, extent, found.types)
+        elif is_elementwise(s) and is_computable(s.body, s.guard):
+            roles = _roles(s, found)
+            index, extents = plain_index(s), extents_of(s, types)
+            if roles is not None and index is not None and extents is not None and set(roles) <= set(index):
+                found.roles[s.output] = roles
+                found.values[s.output] = index, as_value(s, extents, types)
+    _add_made_in_place(program, found)
+    return found
+
+
+def _add_made_in_place(program: Program, found: Matrices) -> None:
+    """Take in elementwise statements of rows, columns and indices that matrix values and their readers alone read, each
+    of them for a row and a column."""
+    for s in reversed(program.statements):
+        index, extent = plain_index(s), extents_of(s, found.types)
+        fits = s.output not in found.values and s.output not in program.outputs and is_elementwise(s)
+        if not fits or index is None or extent is None or not is_computable(s.body, s.guard) or 0 in extent.values():
+            continue
+        roles: set[tuple[str, str]] = set()
+        readers = [r for r in program.statements if s.output in reads(r)]
+        for r in readers:
+            own = found.roles.get(r.output) or _roles(r, found)
+            for a in accesses_in(r.body, r.guard):
+                if a.tensor == s.output:
+                    place = {linear(e).bare: v for v, e in zip(index, a.index, strict=True)}
+                    both = None if own is None or not set(own) <= place.keys() else (place[own[0]], place[own[1]])
+                    roles.add(both or ("", ""))
+        if len(roles) == 1 and ("", "") not in roles:
+            (found.roles[s.output],) = roles
+            found.values[s.output] = index, as_value(s, extent, found.types)
+
+
+def _roles(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
+    """The variables of the matrix's rows and columns in a statement that reads matrix values; None where it reads none
+    or reads them in several ways."""
+    found: set[tuple[str, str]] = set()
+    for a in accesses_in(s.body, s.guard):
+        if a.tensor in matrices.roles:
+            names = [linear(e).bare for e in a.index]
+            if None in names or len(set(names)) != len(names):
+                return None
+            index, _ = matrices.values[a.tensor]
+            place = dict(zip(index, names, strict=True))
+            row, column = (place[v] for v in matrices.roles[a.tensor])
+            assert row is not None and column is not None
+            found.add((row, column))
+    if len({frozenset(x) for x in found}) != 1:
+        return None
+    return min(found)
+
+
+def targets_of(program: Program, matrices: Matrices) -> dict[str, Target]:
+    """The statements that reduce matrix values and nothing else of them, by output. Matrix values that are also needed
+    in another way, and what is made of these, are no longer `matrices`."""
+    while True:
+        targets: dict[str, Target] = {}
+        refused: set[str] = set()
+        for s in program.statements:
+            if s.output in matrices.values:
+                continue
+            read = {n for n in reads(s) if n in matrices.values}
+            if not read:
+                continue
+            target = _target(s, matrices)
+            if target is None:
+                refused |= read
+            else:
+                targets[s.output] = target
+        if not refused:
+            return targets
+        _drop(refused, matrices)
+
+
+def _drop(refused: Collection[str], matrices: Matrices) -> None:
+    """Refuse these and everything that shares a matrix value with them."""
+    wanted = set(refused)
+    while True:
+        more = {n for n, (_, v) in matrices.values.items() if n in wanted or wanted & _names(v)}
+        more |= {n for m in more for n in _names(matrices.values[m][1]) if n in matrices.values}
+        if more <= wanted:
+            break
+        wanted |= more
+    for n in wanted:
+        matrices.values.pop(n, None)
+        matrices.roles.pop(n, None)
+
+
+def _names(e: Expr) -> set[str]:
+    return {a.tensor for a in accesses_in(e)}
+
+
+def _target(s: Statement, matrices: Matrices) -> Target | None:
+    types = matrices.types
+    roles, index, extent = _roles(s, matrices), plain_index(s), extents_of(s, types)
+    if roles is None or index is None or extent is None or s.aggregation not in (*REDUCED, "assign"):
+        return None
+    if types[s.output].dtype not in DTYPES or 0 in extent.values() or not is_computable(s.body, s.guard):
+        return None
+    summed = tuple(v for v in reduction_variables(s) if extent[v] > 1)
+    if s.aggregation == "assign" and summed or extent[roles[0]] < LEAST or extent[roles[1]] < LEAST:
+        return None
+    conditions = open_conditions(s, extent, types)
+    if any(not c.form.is_affine or not c.form.is_integral for c in conditions):
+        return None
+    bounds = {b for c in conditions for b in (c.form, -c.form + (c.bound - 1)) if not _implied(b, extent)}
+    others: dict[Expr, None] = {}
+    for c in () if s.guard is None else conjuncts(s.guard):
+        form = bound_of(c)
+        if form is None:
+            others[matrices.written_out(c)] = None
+        elif not _implied(form, extent):
+            bounds.add(form)
+    body = matrices.written_out(s.body)
+    if isinstance(body, Call) and body.function == "float32":
+        (body,) = body.args  # values are held so
+    if s.aggregation == "sum":
+        zeros = zero_outside(body)
+        bounds |= {b for b in map(bound_of, zeros) if b is not None and not _implied(b, extent)}
+        body = where(body, zeros)
+    if any(e.function in RANDOM and len(e.args) == 1 for e in walk(body) if isinstance(e, Call)):
+        return None
+    inner = {v for a in accesses_in(body) if a.tensor in matrices.inners for v in index_variables(a)}
+    if not inner or not set(summed) <= inner:
+        return None
+    features = [v for v in index if v not in inner and v not in roles and extent[v] > 1]
+    if len(features) > 1 or any(extent[v] > WIDEST for v in features) or s.aggregation == "assign" and features:
+        return None
+    feature = features[0] if features else None
+    if feature is not None and s.aggregation != "sum":
+        return None
+    ordered = tuple(sorted(bounds, key=repr))
+    return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
+
+
+def _implied(form, extent: Mapping[str, int]) -> bool:
+    """Whether the box implies that a form is not negative."""
+    low = form.constant
+    for v in form.variables():
+        c = form.coefficient(v)
+        low += min(0, c * (extent[v] - 1))
+    return low >= 0
+
+
+def renamed(t: Target, names: Mapping[str, str]) -> Target:
+    """The target with other index variables."""
+    from tilec.ir.index import Affine, replace_indices, substitute_affine
+
+    mapping = {v: Affine.variable(w) for v, w in names.items() if v != w}
+    if not mapping:
+        return t
+    return replace(
+        t,
+        statement=substitute_affine(t.statement, mapping),
+        body=replace_indices(t.body, mapping),
+        row=names.get(t.row, t.row),
+        column=names.get(t.column, t.column),
+        feature=None if t.feature is None else names.get(t.feature, t.feature),
+        summed=tuple(names.get(v, v) for v in t.summed),
+        bounds=tuple(b.substitute(mapping) for b in t.bounds),
+        conditions=tuple(replace_indices(c, mapping) for c in t.conditions),
+    )

@@ -1,0 +1,241 @@
+"""Which statements of a flat program are matrix values of a chain, and what these are when written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.chains.chain import Inner
+from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.ir.functions import ZERO, call
+from tilec.ir.index import Affine, integer, linear, replace_indices
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.lower.factor import Factor, factors_of, product_of
+
+Types = Mapping[str, TensorType]
+LEAST = 16  # rows and columns of a matrix, at least
+WIDEST = 256  # terms of an inner product, at most
+UNROLLED = 16  # terms of an inner sum that is no product, at most
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def plain_index(s: Statement) -> tuple[str, ...] | None:
+    """The output's variables, one a dimension; None for another index or a statement that is more than a value at each
+    point."""
+    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
+        return None
+    names = [linear(e).bare for e in s.index]
+    found = tuple(v for v in names if v is not None)
+    return found if len(found) == len(names) == len(set(found)) else None
+
+
+def variables_of(s: Statement) -> tuple[str, ...]:
+    guard = () if s.guard is None else (s.guard,)
+    return index_variables(*(s.index or ()), s.body, *guard, *(c.expr for c in s.constraints))
+
+
+def reduction_variables(s: Statement) -> tuple[str, ...]:
+    written = set(index_variables(*(s.index or ())))
+    return tuple(v for v in variables_of(s) if v not in written)
+
+
+def accesses_in(*roots: Expr | None) -> Iterator[Access]:
+    for root in roots:
+        if root is not None:
+            yield from (e for e in walk(root) if isinstance(e, Access))
+
+
+def is_computable(*roots: Expr | None) -> bool:
+    """Whether all reads are at affine positions and nothing is padded."""
+    for root in roots:
+        for e in () if root is None else walk(root):
+            if isinstance(e, Pad):
+                return False
+            if isinstance(e, (Access, Inside)):
+                index = e.index if isinstance(e, Access) else e.access.index
+                if not all(linear(i).is_affine and linear(i).is_integral for i in index):
+                    return False
+    return True
+
+
+def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
+    """How many values, from 0 on, each variable has: by the output's shape, or the smallest tensor it indexes bare."""
+    index = plain_index(s)
+    if index is None:
+        return None
+    extent = dict(zip(index, types[s.output].shape, strict=True))
+    for v in reduction_variables(s):
+        found = [
+            n
+            for a in accesses_in(s.body, s.guard)
+            for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+            if linear(e).bare == v
+        ]
+        if not found:
+            return None
+        extent[v] = min(found)
+    return extent
+
+
+def open_conditions(s: Statement, extent: Mapping[str, int], types: Types) -> tuple[Condition, ...]:
+    """What the box of all variables does not imply of a point."""
+    box = Domain(s, dict.fromkeys(extent, 0), extent, (), None)
+    roots = (s.body, *(() if s.guard is None else (s.guard,)))
+    return tuple(c for c in point_conditions(roots, s.constraints, types) if not box.holds(c))
+
+
+def written_out(c: Condition) -> Expr:
+    """A condition as a value."""
+    form = c.form.to_value()
+    return Call("and", (call("ge", form, ZERO), call("lt", form, integer(c.bound))))
+
+
+def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:
+    """An elementwise statement's value: what its guard and constraints drop is 0."""
+    body = s.body
+    conditions = [written_out(c) for c in open_conditions(s, extent, types)]
+    for c in (*conditions, *(() if s.guard is None else (s.guard,))):
+        body = Call("select", (c, body, ZERO))
+    return body
+
+
+def substituted(value: Expr, index: Sequence[str], a: Access) -> Expr:
+    """The value of a statement with this index at the place that the access names."""
+    return replace_indices(value, {v: linear(e) for v, e in zip(index, a.index, strict=True)})
+
+
+def is_elementwise(s: Statement) -> bool:
+    return s.aggregation in ("assign", "sum") and not reduction_variables(s) and plain_index(s) is not None
+
+
+def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | None:
+    """An inner sum, the statement that makes the output of it element by element, and the variables of the matrix's
+    rows and columns."""
+    index, extent = plain_index(s), extents_of(s, types)
+    if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DTYPES:
+        return None
+    summed = [v for v in reduction_variables(s) if extent[v] > 1]
+    if len(summed) != 1 or set(reduction_variables(s)) != set(summed) or not is_computable(s.body, s.guard):
+        return None
+    (axis,) = summed
+    fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
+    if axis in fixed or (s.guard is not None and axis in index_variables(s.guard)) or 0 in extent.values():
+        return None
+    factors = factors_of(s.body, False)
+    inside = [f for f in factors if axis in index_variables(f.value)]
+    outside = [f for f in factors if f not in inside]
+    name = f"{s.output}.dot"
+    product = None if any(f.divides for f in inside) else _sides([f.value for f in inside], axis, extent)
+    if product is not None and extent[axis] <= WIDEST:
+        left, right, row, column = product
+        used = [v for v in index if v in index_variables(left, right)]
+        dtype, left, right = _as_stored(left, right, types)
+        inner = Inner(name, tuple(used), axis, extent[axis], left, right, left * right, dtype)
+    else:
+        terms = [Access(a.tensor, a.index) for a in accesses_in(s.body) if axis in index_variables(a)]
+        sides = _sides(list(dict.fromkeys(terms)), axis, extent)
+        if sides is None or extent[axis] > UNROLLED:
+            return None
+        _, _, row, column = sides
+        body = product_of(inside)
+        dtype = expression_type(body, types).dtype
+        inner = Inner(
+            name, tuple(v for v in index if v in index_variables(body)), axis, extent[axis], None, None, body, dtype
+        )
+    if dtype not in DTYPES or extent[row] < LEAST or extent[column] < LEAST:
+        return None
+    own = Factor(Access(name, tuple(map(Index, inner.index))), False)
+    made = replace(s, body=product_of([own, *outside]), aggregation="assign")
+    return inner, made, row, column
+
+
+def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:
+    """Operands of a product and their type: 16-bit elements that a cast widens are multiplied as they are, which is
+    exact."""
+    narrow = [e.args[0] if isinstance(e, Call) and e.function == "float32" else e for e in (left, right)]
+    kinds = {expression_type(e, types).dtype for e in narrow}
+    if len(kinds) == 1 and kinds <= {"float16", "bfloat16"} and all(isinstance(e, Access) for e in narrow):
+        return kinds.pop(), narrow[0], narrow[1]
+    return expression_type(left * right, types).dtype, left, right
+
+
+def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple[Expr, Expr, str, str] | None:
+    """Two groups of values that share no variable but those of all, with the longest variable of each alone."""
+    sets = [{v for v in index_variables(p) if extent[v] > 1} - {axis} for p in parts]
+    if len(sets) < 2 or not all(isinstance(x, Expr) for x in parts):
+        return None
+    common = set.intersection(*sets)
+    groups: list[tuple[set[str], list[Expr]]] = []
+    for p, own in zip(parts, sets, strict=True):
+        alone = own - common
+        met = [g for g in groups if g[0] & alone]
+        merged = (alone.union(*(g[0] for g in met)), [x for g in met for x in g[1]] + [p])
+        groups = [g for g in groups if g not in met] + [merged]
+    filled = [g for g in groups if g[0]]
+    if len(filled) != 2:
+        return None
+    for g in groups:
+        if not g[0]:
+            filled[0][1].extend(g[1])
+    (rows, left), (columns, right) = filled
+    longest = [max(sorted(g), key=lambda v: extent[v]) for g in (rows, columns)]
+    sides = [product_of([Factor(x, False) for x in side]) for side in (left, right)]
+    return sides[0], sides[1], longest[0], longest[1]
+
+
+def floating(e: Expr, types: Types) -> bool:
+    return kind(expression_type(e, types).dtype) == 2
+
+
+def conjuncts(e: Expr) -> Iterator[Expr]:
+    match e:
+        case Call("and", (a, b)):
+            yield from conjuncts(a)
+            yield from conjuncts(b)
+        case _:
+            yield e
+
+
+def bound_of(e: Expr) -> Affine | None:
+    """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
+    match e:
+        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if _is_affine(a) and _is_affine(b):
+            x, y = linear(a), linear(b)
+            form = x - y if order in ("ge", "gt") else y - x
+            form = form - 1 if order in ("gt", "lt") else form
+            return form if form.is_affine and form.is_integral else None
+    return None
+
+
+def _is_affine(e: Expr) -> bool:
+    """Whether a value is an integer combination of index variables and literals, as an index would be."""
+    match e:
+        case Call("add" | "sub" | "neg" | "mul", args):
+            return all(map(_is_affine, args)) and (
+                e.function != "mul" or sum(bool(index_variables(a)) for a in args) < 2
+            )
+    return type(e).__name__ in ("Index", "Int")
+
+
+def rebuilt(e: Expr, change) -> Expr:
+    """The expression with `change` applied to each access, outside of indices."""
+    if isinstance(e, Access):
+        return change(e)
+    if isinstance(e, Inside) or not children(e):
+        return e
+    return rebuild(e, lambda x: rebuilt(x, change))

@@ -1,0 +1,115 @@
+"""Which blocks of the walked variable a program visits, and where in them all points are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.blocks.builder import Builder
+from tilec.backends.common.blocks.ir import Value
+from tilec.ir.index import Affine, Index
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Blocks from `start` to below `stop`; `masked`: not all of their points are valid."""
+
+    start: Value
+    stop: Value
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of the variable: `first` and `last` bound it where a point is valid for some row of the block; from `full_first`
+    to `full_last` all points are, for all rows."""
+
+    first: Value
+    last: Value
+    full_first: Value | None
+    full_last: Value | None
+
+
+def is_falling(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) -> bool:
+    """Whether programs of later blocks have more to walk."""
+    later = [b for b in bounds if b.coefficient(looped) < 0 and any(b.coefficient(v) > 0 for v in blocked)]
+    sooner = [b for b in bounds if b.coefficient(looped) > 0 and any(b.coefficient(v) < 0 for v in blocked)]
+    return bool(later) and not sooner
+
+
+def limits(
+    b: Builder, bounds: Collection[Affine], looped: str, ends: Mapping[str, tuple[Value, Value]], extent: Value
+) -> Range:
+    """`ends`: the least and the greatest value of every other variable in this program."""
+    first, last = b.number(0), b.apply("sub", extent, b.number(1))
+    full_first: Value | None = None
+    full_last: Value | None = None
+    for form in bounds:
+        c = int(form.coefficient(looped))
+        if not c:
+            continue
+        low = high = b.number(int(form.constant))
+        for atom, k in form.terms:
+            assert isinstance(atom, Index)
+            if atom.name == looped:
+                continue
+            n = b.number(int(k))
+            below, above = ends[atom.name] if k > 0 else ends[atom.name][::-1]
+            low = b.apply("add", low, b.apply("mul", below, n))
+            high = b.apply("add", high, b.apply("mul", above, n))
+        if c > 0:  # c * v >= -rest
+            first = b.apply("larger", first, _up(b, high, c))
+            least = _up(b, low, c)
+            full_first = least if full_first is None else b.apply("larger", full_first, least)
+        else:  # -c * v <= rest
+            last = b.apply("smaller", last, _down(b, high, -c))
+            most = _down(b, low, -c)
+            full_last = most if full_last is None else b.apply("smaller", full_last, most)
+    return Range(first, last, full_first, full_last)
+
+
+def _up(b: Builder, rest: Value, c: int) -> Value:
+    """The least v of at least 0 with c * v >= -rest."""
+    least = b.apply("larger", b.apply("sub", b.number(0), rest), b.number(0))
+    return b.apply("floordiv", b.apply("add", least, b.number(c - 1)), b.number(c)) if c > 1 else least
+
+
+def _down(b: Builder, rest: Value, c: int) -> Value:
+    """The greatest v with c * v <= rest, or one below 0."""
+    if c == 1:
+        return rest
+    return b.apply(
+        "sub",
+        b.apply("floordiv", b.apply("larger", b.apply("add", rest, b.number(c)), b.number(0)), b.number(c)),
+        b.number(1),
+    )
+
+
+def pieces(b: Builder, found: Range, step: int, extent: Value, whole: bool, residual: bool) -> list[Piece]:
+    """The walk in at most three pieces: blocks of valid points alone between blocks that need masks. `whole`: the last
+    block of the extent is a whole one."""
+    start = b.apply("mul", b.apply("floordiv", found.first, b.number(step)), b.number(step))
+    stop = b.apply("larger", b.apply("add", found.last, b.number(1)), b.number(0))
+    if residual:
+        return [Piece(start, stop, True)]
+    made: list[Piece] = []
+    middle = start
+    if found.full_first is not None:
+        up = b.apply("add", found.full_first, b.number(step - 1))
+        middle = b.apply("mul", b.apply("floordiv", up, b.number(step)), b.number(step))
+        middle = b.apply("smaller", b.apply("larger", middle, start), _rounded_up(b, stop, step))
+        made.append(Piece(start, b.apply("smaller", middle, stop), True))
+    if found.full_last is None and whole:
+        return [*made, Piece(middle, stop, False)]
+    full = b.apply("mul", b.apply("floordiv", extent, b.number(step)), b.number(step))
+    if found.full_last is not None:
+        past = b.apply("larger", b.apply("add", found.full_last, b.number(1)), b.number(0))
+        down = b.apply("mul", b.apply("floordiv", past, b.number(step)), b.number(step))
+        full = b.apply("smaller", full, down)
+    full = b.apply("larger", full, middle)
+    return [*made, Piece(middle, full, False), Piece(full, stop, True)]
+
+
+def _rounded_up(b: Builder, v: Value, step: int) -> Value:
+    up = b.apply("add", v, b.number(step - 1))
+    return b.apply("mul", b.apply("floordiv", up, b.number(step)), b.number(step))

@@ -1,0 +1,129 @@
+"""Statistics of chains in float32.
+
+What a row of a matrix is reduced to stands for all of its 16-bit values, and gradients take the exponential of its
+difference from them: rounded to 16 bits it would cost all of their accuracy. It is small, so it is held in float32;
+types of products' operands and of outputs stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tilec.backends.common.chains.recognise import chained, reads_of
+from tilec.backends.common.chains.values import plain_index, reduction_variables
+from tilec.backends.common.scalars import NARROW
+from tilec.ir.functions import ONE, call
+from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    children,
+    index_variables,
+    rebuild,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.transforms.util.naming import Names
+
+Types = Mapping[str, TensorType]
+
+
+def widen_statistics(program: Program, inputs: Types) -> Program:
+    """The flat program with statistics that its chains read or make in float32. `inputs`: types of the inputs."""
+    types = infer(program, inputs)
+    if not any(t.dtype in NARROW for t in types.values()):
+        return program
+    names = _statistics(program, types)
+    return _widened(program, inputs, types, names) if names else program
+
+
+def _statistics(program: Program, types: Types) -> set[str]:
+    """Statements of 16 bits that are no matrix values and that chains read, and their own statistics."""
+    found = chained(program, types)
+    read = {n for k in found.kernels.values() for n in reads_of(k)}
+    made = {r.target.output for k in found.kernels.values() for r in k.targets if r.target.feature is None and k.looped}
+    stated = {s.output for s in program.statements}
+    features = {r.target.output for k in found.kernels.values() for r in k.targets if r.target.feature is not None}
+    return {n for n in (read | made) & stated - features if types[n].dtype in NARROW and plain_index(_of(program, n))}
+
+
+def _of(program: Program, name: str) -> Statement:
+    return next(s for s in program.statements if s.output == name)
+
+
+def _widened(program: Program, inputs: Types, types: Types, names: Collection[str]) -> Program:
+    fresh = Names.of(program)
+    renamed = {n: fresh.fresh(f"{n}_wide") for n in names if n in program.outputs}
+    known: dict[str, TensorType] = dict(inputs)
+    done: list[Statement] = []
+
+    def add(s: Statement) -> None:
+        known[s.output] = statement_type(s, known)
+        done.append(s)
+
+    for s in program.statements:
+        old = types[s.output].dtype
+        narrow = s.output
+        s = _reading(s, renamed)
+        if narrow in names:
+            body = s.body
+            if isinstance(body, Call) and body.function == old:
+                (body,) = body.args
+            s = replace(s, output=renamed.get(narrow, narrow), body=call("float32", body))
+            add(s)
+            if narrow in renamed:
+                whole = tuple(Index(v) for v in plain_index(s) or ())
+                sizes = tuple(map(Int, types[narrow].shape))
+                add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
+            continue
+        if old in NARROW and statement_type(s, known).dtype != old:
+            s = _with_operands(s, types, known, renamed, s.output in program.outputs)
+            if s.output in program.outputs and statement_type(s, known).dtype != old:
+                if reduction_variables(s):
+                    wide = fresh.fresh(f"{s.output}_wide")
+                    whole = tuple(Index(v) for v in plain_index(s) or ())
+                    if not whole and s.index:
+                        return program
+                    add(replace(s, output=wide))
+                    s = replace(
+                        s, body=call(old, Access(wide, whole)), aggregation="assign", guard=None, constraints=()
+                    )
+                else:
+                    s = replace(s, body=call(old, s.body))
+        add(s)
+    return replace(program, statements=tuple(done))
+
+
+def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in renamed:
+            return replace(e, tensor=renamed[e.tensor])
+        return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
+
+    return replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard)) if renamed else s
+
+
+def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[str, str], outer: bool) -> Statement:
+    """A sum of products with operands of the types that they had. `outer`: factors outside of the sum too."""
+    summed = set(reduction_variables(s))
+    if s.aggregation != "sum" or not summed:
+        return s
+    before = {**types, **{new: types[old] for old, new in renamed.items()}}
+    old = types[s.output].dtype
+    same: list[Factor] = []
+    changed: list[Factor] = []
+    for f in factors_of(s.body, False):
+        alike = expression_type(f.value, before).dtype == expression_type(f.value, known).dtype
+        (same if alike else changed).append(f)
+    if not changed or not (outer or summed & set(index_variables(*(f.value for f in changed)))):
+        return s
+    if all(f.divides for f in changed):
+        changed.insert(0, Factor(ONE, False))
+    return replace(s, body=product_of([*same, Factor(call(old, product_of(changed)), False)]))

@@ -1,0 +1,1 @@
+"""Block programs as Triton."""

@@ -1,0 +1,201 @@
+"""Block programs as the text of Triton kernels: the one place that knows how a block operation is written there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.blocks.ir import (
+    Apply,
+    Cast,
+    Dot,
+    Fill,
+    Kernel,
+    Load,
+    Loop,
+    Number,
+    Op,
+    Positions,
+    Program,
+    Reduce,
+    Size,
+    Store,
+    Value,
+)
+from tilec.backends.common.code import identifier
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.ir.functions import FUNCTIONS
+
+WRITTEN: Mapping[str, str] = {
+    "exp2": "tl.exp2({0})",
+    "log2": "tl.log2({0})",
+    "floordiv": "({0} // {1})",
+    "rest": "({0} % {1})",
+    "larger": "tl.maximum({0}, {1})",
+    "smaller": "tl.minimum({0}, {1})",
+}
+REDUCED: Mapping[tuple[str, bool], str] = {
+    ("sum", False): "tl.sum({0}, {1})",
+    ("max", False): "tl.max({0}, {1})",
+    ("max", True): "tl.reduce({0}, {1}, maximum_)",
+    ("min", False): "tl.min({0}, {1})",
+    ("min", True): "tl.reduce({0}, {1}, minimum_)",
+}
+
+
+def triton_type(dtype: str) -> str:
+    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
+
+
+def stride_name(tensor: str, dimension: int) -> str:
+    """The kernel's argument that is the distance of neighbours along a dimension of a tensor, in elements."""
+    return f"{identifier(tensor)}_s{dimension}"
+
+
+def kernel_text(kernel: Kernel, wide: Sequence[str], heading: Sequence[str] = ()) -> str:
+    """The file of a kernel. Its arguments are the tensors, the sizes, and the strides of each tensor. `wide`: tensors
+    whose positions need 64 bits. `heading`: comments."""
+    arguments = [identifier(t.name) for t in kernel.tensors]
+    arguments += list(kernel.sizes)
+    arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
+    writer = _Writer(kernel, frozenset(wide), set(arguments))
+    lines = [f"# {line}" for line in heading]
+    lines += writer.lines(kernel.body)
+    body = "\n".join(f"    {line}" for line in lines)
+    return module_text(f"@triton.jit\ndef {kernel.name}({', '.join(arguments)}):\n{body}\n")
+
+
+class _Writer:
+    def __init__(self, kernel: Kernel, wide: frozenset[str], taken: set[str]):
+        self.kernel, self.wide = kernel, wide
+        self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
+        self.names: dict[int, str] = {}
+        self.numbers: dict[int, float | int | bool] = {}
+
+    def lines(self, ops: Sequence[Op]) -> list[str]:
+        found: list[str] = []
+        for op in ops:
+            match op:
+                case Number(out, value):
+                    self.names[out.number] = _literal(value)
+                    self.numbers[out.number] = value
+                case Size(out, name):
+                    self.names[out.number] = name
+                case Loop():
+                    found += self._loop(op)
+                case Store(tensor, index, value, condition):
+                    axes = [a for a in self.kernel.axes if any(a in v.type.axes for v in index)]
+                    place = self._place(tensor, index, axes)
+                    mask = "" if condition is None else f", mask={self._spread(condition, axes)}"
+                    found.append(f"tl.store({place}, {self._spread(value, axes)}{mask})")
+                case _:
+                    text = self._right(op)
+                    found.append(f"{self._name(op.out)} = {text}")
+        return found
+
+    def _name(self, v: Value) -> str:
+        base = identifier(v.hint).lower() or "t"
+        name, count = base, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        self.names[v.number] = name
+        return name
+
+    def _loop(self, op: Loop) -> list[str]:
+        found = []
+        for carried, initial, result in zip(op.carried, op.initial, op.results, strict=True):
+            found.append(f"{self._name(carried)} = {self.names[initial.number]}")
+            self.names[result.number] = self.names[carried.number]
+        head = f"{self.names[op.start.number]}, {self.names[op.stop.number]}, {op.step}"
+        found.append(f"for {self._name(op.counter)} in tl.range({head}):")
+        inner = self.lines(op.body)
+        ready = {c.number for c in op.carried}
+        for carried, value in zip(op.carried, op.yielded, strict=True):
+            assert value == carried or value.number not in ready, "carried values that change places"
+            if value != carried:
+                inner.append(f"{self.names[carried.number]} = {self.names[value.number]}")
+        return [*found, *(f"    {line}" for line in inner or ["pass"])]
+
+    def _spread(self, v: Value, axes: Sequence[str]) -> str:
+        """The value with dimensions for all of these axes, or a scalar."""
+        name = self.names[v.number]
+        if not v.type.axes or list(v.type.axes) == list(axes):
+            return name
+        return f"{name}[{', '.join(':' if a in v.type.axes else 'None' for a in axes)}]"
+
+    def _place(self, tensor: str, index: Sequence[Value], axes: Sequence[str]) -> str:
+        terms = []
+        for d, v in enumerate(index):
+            if self.numbers.get(v.number) == 0 and not isinstance(self.numbers[v.number], bool):
+                continue
+            text = self._spread(v, axes)
+            if tensor in self.wide and v.number not in self.numbers:
+                text = f"{text}.to(tl.int64)"
+            terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
+        terms.sort(key=lambda t: t[0])
+        return " + ".join([identifier(tensor), *(t for _, t in terms)])
+
+    def _right(self, op: Op) -> str:
+        match op:
+            case Program():
+                return "tl.program_id(0)"
+            case Positions(out):
+                return f"tl.arange(0, {self.kernel.axes[out.type.axes[0]]})"
+            case Fill(out, value):
+                shape = ", ".join(str(self.kernel.axes[a]) for a in out.type.axes)
+                comma = "," if len(out.type.axes) == 1 else ""
+                return f"tl.full(({shape}{comma}), {_literal(value)}, {triton_type(out.type.dtype)})"
+            case Apply():
+                return self._apply(op)
+            case Cast(out, value):
+                if value.number in self.numbers:
+                    return f"tl.full((), {self.names[value.number]}, {triton_type(out.type.dtype)})"
+                return f"{self.names[value.number]}.to({triton_type(out.type.dtype)})"
+            case Load(out, tensor, index, condition, other):
+                axes = out.type.axes
+                place = self._place(tensor, index, axes)
+                if condition is None:
+                    return f"tl.load({place})"
+                mask = self._spread(condition, axes)
+                return f"tl.load({place}, mask={mask}, other={_literal(other)})"
+            case Reduce(_, aggregation, axis, value, careful):
+                dimension = value.type.axes.index(axis)
+                template = REDUCED[aggregation, careful and aggregation != "sum"]
+                return template.format(self.names[value.number], dimension)
+            case Dot(out, axis, left, right, accumulator, precision):
+                a, b = self.names[left.number], self.names[right.number]
+                a = a if left.type.axes[1] == axis else f"tl.trans({a})"
+                b = b if right.type.axes[0] == axis else f"tl.trans({b})"
+                added = "" if accumulator is None else f", acc={self.names[accumulator.number]}"
+                how = "" if precision is None else f', input_precision="{precision}"'
+                return f"tl.dot({a}, {b}{added}{how})"
+        raise AssertionError(f"no operation: {op!r}")
+
+    def _apply(self, op: Apply) -> str:
+        template = WRITTEN.get(op.function) or FUNCTIONS[op.function].triton
+        assert template is not None, op.function
+        axes = op.out.type.axes
+        if op.out.type.dtype == "bool" and op.function in ("and", "or", "xor"):
+            template = FUNCTIONS[op.function].triton or ""
+        plain = template.startswith("({0}") or op.function in ("larger", "smaller")
+        all_numbers = all(v.number in self.numbers for v in op.args)
+        texts = []
+        for v in op.args:
+            text = self._spread(v, axes)
+            literal = v.number in self.numbers
+            if literal and (not plain or all_numbers):
+                text = f"tl.full((), {text}, {triton_type(v.type.dtype)})"
+            texts.append(text)
+        if template.count("{0}") > 1 or template.startswith("(-"):
+            texts[0] = f"({texts[0]})"
+        return template.format(*texts)
+
+
+def _literal(value: float | int | bool) -> str:
+    if isinstance(value, bool) or isinstance(value, int):
+        return str(value)
+    if math.isinf(value):
+        return 'float("inf")' if value > 0 else '-float("inf")'
+    return 'float("nan")' if math.isnan(value) else repr(value)

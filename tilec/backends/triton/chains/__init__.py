@@ -1,0 +1,1 @@
+"""Family chains: products, what is between them and what they are reduced to, in one kernel."""

@@ -1,0 +1,70 @@
+"""The launch of a chain's kernel: block sizes by a table, then the block program as Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.blocks.ir import Kernel
+from tilec.backends.common.chains.build import build_kernel
+from tilec.backends.common.chains.chain import ChainKernel
+from tilec.backends.common.chains.places import Tiling, feature_block
+from tilec.backends.triton.blocks.text import kernel_text, stride_name
+from tilec.backends.triton.plan.plan import Launch, Pointer, Setting, python_name
+from tilec.backends.triton.plan.sizes import NARROWEST, reach
+from tilec.ir.types import TensorType
+from tilec.language.show import show_statement
+
+PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
+LEAST = 16
+
+# widest feature -> tiling, measured on an H200 (docs/benchmarks.md). Of 16-bit operands: kernels with statistics, with
+# one mixture, with several; of float32 operands, which take twice the room.
+STATISTICS: Mapping[int, Tiling] = {128: Tiling(64, 64, 4, 3), 256: Tiling(64, 32, 4, 2)}
+MIXTURE: Mapping[int, Tiling] = {128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 2)}
+MIXTURES: Mapping[int, Tiling] = {64: Tiling(64, 128, 4, 2), 128: Tiling(64, 64, 4, 2), 256: Tiling(32, 32, 4, 2)}
+FLOATS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
+
+
+def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
+    """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
+    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
+    widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
+    widest = max([32, *map(feature_block, widths)])
+    halves = all(i.dtype != "float32" for i in kernel.inners.values())
+    mixtures = sum(r.target.feature is not None for r in kernel.targets)
+    sums = STATISTICS if mixtures < len(kernel.targets) else MIXTURE if mixtures == 1 else MIXTURES
+    table = sums if halves else FLOATS
+    width = next(n for n in table if widest <= n)
+    found = replace(table[width], precision=PRECISION[setting.precision])
+    block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
+    step = found.step
+    if kernel.looped is not None:
+        step = min(step, feature_block(kernel.extent[kernel.looped]))
+    return replace(found, block=max(block, LEAST), step=max(step, LEAST))
+
+
+def block_program(
+    kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting, tiling: Tiling | None = None
+) -> tuple[Kernel, Tiling]:
+    tiling = tiling or choose_tiling(kernel, types, setting)
+    name = python_name(kernel.outputs[-1]) + "_chain"
+    return build_kernel(name, kernel, types, tiling), tiling
+
+
+def chain_launch(
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    setting: Setting,
+    tiling: Tiling | None = None,
+) -> Launch:
+    """The launch that computes a chain's targets."""
+    made, tiling = block_program(kernel, types, setting, tiling)
+    wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
+    text = kernel_text(made, wide, [show_statement(s) for s in kernel.statements])
+    arguments: list[tuple[str, object]] = [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
+    arguments += list(made.sizes.items())
+    arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
+    grid = (made.grid, 1, 1)
+    return Launch(made.name, text, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)

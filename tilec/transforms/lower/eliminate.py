@@ -1,0 +1,242 @@
+"""One variable of a sum after the other, where a sum over several is no product of matrices.
+
+`L[i] = +(A[i, f] * V[j, f] * exp(P[i, j]))` adds up over j and f term by term. Summed over j first, it is a product of
+matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which variable goes
+first is a question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an
+intermediate that the program has already, up to the names of variables and the order of factors, or else the smallest.
+So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
+
+Exact as sums of products are that are added up in another order: factors are floating, every element has the points
+that the box of its variables and the guard say, and a factor that is infinite where no term is left counts as one that
+meets zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Program,
+    Statement,
+    children,
+    index_variables,
+    reads_itself,
+    walk,
+)
+from tilec.ir.types import TensorType, kind
+from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.transforms.util.naming import Names
+
+Types = Mapping[str, TensorType]
+
+
+def eliminate(program: Program, inputs: Types) -> Program:
+    """The program with such sums in two. `inputs`: types of the inputs."""
+    types = dict(infer(program, inputs))
+    names = Names.of(program)
+    done: list[Statement] = []
+    for s in program.statements:
+        made = _eliminated(s, done, types, names, frozenset(program.input_names()))
+        types.update((m.output, statement_type(m, types)) for m in made[:-1])
+        done += made
+    return replace(program, statements=tuple(done))
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A statement that adds up products: its factors, the parts of its guard, how many values each variable has."""
+
+    statement: Statement
+    factors: tuple[Factor, ...]
+    guards: tuple[Expr, ...]
+    extent: Mapping[str, int]
+    summed: tuple[str, ...]
+
+
+def _sum_of(s: Statement, types: Types) -> _Sum | None:
+    if s.aggregation != "sum" or s.index is None or s.default is not None or s.constraints or reads_itself(s):
+        return None
+    names = [linear(e).bare for e in s.index]
+    if None in names or len(set(names)) != len(names) or kind(types[s.output].dtype) != 2:
+        return None
+    extent = {v: n for v, n in zip(names, types[s.output].shape, strict=True) if v is not None}
+    outputs = set(extent)
+    for a in (e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            v = linear(e).bare
+            if v is None or v in extent and extent[v] != n:
+                return None
+            extent[v] = n
+    guard = () if s.guard is None else (s.guard,)
+    every = index_variables(s.body, *guard)
+    if any(v not in extent for v in every) or any(not isinstance(e, _SIMPLE) for e in walk(s.body)):
+        return None
+    factors = factors_of(s.body, False)
+    if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
+        return None
+    parts = tuple(p for g in guard for p in _conjuncts(g))
+    return _Sum(s, tuple(factors), parts, extent, tuple(v for v in every if v not in outputs and extent[v] > 1))
+
+
+_SIMPLE = (Access, Call, Index, Int, Float)
+
+
+def _is_number(e: Expr) -> bool:
+    return not index_variables(e) and not any(isinstance(x, Access) for x in walk(e))
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    return [p for a in e.args for p in _conjuncts(a)] if isinstance(e, Call) and e.function == "and" else [e]
+
+
+def _eliminated(
+    s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
+) -> list[Statement]:
+    whole = _sum_of(s, types)
+    if whole is None or len(whole.summed) < 2 or not _is_computed(whole, inputs):
+        return [s]
+    choices: list[tuple[int, str]] = []
+    for v in whole.summed:
+        inside, outside, index = _parted(whole, v)
+        if any(f.divides for f in inside) or not any(not f.divides for f in outside):
+            continue
+        if not _is_product(inside, index, v):
+            continue
+        reused = _reused(whole, v, before, types)
+        if reused is not None:
+            return [reused]
+        choices.append((math.prod(whole.extent[w] for w in index), v))
+    if not choices:
+        return [s]
+    _, v = min(choices)
+    inside, outside, index = _parted(whole, v)
+    name = names.fresh(f"{s.output}_over_{v.rstrip(chr(39))}")
+    guards = [g for g in whole.guards if v in index_variables(g)]
+    places = tuple(map(Index, index))
+    sizes = tuple(Int(whole.extent[w]) for w in index)
+    first = Statement(name, places, sizes, product_of(list(inside)), "sum", _joined(guards), span=s.span)
+    return [first, _rest(whole, v, Access(name, places), outside)]
+
+
+def _parted(whole: _Sum, v: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
+    """The factors with the variable, those without, and the other variables that the former and the guard have."""
+    inside = [f for f in whole.factors if v in index_variables(f.value)]
+    outside = [f for f in whole.factors if v not in index_variables(f.value)]
+    guards = [g for g in whole.guards if v in index_variables(g)]
+    used = set(index_variables(*(f.value for f in inside), *guards)) - {v}
+    return inside, outside, tuple(w for w in whole.extent if w in used)
+
+
+def _is_computed(whole: _Sum, inputs: frozenset[str]) -> bool:
+    """Whether some factor is more than an input's element: products of inputs alone are ordered by who multiplies."""
+    values = [f.value for f in whole.factors]
+    called = any(isinstance(v, Call) and index_variables(v) for v in values)
+    return bool(whole.guards) or called or any(isinstance(v, Access) and v.tensor not in inputs for v in values)
+
+
+def _is_product(inside: Sequence[Factor], index: Sequence[str], v: str) -> bool:
+    """Whether these factors are two operands at least, none of which has all variables."""
+    sets = [set(index_variables(f.value)) - {v} for f in inside]
+    return len(sets) > 1 and all(own != set(index) for own in sets)
+
+
+def _joined(guards: Sequence[Expr]) -> Expr | None:
+    result: Expr | None = None
+    for g in guards:
+        result = g if result is None else Call("and", (result, g))
+    return result
+
+
+def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
+    guards = [g for g in whole.guards if v not in index_variables(g)]
+    body = product_of([*outside, Factor(inner, False)])
+    return replace(whole.statement, body=body, guard=_joined(guards))
+
+
+# what is there already
+
+
+def _reused(whole: _Sum, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
+    """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
+    inside, outside, _ = _parted(whole, v)
+    guards = [g for g in whole.guards if v in index_variables(g)]
+    for s in before:
+        other = _sum_of(s, types)
+        if other is None or len(other.summed) != 1:
+            continue
+        (w,) = other.summed
+        there = [f for f in other.factors if w in index_variables(f.value)]
+        across = [f for f in other.factors if w not in index_variables(f.value) and f.value != Float(1.0)]
+        conditions = [g for g in other.guards if w in index_variables(g)]
+        if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
+            continue
+        match = _matched([f.value for f in there], [f.value for f in inside], {w: v})
+        match = None if match is None else _matched(conditions, guards, match)
+        found = None if match is None else _taken(across, outside, match)
+        if found is None:
+            continue
+        match, left = found
+        index = [linear(e).bare for e in s.index or ()]
+        if any(x not in match for x in index) or any(other.extent[x] != whole.extent[y] for x, y in match.items()):
+            continue
+        read = Access(s.output, tuple(Index(match[x]) for x in index if x is not None))
+        return _rest(whole, v, read, left)
+    return None
+
+
+def _taken(
+    wanted: Sequence[Factor], outside: Sequence[Factor], match: dict[str, str]
+) -> tuple[dict[str, str], list[Factor]] | None:
+    """What is left of the factors outside without those wanted."""
+    left = list(outside)
+    for f in wanted:
+        for g in left:
+            grown = _unified(f.value, g.value, match) if f.divides == g.divides else None
+            if grown is not None:
+                match = grown
+                left.remove(g)
+                break
+        else:
+            return None
+    return match, left
+
+
+def _matched(some: Sequence[Expr], others: Sequence[Expr], match: dict[str, str]) -> dict[str, str] | None:
+    """Variables of `some` by those of `others` that make them equal in some order."""
+    if not some:
+        return match
+    for k, e in enumerate(others):
+        grown = _unified(some[0], e, match)
+        rest = None if grown is None else _matched(some[1:], [*others[:k], *others[k + 1 :]], grown)
+        if rest is not None:
+            return rest
+    return None
+
+
+def _unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
+    if isinstance(a, Index) and isinstance(b, Index):
+        if match.get(a.name, b.name) != b.name or a.name not in match and b.name in match.values():
+            return None
+        return {**match, a.name: b.name}
+    if type(a) is not type(b) or len(children(a)) != len(children(b)):
+        return None
+    if isinstance(a, Access) and isinstance(b, Access) and a.tensor != b.tensor:
+        return None
+    if isinstance(a, Call) and isinstance(b, Call) and a.function != b.function:
+        return None
+    if isinstance(a, (Int, Float)):
+        return match if a == b else None
+    found: dict[str, str] | None = match
+    for x, y in zip(children(a), children(b), strict=True):
+        found = None if found is None else _unified(x, y, found)
+    return found
