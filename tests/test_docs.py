@@ -20,3 +20,10 @@ def test_links_lead_somewhere() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_architecture_names_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {p.parent.relative_to(ROOT / "tilec") for p in (ROOT / "tilec").glob("*/**/__init__.py")}
+    missing = {str(p) for p in packages if f"{p.name}/" not in page}
+    assert not missing, f"docs/architecture.md does not say what is in {missing}"
