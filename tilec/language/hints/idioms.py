@@ -181,7 +181,7 @@ def _idiom(pattern: str, message: str, hint: Callable[[Match, str], str]) -> Idi
 
 
 AGGREGATION = "|".join(AGGREGATIONS)
-CALLABLE = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence)
+CALLABLE = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence and name not in AGGREGATIONS)
 NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
 PRODUCT = "a matrix product is a sum over the shared index: C[i, j] = sum(A[i, k] * B[k, j])"
