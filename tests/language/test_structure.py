@@ -56,9 +56,12 @@ def test_the_innermost_aggregation_binds():
     s = only("O = sum(max(A[i, j]) + B[i])")
     outer, inner = aggregates(s.body)
     assert (outer.bound, inner.bound) == (("i",), ("j",))
-    s = only("O = sum(max(A[i, j]))")
+    s = only("O = sum(max[i, j](A[i, j]))")
     outer, inner = aggregates(s.body)
     assert (outer.bound, inner.bound) == ((), ("i", "j"))
+    s = only("O = sum(max(A[i, 0]))")
+    outer, inner = aggregates(s.body)
+    assert (outer.bound, inner.bound) == ((), ("i",))
 
 
 def test_variables_of_the_left_side_and_of_the_statement_are_known_inside():

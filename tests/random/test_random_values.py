@@ -39,6 +39,7 @@ def test_every_stage_and_the_backend_agree(family):
 FEATURES = {
     "contraction", "elementwise", "reshape", "gather", "scatter", "simple_reduce", "nested", "guard", "?:", "in", "pad",
     "%", "clamp", "extremum", "constraint", "default", "rational index", "scattered output", "sizes left out",
+    "second constraint", "accesses in both branches", "binding list",
     "size statement", "integer input as size", "index as value", "index()", "draw",
     *(a for names in AGGREGATIONS.values() for a in names),
 }  # fmt: skip

@@ -360,7 +360,9 @@ class Expressions(Inputs):
         self.features.add("nested")
         own = ["p", "q"][: self.integer(1, 2)]
         free = [] if outer is None else list(outer.used)[:2]
-        scope = Scope(own + free, 1 if outer is None else outer.depth + 1, used=dict.fromkeys(free))
+        fresh = [] if outer is None else [v for v in outer.variables if v not in outer.used]
+        left = fresh[:1] if self.chance(30) else []
+        scope = Scope(own + free + left, 1 if outer is None else outer.depth + 1, used=dict.fromkeys(free))
         aggregation = self.pick(tuple(a for a in AGGREGATIONS[category] if a != "assign"))
         aggregation, body = self.aggregated(scope, aggregation, category, exact)
         inner = [v for v in scope.used if v in own]
@@ -374,7 +376,17 @@ class Expressions(Inputs):
                 self.pending.append(f"{v} < {self.integer(0, 3)}")
         self.features.add(aggregation)
         exact_result, magnitude = self._outcome(aggregation, body)
-        return Text(f"{aggregation}({body})", category, exact_result, magnitude)
+        listed = ""
+        for v in left:
+            if v in scope.used and outer is not None:  # it belongs to the statement
+                outer.used.setdefault(v)
+                outer.rows.append({v: Fraction(1)})
+                self.pending.append(f"{v} < {self.integer(1, 3)}")
+                listed = f"[{', '.join(inner)}]"
+        if listed or self.chance(30) or len(inner) > 1 and outer is not None:
+            self.features.add("binding list")
+            listed = f"[{', '.join(inner)}]"
+        return Text(f"{aggregation}{listed}({body})", category, exact_result, magnitude)
 
     def aggregated(self, scope: Scope, aggregation: str, category: str, exact: bool) -> tuple[str, Text]:
         """A body for an aggregation that gives a value of the category."""

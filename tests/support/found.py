@@ -7,6 +7,19 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "no point, and variables that only branches bound": (
+        "function (A[N, N], B[M, M]) -> (T) { T[i : 3] = >(i < 0 ? A[3*j - 2, j] : B[1 - i, j]), i - i + 1 < 1; }",
+        [F[:4].reshape(2, 2), F[:4].reshape(2, 2)],
+    ),
+    "an order of bound variables that a guard changes": (
+        "function (A[2, 2], B[], C[3, 3]) -> (T)"
+        " { T = sum(cond(B > 0 ? C[p, p/2 - q] > 0 : B > 1, A[q, p], A[q, 3*q + 1])) + A, p < 3, q < 2; }",
+        [F[:4].reshape(2, 2), ONE, np.arange(9.0).reshape(3, 3)],
+    ),
+    "an intermediate read in a branch that is never taken": (
+        "function (A[], B[4], G[4, 4]) -> (D) { T[i, j : 4, 4] = +(pad(A[], 3.0)); U = 0 ? T : B; D[] = +(U[i, j]); }",
+        [ONE, F[:4], np.ones((4, 4))],
+    ),
     "a mean under a fraction, differentiated": (
         "function (A[N, K], B[M]) -> (T) { T[i : 4] = mean(A[p, clamp((p - 1)/2, 0, 2)]) * B[i + 3]; }",
         [F.reshape(2, 3), F],

@@ -39,7 +39,7 @@ class Writer(Expressions):
         if aggregation == "assign":
             scope.variables = [v for v in variables if v in scope.used]
         aggregation, body = self.aggregated(scope, aggregation, category, False)
-        constraints = self.constraints(scope)
+        constraints = self.constraints(scope, outputs)
         if implied:
             found = [scope.bare.get(v, set()) for v in outputs]
             implied = all(len(f) == 1 for f in found)
@@ -83,7 +83,7 @@ class Writer(Expressions):
         inner = Scope(scope.variables, used=scope.used, rows=scope.rows, dynamic=dynamic)
         return [self.index(inner, n) for n in sizes], sizes, False
 
-    def constraints(self, scope: Scope) -> list[str]:
+    def constraints(self, scope: Scope, outputs: list[str]) -> list[str]:
         """Some of the writer's fancy, and those that bound what is still unbounded."""
         result = list(dict.fromkeys(self.pending))
         used = list(scope.used)
@@ -96,6 +96,13 @@ class Writer(Expressions):
             row = row_of((v, Fraction(a)), (w, Fraction(b)))
             scope.rows.append(row)
             self.features.add("constraint")
+        if used and self.chance(35):
+            v = used[0] if used[0] in outputs else self.pick(used)
+            w, n = self.pick(used), self.integer(1, 4)
+            form = self.pick((f"{v}", f"{v} - {w}", f"{n} - {v}", f"{w} - {v} + 1", f"{v} - 1"))
+            if form != f"{v} - {v}":
+                result.append(f"{form} < {self.pick((str(n), self.size_text(3)))}")
+                self.features.add("second constraint")
         for v in used:
             if rank([*scope.rows, {v: Fraction(1)}]) > rank(scope.rows):
                 scope.rows.append({v: Fraction(1)})

@@ -6,8 +6,9 @@ Indices, sizes and constraints are written tightly (`3*y + 2*j`), values with sp
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from tilec.errors import InternalMistake
+from tilec.errors import InternalMistake, Span
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
@@ -27,8 +28,10 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    children,
     expressions,
     index_variables,
+    rebuild,
     walk,
 )
 
@@ -65,13 +68,14 @@ def show_statement(s: Statement) -> str:
     if s.default is not None:
         tails.append(f" default {s.default}")
     if s.init is not None:
-        tails.append(f" init {show_expr(s.init)}")
+        tails.append(f" init {show_expr(_with_lists(s).init or s.init)}")
     if s.no_defract:
         tails.append(" no_defract")
     return f"{''.join(map(_attribute, s.attributes))}{target} = {_right(s)}{''.join(tails)};"
 
 
 def _right(s: Statement) -> str:
+    s = _with_lists(s)
     body = _guarded(s.guard, s.body)
     if s.index is None or (s.aggregation == "assign" and not _needs_symbol(s)):
         return body
@@ -84,7 +88,74 @@ def _needs_symbol(s: Statement) -> bool:
     assert s.index is not None
     guard = () if s.guard is None else (s.guard,)
     own = set(index_variables(s.body, *guard)) - set(index_variables(*s.index))
-    return bool(own) or (s.guard is None and isinstance(s.body, Aggregate))
+    return bool(own) or (s.guard is None and isinstance(s.body, (Aggregate, _Listed)))
+
+
+@dataclass(frozen=True)
+class _Listed(Expr):
+    """An aggregation whose text says what it binds."""
+
+    inner: Aggregate
+    span: Span | None = None
+
+
+def _with_lists(s: Statement) -> Statement:
+    """The statement with lists where the text would otherwise bind other variables, or be refused."""
+    roots = tuple(e for e in (s.guard, s.body, s.init) if e is not None)
+    if not any(isinstance(e, Aggregate) for root in roots for e in walk(root)):
+        return s
+    left = index_variables(*(s.index or ()))
+    shown = s
+    for _ in range(len(index_variables(*roots)) + 1):
+        direct = _direct(*([] if shown.guard is None else [shown.guard]), shown.body)
+        visible = frozenset((*left, *direct))
+        alone = s.aggregation != "assign" and not set(direct) - set(left)
+        shown = replace(
+            s,
+            guard=None if shown.guard is None else _listed(shown.guard, visible, alone),
+            body=_listed(shown.body, visible, alone),
+            init=None if shown.init is None else _listed(shown.init, frozenset(left), False),
+        )
+        if frozenset((*left, *_direct(*([] if shown.guard is None else [shown.guard]), shown.body))) == visible:
+            break
+    return shown
+
+
+def _listed(e: Expr, visible: frozenset[str], alone: bool) -> Expr:
+    held = isinstance(e, _Listed)  # once a list is needed it stays: what it leaves out is visible by it
+    if isinstance(e, _Listed):
+        e = e.inner
+    if not isinstance(e, Aggregate):
+        return rebuild(e, lambda x: _listed(x, visible, alone))
+    within = visible | set(e.bound)
+    inner = replace(
+        e,
+        guard=None if e.guard is None else _listed(e.guard, within, not e.bound),
+        body=_listed(e.body, within, not e.bound),
+    )
+    direct = _direct(*([] if inner.guard is None else [inner.guard]), inner.body)
+    implied = tuple(v for v in direct if v not in visible)
+    return _Listed(inner) if held or implied != e.bound or alone and len(e.bound) > 1 else inner
+
+
+def _direct(*roots: Expr) -> tuple[str, ...]:
+    """Index variables that the text shows outside of nested aggregations, or that these leave out of their lists."""
+    found: dict[str, None] = {}
+    for root in roots:
+        _add_direct(root, frozenset(), found)
+    return tuple(found)
+
+
+def _add_direct(e: Expr, hidden: frozenset[str], found: dict[str, None]) -> None:
+    if isinstance(e, Index) and e.name not in hidden:
+        found.setdefault(e.name)
+    if isinstance(e, _Listed):
+        inner = e.inner
+        for x in (*(() if inner.guard is None else (inner.guard,)), inner.body):
+            _add_direct(x, hidden | set(inner.bound), found)
+    elif not isinstance(e, Aggregate):
+        for x in children(e):
+            _add_direct(x, hidden, found)
 
 
 def _constraints(s: Statement) -> Iterator[Constraint]:
@@ -137,6 +208,8 @@ def _text(e: Expr, least: int, tight: bool) -> str:
             return f"in({_text(e.access, LOWEST, tight)})"
         case Pad():
             return f"pad({_text(e.access, LOWEST, tight)}, {_text(e.value, LOWEST, tight)})"
+        case _Listed(inner):
+            return f"{inner.aggregation}[{', '.join(inner.bound)}]({_guarded(inner.guard, inner.body)})"
         case Aggregate():
             return f"{e.aggregation}({_guarded(e.guard, e.body)})"
     raise InternalMistake(f"an expression that has no text: {e!r}")

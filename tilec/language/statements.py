@@ -17,6 +17,7 @@ from tilec.errors import (
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
+from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.hints.misspelt import TRUTH
 from tilec.language.inline import adopt
@@ -48,7 +49,8 @@ def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Exp
     ):
         check_depth(root)
     scope.current = str(target.name)
-    values = Values(scope, expansions, s.span)
+    values = Values(scope, expansions, s.span, root=s.body)
+    scope.left = frozenset()
     if target.index is None:
         _whole(s, values)
     else:
@@ -139,7 +141,9 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     scope.declare(Symbol(name, "statement", span, rank=len(index)))
     aggregation, body = _aggregation(s, values)
     left = dict.fromkeys(v for i in index for v in index_variables(i))
+    scope.left = frozenset(left)
     visible = frozenset([*left, *direct_variables(body)])
+    _check_binding(s, aggregation, body, left)
     values.constraints = _constraints_by_variable(s, values)
     region = Region(True, visible, [])
     value = values.value(body, region)
@@ -147,6 +151,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     constraints = tuple(_unplaced(s, values))
     for c in constraints:
         _check_placeable(c, s, visible)
+    constraints = (*constraints, *(c for c in values.implied if c not in values.all_constraints))
     statement = Statement(
         name,
         index,
@@ -190,6 +195,23 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
         assert isinstance(s.body, Apply)
         return named, values.aggregated(s.body, whole=True)
     return "assign", s.body
+
+
+def _check_binding(s: StatementSyntax, aggregation: str, body: Expr, left: Collection[str]) -> None:
+    """A statement's aggregation binds what stands on the right only: its list says the same, and leaves nothing out."""
+    own = [v for v in direct_variables(body) if v not in left]
+    if isinstance(s.body, Apply) and body is not s.body and s.body.bound is not None:
+        check_list(s.body, frozenset(left))
+        listed = [v.name for v in s.body.bound]
+        for node in index_nodes(body, nested=False):
+            if node.name in own and node.name not in listed:
+                raise AggregationMistake(
+                    f"the list of this `{s.body.function}` leaves out `{node.name}`, and nothing around binds it",
+                    node.span,
+                    hint=f"add it to the list or to the indices of `{s.target.name}`",
+                )
+    elif not own and aggregation != "assign":
+        check_alone(aggregation if s.symbol is None else str(s.symbol), body, frozenset(left))
 
 
 def _check_assigned(s: StatementSyntax, left: Collection[str]) -> None:

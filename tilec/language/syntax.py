@@ -36,11 +36,13 @@ LARGEST_LITERAL = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Apply(Expr):
-    """A call as written: of a function, an aggregation, a boundary word or a function of the source."""
+    """A call as written: of a function, an aggregation, a boundary word or a function of the source. `bound`: the index
+    variables that an aggregation lists, `sum[k](...)`."""
 
     function: str
     args: tuple[Expr, ...]
     span: Span
+    bound: tuple[Index, ...] | None = None
 
     @property
     def name_span(self) -> Span:
@@ -221,6 +223,12 @@ class Builder:
         span = Span(name.start_pos, close.end_pos)
         return Apply(str(name), tuple(exprs), span), span.start, span.stop
 
+    def apply_binding(self, parts) -> Piece:
+        name, _, bound, _, _, exprs, close = parts
+        span = Span(name.start_pos, close.end_pos)
+        variables = tuple(Index(str(v), span=token_span(v)) for v in bound)
+        return Apply(str(name), tuple(exprs), span, variables), span.start, span.stop
+
     def parenthesis(self, parts) -> Piece:
         return parts[1][0], parts[0].start_pos, parts[2].end_pos
 
@@ -320,20 +328,27 @@ class Builder:
 def aggregation_of(e: Expr) -> str | None:
     """The aggregation that a call as written names, if it does: max and min of two arguments are functions."""
     if isinstance(e, Apply) and e.function in AGGREGATIONS:
-        if e.function not in FUNCTIONS or len(e.args) == 1:
+        if e.function not in FUNCTIONS or len(e.args) == 1 or e.bound is not None:
             return e.function
     return None
 
 
 def index_nodes(root: Expr, nested: bool = True) -> Iterator[Index]:
-    """Index variables as they stand, left to right; those inside nested aggregations only if `nested`."""
-    stack = [root]
+    """Index variables as they stand, left to right; of those inside nested aggregations only, unless `nested`, what
+    their lists leave out."""
+    stack: list[tuple[Expr, frozenset[str]]] = [(root, frozenset())]
     while stack:
-        e = stack.pop()
+        e, hidden = stack.pop()
         if isinstance(e, Index):
-            yield e
-        elif nested or aggregation_of(e) is None:
-            stack.extend(reversed(below(e)))
+            if e.name not in hidden:
+                yield e
+            continue
+        if not nested and aggregation_of(e) is not None:
+            assert isinstance(e, Apply)
+            if e.bound is None:
+                continue
+            hidden = hidden | {v.name for v in e.bound}
+        stack.extend([(x, hidden) for x in reversed(below(e))])
 
 
 def direct_variables(root: Expr) -> tuple[str, ...]:

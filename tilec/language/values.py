@@ -8,8 +8,21 @@ from dataclasses import dataclass, field, replace
 from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, Span, UnboundIndex
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
-from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Statement, index_variables
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Name,
+    Statement,
+    index_variables,
+    substitute,
+)
 from tilec.language import indices
+from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
 from tilec.language.hints.functions import reduction, replacement
 from tilec.language.ranks import is_size, rank_of
@@ -43,6 +56,8 @@ class Values:
     constraints: dict[str, list[Constraint]] = field(default_factory=dict)
     all_constraints: dict[Constraint, int] = field(default_factory=dict)  # and their places in the text
     placed: set[int] = field(default_factory=set)
+    implied: dict[Constraint, None] = field(default_factory=dict)  # by accesses of nested aggregations with lists
+    root: Expr | None = None  # the whole right side
 
     def value(self, e: Expr, region: Region) -> Expr:
         """The IR of a syntax expression."""
@@ -98,6 +113,12 @@ class Values:
 
     def apply(self, e: Apply, region: Region) -> Expr:
         """A call as written."""
+        if e.bound is not None and not aggregation_of(e):
+            raise AggregationMistake(
+                f"`{e.function}` is no aggregation, so it binds no index variables",
+                e.name_span,
+                hint="sum[k](...), max[k](...) and the other aggregations take a list of what they bind",
+            )
         expansion = self.expansions.get(e.function)
         if expansion is not None:
             return expansion(self, e, region)
@@ -131,13 +152,49 @@ class Values:
     def aggregate(self, e: Apply, region: Region) -> Aggregate:
         """A nested aggregation: it binds the variables of its own that are not known outside."""
         body = self.aggregated(e)
-        bound = tuple(v for v in direct_variables(body) if v not in region.visible)
+        if e.bound is not None:
+            check_list(e, region.visible)
+            bound = tuple(v.name for v in e.bound)
+        else:
+            bound = tuple(v for v in direct_variables(body) if v not in region.visible)
+            if not bound:
+                check_alone(e.function, body, region.visible)
         inner = Region(True, region.visible | set(bound), [])
         value = self.value(body, inner)
-        constraints = self.place(bound, inner.visible)
+        constraints = (*self.place(bound, inner.visible), *self.claimed(bound))
         node = Aggregate(e.function, value, bound, join(inner.guards), constraints, span=e.span)
-        self.check_bounded(bound, node, where=e)
+        if e.bound is not None:
+            self.implied.update(dict.fromkeys(left_out(node, self.scope)))
+        node = self.apart(node, e)
+        self.check_bounded(node.bound, node, where=e)
         return node
+
+    def claimed(self, bound: tuple[str, ...]) -> list[Constraint]:
+        """What the lists of nested aggregations leave to one that binds these variables, taken off what is open."""
+        mine = [c for c in self.implied if set(index_variables(c.expr)) & set(bound)]
+        for c in mine:
+            del self.implied[c]
+        return [c for c in mine if c not in self.all_constraints]
+
+    def apart(self, node: Aggregate, e: Apply) -> Aggregate:
+        """The aggregation with names of its own for variables that a claimed constraint holds and that stand elsewhere
+        too: as text the constraint would be of both."""
+        texts = set(self.all_constraints)
+        held = {v for c in node.constraints if c not in texts for v in index_variables(c.expr)} & set(node.bound)
+        inside = {id(x) for x in index_nodes(e)}
+        used = {x.name for x in index_nodes(self.root) if id(x) not in inside} if self.root is not None else set()
+        new: dict[str, Expr] = {}
+        for v in node.bound:
+            if v in held & used:
+                names = used | {x.name for x in index_nodes(e)} | {x.name for x in new.values() if isinstance(x, Index)}
+                name = next(n for n in (f"{v}{k}" for k in range(1, len(names) + 2)) if n not in names)
+                new[v] = Index(name)
+        if not new:
+            return node
+        bound = tuple(x.name if isinstance(x := new.get(v), Index) else v for v in node.bound)
+        renamed = substitute(node, new)
+        assert isinstance(renamed, Aggregate)
+        return replace(renamed, bound=bound)
 
     def aggregated(self, e: Apply, whole: bool = False) -> Expr:
         """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where

@@ -34,7 +34,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, depends_on_data, domain_of
-from tilec.transforms.simplify.keep_variables import conjunction
+from tilec.transforms.simplify.keep_variables import conjunction, keep_aggregate, keep_variables
 
 MOST_WAYS = 64  # through the conditionals of one region that are looked at one by one
 ENDLESS = 2**62  # the bound of a condition that has none
@@ -183,13 +183,15 @@ class _Resolver:
             return s
         nothing = Domain((), ())
         s, points = self.region(s, nothing, s.index or (), sizes)
+        s = keep_variables(s, self.s)
         guard = None if s.guard is None else self.nested(s.guard, points)
         return replace(s, guard=guard, body=self.nested(s.body, points))
 
     def nested(self, e: Expr, around: Domain) -> Expr:
         if not isinstance(e, Aggregate):
             return rebuild(e, lambda x: self.nested(x, around))
-        e, points = self.region(e, around, (), ())
+        new, points = self.region(e, around, (), ())
+        e = new if new is e else keep_aggregate(new)
         return rebuild(e, lambda x: self.nested(x, points))
 
     def region(self, s: Region, around: Domain, index: Sequence[Expr], sizes: Sequence[int]) -> tuple[Region, Domain]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir.constraining import always, demands
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
@@ -170,7 +171,7 @@ def _computed_there(
         return None
     new = {i.name: e for i, e in zip(s.index or (), access.index, strict=True) if isinstance(i, Index)}
     body = substitute(s.body, new)
-    read = {v for x in walk(body) if isinstance(x, Access) for v in index_variables(*x.index)}
+    read = {v for a in always(demands(body)) for v in index_variables(*a.index)}
     if read != set(names):
         return None  # a variable that nothing read would bound
     sizes = {e: n for e, n in zip(access.index, types[s.output].shape, strict=True) if isinstance(e, Index)}

@@ -21,7 +21,9 @@ def keep_variables(new: Statement, old: Statement) -> Statement:
     """The bound form of a statement, with a guard for what it lost of the old one's variables or of their order."""
     before, after = _roots(old), _roots(new)
     constraints = (c.expr for c in old.constraints)
-    anchored = _missing(direct_variables(*before, *constraints), direct_variables(*after))
+    named = _named(new.constraints)
+    present = (*direct_variables(*after), *(v for v in index_variables(*after) if v in named))
+    anchored = _missing(direct_variables(*before, *constraints), present)
     if new.aggregation in NUMBERED:
         written = index_variables(*(new.index or ()))
         wanted = [v for v in index_variables(*before) if v not in index_variables(*(old.index or ()))]
@@ -40,15 +42,27 @@ def keep_aggregate(new: Aggregate) -> Aggregate:
     own variables move to its guard, since as text they would belong to the statement."""
     moved = [c for c in new.constraints if not set(index_variables(c.expr)).intersection(new.bound)]
     conditions = [condition for c in moved for condition in _as_conditions(c)]
-    seen = [v for v in direct_variables(*_conditions(new.guard), new.body) if v in new.bound]
+    seen = _present(new)
     anchored = _missing(new.bound, seen)
     if new.aggregation in NUMBERED and seen != list(new.bound):
         anchored = list(new.bound)
     if anchored or conditions:
         new = replace(new, guard=conjunction([*map(_itself, anchored), *_conditions(new.guard), *conditions]))
-    bound = tuple(v for v in direct_variables(*_conditions(new.guard), new.body) if v in new.bound)
+    bound = tuple(_present(new))
     kept = tuple(c for c in new.constraints if set(index_variables(c.expr)).intersection(bound))
     return replace(new, bound=bound, constraints=tuple(dict.fromkeys(kept)))
+
+
+def _present(e: Aggregate) -> list[str]:
+    """The variables that its text shows it to bind: those outside nested aggregations, and those that the lists of
+    these leave to it, which constraints name."""
+    roots, named = (*_conditions(e.guard), e.body), _named(e.constraints)
+    direct = direct_variables(*roots)
+    return [v for v in index_variables(*roots) if v in e.bound and (v in direct or v in named)]
+
+
+def _named(constraints: Iterable[Constraint]) -> frozenset[str]:
+    return frozenset(index_variables(*(c.expr for c in constraints)))
 
 
 def direct_variables(*roots: Expr) -> tuple[str, ...]:

@@ -1,0 +1,99 @@
+"""Lists of what an aggregation binds, `sum[k](...)`: their mistakes, and what they leave to the aggregation around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilec.errors import AggregationMistake, UnboundIndex
+from tilec.ir.constraining import always, demands
+from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Int, Name, index_variables, walk
+from tilec.language.scope import Scope
+from tilec.language.syntax import Apply, aggregation_of, below, direct_variables, index_nodes
+
+
+def check_list(e: Apply, visible: frozenset[str] | set[str]) -> None:
+    """Each variable of a list is new, stands there once, and in the body."""
+    seen: set[str] = set()
+    inside = {node.name for arg in e.args for node in index_nodes(arg)}
+    for v in e.bound or ():
+        if v.name in seen:
+            raise AggregationMistake(f"`{v.name}` stands twice in this list", v.span)
+        if v.name in visible:
+            raise AggregationMistake(
+                f"`{v.name}` is bound outside of this aggregation already",
+                v.span,
+                hint="leave it out of the list, or give the variable another name here",
+            )
+        if v.name not in inside:
+            raise UnboundIndex(
+                f"`{v.name}` does not stand in what is aggregated", v.span, hint="is its name spelled right?"
+            )
+        seen.add(v.name)
+
+
+def check_alone(aggregation: str, body: Expr, visible: frozenset[str] | set[str]) -> None:
+    """An aggregation without a variable of its own around one that binds several: they were surely meant for both."""
+    for e in _nested(body):
+        bound = [v for v in direct_variables(e.args[0]) if v not in visible] if len(e.args) == 1 else []
+        if e.bound is None and len(bound) > 1:
+            names = " and ".join(f"`{v}`" for v in bound)
+            few, rest = bound[0], " and ".join(f"`{v}`" for v in bound[1:])
+            raise AggregationMistake(
+                f"nothing is left for `{aggregation}` to aggregate over: this `{e.function}` inside it binds {names}",
+                e.name_span,
+                hint=f"list what it binds: `{e.function}[{few}](...)` leaves {rest} to `{aggregation}`, "
+                f"`{e.function}[{', '.join(bound)}](...)` says that it takes all",
+            )
+
+
+def _nested(body: Expr) -> Iterator[Apply]:
+    stack = [body]
+    while stack:
+        e = stack.pop()
+        if aggregation_of(e):
+            assert isinstance(e, Apply)
+            yield e
+        else:
+            stack.extend(reversed(below(e)))
+
+
+def left_out(node: Aggregate, scope: Scope) -> Iterator[Constraint]:
+    """What the accesses inside an aggregation with a list say of the variables that the list leaves out, as constraints
+    of the aggregation that binds these. An index that holds a tensor's element says nothing."""
+    yield from _left_out(node, frozenset(), scope)
+
+
+def _left_out(node: Aggregate, hidden: frozenset[str], scope: Scope) -> Iterator[Constraint]:
+    hidden = hidden | set(node.bound)
+    for a in always(demands(node.guard, node.body, own=scope.current)):
+        for d, e in enumerate(a.index):
+            variables = index_variables(e)
+            gathers = any(isinstance(x, Access) for x in walk(e))
+            if gathers or hidden.intersection(variables) or scope.left.issuperset(variables):
+                continue
+            if variables:
+                yield Constraint(e, _size(a.tensor, d, scope), span=e.span)
+    for root in (node.body, *(() if node.guard is None else (node.guard,))):
+        yield from _inner(root, hidden, scope)
+
+
+def _inner(e: Expr, hidden: frozenset[str], scope: Scope) -> Iterator[Constraint]:
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Aggregate):
+            yield from _left_out(e, hidden, scope)
+        else:
+            stack.extend(below(e))
+
+
+def _size(tensor: str, d: int, scope: Scope) -> Expr:
+    """The size of a dimension: as declared or as written, otherwise `shape(X, d)`."""
+    dims = scope.symbols[tensor].dims
+    if dims is not None:
+        n = dims[d]
+        return Int(n) if isinstance(n, int) else Name(n)
+    for s in scope.statements:
+        if s.output == tensor and s.sizes is not None:
+            return s.sizes[d]
+    return Call("shape", (Name(tensor), Int(d)))
