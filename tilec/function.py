@@ -15,11 +15,14 @@ from tilec.derived.axes import Axes, in_axes, out_axes
 from tilec.derived.deferred import Deferred
 from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
+from tilec.distributed.sharding import Sharding, shard
 from tilec.errors import TileError
+from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
 from tilec.lowered import Lowered
+from tilec.pipeline import Setting, apply
 from tilec.specialise import Specialiser
 from tilec.torch_op.graph import handle_of, in_graph
 from tilec.tracebacks import hide_frames, public
@@ -191,6 +194,22 @@ class Function(Displayed):
         how = (backend or self.backend, device, target, False)
         lowering, prepared = self._specialiser.lower(types, values, *how)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+    @public
+    def sharding(self, dims: Mapping[str, int | None], *args, ranks: int, **named) -> Sharding:
+        """Where the outputs lie if inputs are sharded along these dimensions over so many ranks, and what is
+        communicated for that, in bytes, and why. Arguments as for `lower`; nothing runs.
+
+        Raises NameMistake for an unknown input, InputMistake for a dimension that it does not have.
+        """
+        args = by_name(self.inputs, args, named) if named else args
+        types, values = self._types(args)
+        try:
+            special = self._specialiser.specialised(types, values)
+            flat = apply(("bind", "flatten", "simplify"), special.program, Setting(special.types, values))
+            return shard(flat, infer(flat, special.types), dims, ranks)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
 
     def _types(self, args: Sequence[object]) -> tuple[dict[str, TensorType], dict[str, int]]:
         """Types of arguments that may be specs, and the values of those that are sizes."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.conditionals import CONDITIONALS
-from support.stages import check, gradient
+from support.derivatives import check_tangents
+from support.stages import check, gradient, same
 
 from tilec.errors import UnboundIndex, WriteConflict
 from tilec.ir.evaluate import evaluate
 from tilec.ir.types import TensorType
 from tilec.language import parse, show
 from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind
 
 SMOOTH = ("rotary embedding", "soft edit distance", "two ranges", "a sum of both", "a conditional under a function")
@@ -99,3 +101,16 @@ def test_what_only_branches_bound_where_there_are_no_points(rows, size):
     arrays = [np.ones((rows, 5)), np.ones(2), np.ones(2), np.zeros(3, int)]
     (result,) = check(parse(f"function (A[J, 5], B[K], C[N], D[M]) -> (T) {{ {source} }}"), arrays)
     assert result.tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("case", CONDITIONALS)
+def test_tangents_and_batches(case):
+    source, arrays, _ = CONDITIONALS[case]
+    program = parse(source)
+    list(check_tangents(program, arrays))
+    whole = vmap(program, [0] * len(arrays), [0] * len(program.outputs))
+    others = [a[..., ::-1] if a.ndim and a.dtype.kind == "f" else a for a in arrays]
+    got = check(whole, [np.stack(pair) for pair in zip(arrays, others, strict=True)])
+    for k, element in enumerate((arrays, others)):
+        for e, g in zip(evaluate(program, element), got, strict=True):
+            assert same(e, g[k], 1e-9)

@@ -1,0 +1,1 @@
+"""Programs over several devices: what their indices say of where tensors lie."""
