@@ -168,7 +168,7 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
     for python, dtype in _NUMBERS:
         if isinstance(value, python):
             try:
-                return torch.tensor(value, dtype=dtype)
+                return torch.tensor(value, dtype=dtype, device="cpu")  # whatever the default device is
             except (OverflowError, RuntimeError, ValueError):
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a compiler's

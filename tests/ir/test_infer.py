@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import aggregate_type, call_type, expression_type, infer
 from tilec.ir.program import Access, Aggregate, Call, Float, Index, Int
-from tilec.ir.types import DTYPES, WEAK_FLOAT, WEAK_INT, ElementType, TensorType
+from tilec.ir.types import DTYPES, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, TensorType
 from tilec.language import parse
 
 FULL = {d: ElementType(d) for d in DTYPES}
@@ -99,7 +100,15 @@ def test_weak_values_take_the_tensors_type_and_stay_weak_alone() -> None:
     assert call_type("mul", [WEAK_INT, WEAK_FLOAT]) == WEAK_FLOAT
     assert call_type("sqrt", [WEAK_INT]) == WEAK_FLOAT
     assert call_type("sqrt", [FULL["int8"]]).dtype == "float32"
-    assert call_type("select", [FULL["float32"], WEAK_INT, WEAK_FLOAT]) == WEAK_FLOAT
+    assert call_type("select", [ElementType("bool", scalar=True), WEAK_INT, WEAK_FLOAT]) == WEAK_FLOAT
+    assert call_type("select", [FULL["float32"], WEAK_INT, WEAK_FLOAT]) == replace(WEAK_FLOAT, scalar=False)
+
+
+def test_a_value_has_dimensions_where_any_part_of_it_has() -> None:
+    single = ElementType("float64", scalar=True)
+    assert not call_type("select", [FULL["bool"], single, single]).scalar
+    assert not call_type("mul", [single, WEAK_INDEX]).scalar
+    assert call_type("mul", [single, WEAK_INT]).scalar
 
 
 def test_casts_make_strong_values() -> None:
@@ -152,7 +161,7 @@ def test_infer_gives_every_tensor() -> None:
         "A": TensorType((2, 3), "bfloat16"),
         "S": TensorType((2,), "bfloat16"),
         "W": TensorType((2,), "int64", weak=True),
-        "T": TensorType((), "float64", weak=True),
+        "T": TensorType((), "float64", weak=True, strong=True),
     }
     assert expression_type(Float(0.5), {}) == WEAK_FLOAT
 

@@ -97,9 +97,7 @@ class _Run(Evaluator):
                 new = Tensor(np.full(sizes, start), "int64", True)
             if s.init is not None:
                 known = {n: TensorType(t.data.shape, t.dtype, t.weak) for n, t in self.tensors.items()}
-                element = promote(
-                    ElementType(new.dtype, new.weak, not sizes and not new.weak), expression_type(s.init, known)
-                )
+                element = promote(ElementType(new.dtype, new.weak, not sizes), expression_type(s.init, known))
                 new = Tensor(wrap(new.data, element.dtype), element.dtype, element.weak)
             if _same(tensor, new):
                 del self.tensors[s.output]
@@ -140,7 +138,8 @@ class _Run(Evaluator):
                 shapes = f"{s.default} has shape {default.data.shape}, {s.output} {tuple(sizes)}"
                 raise SizeMistake(f"the default does not fit: {shapes}", s.span) from None
             data = np.where(accumulator.reached, wrap(data, element.dtype), others)
-        return Tensor(data.reshape(sizes), element.dtype, element.weak)
+        strong = s.aggregation == "assign" and not element.scalar and not sizes
+        return Tensor(data.reshape(sizes), element.dtype, element.weak, strong)
 
     def elementwise(self, s: Statement) -> Tensor:
         site = self.site(s.body, None, s.constraints, ())
@@ -153,7 +152,7 @@ class _Run(Evaluator):
         data = np.asarray(wrap(value.data, value.type.dtype))
         good = self.sound(site.asked, at) & np.asarray(all(self.form_value(f, at)[1] for f in site.forms))
         data = np.where(good, data, np.zeros_like(data))
-        return Tensor(data, value.type.dtype, value.type.weak)
+        return Tensor(data, value.type.dtype, value.type.weak, not value.type.scalar and not data.ndim)
 
     def statement_sizes(self, s: Statement) -> list[int]:
         assert s.index is not None

@@ -234,7 +234,14 @@ _row(
 )
 _unary("expm1", np.expm1, "torch.expm1({0})", lambda x, f: f + ONE)
 _row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logaddexp, triton="logaddexp_({0}, {1})")
-_unary("sign", np.sign, "torch.sign({0})", None, "promote", "sign_({0})")
+_unary(
+    "sign",
+    lambda x: x if np.result_type(x).kind == "b" else np.sign(x),
+    "torch.sign({0})",
+    None,
+    "promote",
+    "sign_({0})",
+)
 _row("ident", 1, "promote", lambda x: x, "{0}", lambda g, a, f: (g,), triton="{0}")
 _unary("recip", lambda x: 1 / x, "torch.reciprocal({0})", lambda x, f: -(f * f), triton="divide_(1, {0})")
 _row("reverse_grad", 2, "like0", lambda x, s: np.broadcast_arrays(x, s)[0], "{0}",

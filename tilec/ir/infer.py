@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.errors import InternalMistake, Span, TypeMistake
 from tilec.ir.aggregations import AGGREGATIONS
@@ -28,6 +29,7 @@ from tilec.ir.types import (
     CASTS,
     DEFAULT_FLOAT,
     WEAK_FLOAT,
+    WEAK_INDEX,
     WEAK_INT,
     ElementType,
     TensorType,
@@ -47,7 +49,7 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     """Type of a scalar function's result from its arguments' types. TypeMistake where it takes no such arguments."""
     rule = FUNCTIONS[function].result
     if function in ("index", "shape"):
-        return WEAK_INT
+        return WEAK_INDEX if function == "index" or len(types) == 1 else WEAK_INT
     if rule in ("like0", "structural"):
         return aggregate_type("sum", types[0]) if function in ("scatter", "simple_reduce") else types[0]
     if rule == "like1":
@@ -57,6 +59,8 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     if rule == "random":
         return _random_type(function, types, span)
     both = promote(*(types[1:] if rule == "select" else types))
+    if rule == "select":
+        both = replace(both, scalar=both.scalar and types[0].scalar)
     if rule == "bool":
         return ElementType("bool", both.weak, both.scalar)
     if rule == "float":
@@ -135,7 +139,8 @@ def _plain_statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> Te
     shape = tuple(size.value for size in s.sizes or () if isinstance(size, Int))
     if s.sizes is None or len(shape) != len(s.sizes):
         raise InternalMistake(f"the sizes of {s.output} are not known", s.span)
-    return TensorType(shape, element.dtype, element.weak)
+    strong = s.aggregation == "assign" and not element.scalar and not shape
+    return TensorType(shape, element.dtype, element.weak, strong)
 
 
 def infer(program: Program, input_types: Mapping[str, TensorType]) -> dict[str, TensorType]:
@@ -172,7 +177,9 @@ class _Typing:
                 return self.tensors[e.tensor].element()
             case Float():
                 return WEAK_FLOAT
-            case Index() | Int():
+            case Index():
+                return WEAK_INDEX
+            case Int():
                 return WEAK_INT
             case Name():
                 return self.tensors[e.name].element() if e.name in self.tensors else WEAK_INT
@@ -185,8 +192,7 @@ class _Typing:
                 if e.guard is not None:
                     self.of(e.guard)
                 element = aggregate_type(e.aggregation, self.of(e.body))
-                scalar = not element.weak and not index_variables(e)
-                return ElementType(element.dtype, element.weak, scalar)
+                return ElementType(element.dtype, element.weak, not index_variables(e))
         raise InternalMistake(f"{type(e).__name__} is no expression", getattr(e, "span", None))
 
     def check_index(self, e: Expr) -> None:

@@ -52,7 +52,8 @@ def promote_dtypes(a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class ElementType:
-    """Type of a value: `weak` if made of literals, sizes and index variables alone, `scalar` if of rank-0 tensors."""
+    """Type of a value: `weak` if made of literals, sizes and index variables alone, `scalar` if it has no dimensions:
+    nothing in it is an index variable, an element of a tensor with dimensions or such a tensor."""
 
     dtype: str
     weak: bool = False
@@ -64,8 +65,9 @@ class ElementType:
         return 0 if self.weak else 1 if self.scalar else 2
 
 
-WEAK_INT = ElementType("int64", weak=True)
-WEAK_FLOAT = ElementType("float64", weak=True)
+WEAK_INT = ElementType("int64", weak=True, scalar=True)  # a literal's
+WEAK_FLOAT = ElementType("float64", weak=True, scalar=True)
+WEAK_INDEX = ElementType("int64", weak=True)  # an index variable's
 
 
 def promote(*types: ElementType) -> ElementType:
@@ -79,17 +81,19 @@ def promote(*types: ElementType) -> ElementType:
             dtype = high.dtype
         else:
             dtype = low.dtype if not low.weak else DEFAULT_FLOAT if is_floating(low.dtype) else "int64"
-        result = ElementType(dtype, weak=high.weak, scalar=high.scalar)
+        result = ElementType(dtype, weak=high.weak, scalar=high.scalar and low.scalar)
     return result
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and element type of a tensor. A tensor computed from weak values alone stays weak, as in JAX."""
+    """Shape and element type of a tensor. A tensor computed from weak values alone stays weak, as in JAX; one of rank 0
+    is `strong` if it is the name of a value that counts like a tensor with dimensions (an element of one, a cast)."""
 
     shape: tuple[int, ...]
     dtype: str
     weak: bool = False
+    strong: bool = False
 
     def element(self) -> ElementType:
-        return ElementType(self.dtype, weak=self.weak, scalar=not self.weak and not self.shape)
+        return ElementType(self.dtype, weak=self.weak, scalar=not self.shape and not self.strong)

@@ -25,9 +25,10 @@ class Tensor:
     data: np.ndarray
     dtype: str
     weak: bool = False
+    strong: bool = False  # of rank 0, but of a value that counts like a tensor with dimensions
 
     def element(self) -> ElementType:
-        return ElementType(self.dtype, weak=self.weak, scalar=not self.weak and not self.data.ndim)
+        return ElementType(self.dtype, weak=self.weak, scalar=not self.data.ndim and not self.strong)
 
 
 def require_integers(element: ElementType, span: Span | None) -> None:

@@ -32,7 +32,7 @@ from tilec.ir.program import (
     Name,
     Pad,
 )
-from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, kind, promote
+from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, kind, promote
 
 ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules under which arguments take one type first
 NUMBERED = ("argmax", "argmin")
@@ -57,7 +57,7 @@ class Evaluator(Sites):
             case Float(value):
                 return Value(np.asarray(value, np.float64), WEAK_FLOAT)
             case Index(name):
-                return Value(at.columns[name], WEAK_INT)
+                return Value(at.columns[name], WEAK_INDEX)
             case Name(name):
                 return self.name(e, at)
             case Access():
@@ -138,7 +138,7 @@ class Evaluator(Sites):
         if at.whole and np.ndim(args[0].data):
             raise RankMistake(f"the seed of {e.function} is one integer", e.span)
         shape = at.shape or ()
-        return args if len(args) == 2 else [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INT)]
+        return args if len(args) == 2 else [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INDEX)]
 
     def nested(self, e: Aggregate, at: Points) -> Value:
         """A nested aggregation at each point: evaluated once for each combination of its free variables."""
@@ -160,7 +160,7 @@ class Evaluator(Sites):
             value = self.value(e.body, inner)
             accumulator.add(inner.columns[""], value.data, value.type, number)
         element = aggregate_type(e.aggregation, accumulator.type)
-        element = ElementType(element.dtype, element.weak, not element.weak and not site.free)
+        element = ElementType(element.dtype, element.weak, not site.free)
         return Value(accumulator.result(element.dtype)[np.ravel(inverse) if site.free else 0], element)
 
     # whole tensors
@@ -170,7 +170,10 @@ class Evaluator(Sites):
         x = self.value(first, at if e.function != "shape" else Points(at.columns, at.site, whole=True))
         rest = [] if e.function in ("index", "shape", "reshape") else [self.value(a, at) for a in e.args[1:]]
         element = call_type(e.function, [x.type, *(r.type for r in rest)], e.span)
-        return Value(wrap(self.moved(e, x, rest, element), element.dtype), element)
+        data = self.moved(e, x, rest, element)
+        if e.function == "simple_reduce":  # a sum, as strong as one
+            element = ElementType(element.dtype, element.weak, not np.ndim(data))
+        return Value(wrap(data, element.dtype), element)
 
     def moved(self, e: Call, x: Value, rest: list[Value], element: ElementType) -> np.ndarray:
         shape = np.shape(x.data)

@@ -37,6 +37,7 @@ from tilec.ir.program import (
 from tilec.transforms.autodiff.adjoint import Contraction, Scope
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, known, product
 from tilec.transforms.recurrence import padded, substituted
+from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool
 from tilec.transforms.util.extents import Extent, sizes
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable, rename, rename_constraint, separate
@@ -222,11 +223,18 @@ class _Reversal:
             if not gathers and set(index_variables(c.expr)).intersection(points.bound):
                 kept.append(c)
             else:  # a constraint holds no elements; and as text it would be the statement's
-                conditions += [Call("ge", (c.expr, ZERO)), Call("lt", (c.expr, c.bound))]
+                conditions += _as_conditions(c)
         body = product(body, *insides)
         seen = index_variables(body, *conditions)
         conditions += [Call("eq", (Index(v), Index(v))) for v in points.bound if v not in seen]
         return Aggregate("sum", body, points.bound, conjunction(tuple(conditions)), tuple(kept))
+
+
+def _as_conditions(c: Constraint) -> list[Expr]:
+    try:
+        return as_conditions(c)
+    except AffineMistake:  # elements of tensors, which are integers
+        return [Call("ge", (c.expr, ZERO)), Call("lt", (c.expr, c.bound))]
 
 
 def _literal(e: Expr) -> bool:

@@ -99,7 +99,8 @@ def _elementwise(
     given = statement_type(new, known)
     if (given.dtype, given.weak) != (target.dtype, target.weak):
         new = replace(new, body=call(target.dtype, value))
-    return new
+    # of rank 0, an aggregation of one point counts as what it is, and a name as its value
+    return new if statement_type(new, known) == target else replace(new, aggregation="max")
 
 
 def _default(s: Statement, whole: Axes, target: TensorType, types: Types) -> Expr:

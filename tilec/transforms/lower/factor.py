@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, call
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type, infer
+from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
@@ -122,7 +122,8 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
         aggregation="assign",
         constraints=(),
     )
-    return [first, second]
+    made = statement_type(second, {**types, total: statement_type(first, types)})
+    return [first, second] if made == types[s.output] else [s]
 
 
 def _held(f: Factor, halved: bool) -> Factor:
@@ -231,7 +232,8 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
         case _:
             return None
     still = replace(moving[0], value=Call("sub", (mean, mean)))
-    return replace(s, body=product_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
+    made = replace(s, body=product_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
+    return made if statement_type(made, types) == types[s.output] else None
 
 
 def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) -> bool:

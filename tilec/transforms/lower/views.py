@@ -81,6 +81,8 @@ def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
         types[s.body.tensor], shape=types[s.output].shape
     ):  # fmt: skip
         return None
+    if types[s.output].element() != types[s.body.tensor].element():
+        return None  # a rank-0 tensor does not promote as one with dimensions does
     extents = {v: n for v, n in _extents(s, types).items() if n > 1}
     given = [e.name for e in s.body.index if isinstance(e, Index) and e.name in extents]
     sizes = [

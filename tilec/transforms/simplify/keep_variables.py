@@ -41,7 +41,7 @@ def keep_aggregate(new: Aggregate) -> Aggregate:
     """The same for a nested aggregation, whose `bound` still tells the order. Constraints that no longer concern its
     own variables move to its guard, since as text they would belong to the statement."""
     moved = [c for c in new.constraints if not set(index_variables(c.expr)).intersection(new.bound)]
-    conditions = [condition for c in moved for condition in _as_conditions(c)]
+    conditions = [condition for c in moved for condition in as_conditions(c)]
     seen = _present(new)
     anchored = _missing(new.bound, seen)
     if new.aggregation in NUMBERED and seen != list(new.bound):
@@ -104,12 +104,14 @@ def conjunction(conditions: list[Expr]) -> Expr:
     return result
 
 
-def _as_conditions(c: Constraint) -> list[Expr]:
-    """The values that say what a constraint says; none where it holds anyway."""
-    form, bound = linear(c.expr), c.bound.value if isinstance(c.bound, Int) else 0
-    if not form.terms and form.is_integral and 0 <= form.constant < bound:
+def as_conditions(c: Constraint) -> list[Expr]:
+    """The values that say what a constraint says; none where it holds anyway. A quotient is exact in a constraint, and
+    would be cut off in a value."""
+    form = linear(c.expr)
+    if isinstance(c.bound, Int) and not form.terms and form.is_integral and 0 <= form.constant < c.bound.value:
         return []
     scale = form.denominator
-    number = (form * scale).to_expr()
+    number = c.expr if scale == 1 else (form * scale).to_expr()
     whole = [] if scale == 1 else [Call("eq", (Call("mod", (number, Int(scale))), ZERO))]
-    return [*whole, Call("ge", (number, ZERO)), Call("lt", (number, Int(scale * bound)))]
+    bound = Int(scale * c.bound.value) if isinstance(c.bound, Int) else c.bound if scale == 1 else c.bound * Int(scale)
+    return [*whole, Call("ge", (number, ZERO)), Call("lt", (number, bound))]

@@ -120,7 +120,9 @@ def _four(function: str, seed: Tensor, block: Tensor) -> Tensor:
 def _distributed(function: str, even: Tensor, odd: Tensor) -> Tensor:
     """What the words of blocks, (2, blocks...), give: four float32 a block, along a last axis. Overwrites them."""
     shape = even.shape[1:]
-    result = torch.empty((*shape, 2, 2), device=even.device)  # of each pair, the even and the odd lane
+    result = torch.empty(
+        (*shape, 2, 2), dtype=torch.float32, device=even.device
+    )  # of each pair, the even and the odd lane
     first, second = result[..., 0].movedim(-1, 0), result[..., 1].movedim(-1, 0)
     if function == "rand":
         first.copy_(even.bitwise_right_shift_(8))
@@ -141,7 +143,7 @@ def _lanes(function: str, seed: int, first: int, count: int) -> Tensor:
     words = [[k + r * w & MASK for k, w in zip(key, WEYL, strict=True)] for r in range(ROUNDS)]
     keys = np.array(words, np.uint64)[:, :, None]
     mask, half, byte = np.uint64(MASK), np.uint64(32), np.uint64(8)
-    result = torch.empty((count, 4))
+    result = torch.empty((count, 4), dtype=torch.float32, device="cpu")
     lanes = result.numpy().reshape(count, 2, 2)
     for start in range(0, count, PIECE):
         n = min(PIECE, count - start)

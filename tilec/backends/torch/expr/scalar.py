@@ -17,7 +17,7 @@ from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, is_floating, promote
+from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, promote
 
 TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
 ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -103,7 +103,7 @@ class Evaluator:
             case Inside():
                 return _number(1)
             case Index(name):
-                return Value(self.frame.iota(name), WEAK_INT, "int64", frozenset((name,)))
+                return Value(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
             case Access():
                 code, variables = self.frame.read(e)
                 t = self.frame.types[e.tensor]
@@ -291,7 +291,7 @@ def _all_numbers(args: list[Value]) -> bool:
 
 
 def _number(n: bool | int | float) -> Value:
-    t = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", weak=True)
+    t = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
     return Value(literal(n), t, None, number=n)
 
 

@@ -22,7 +22,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, is_floating, is_integer, promote
+from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, is_integer, promote
 
 DEEPEST = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
@@ -118,7 +118,7 @@ class Evaluator:
     def rounded(self, v: Value, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
         if dtype in NARROW and v.number is not None:
-            n = torch.tensor(v.number, dtype=getattr(torch, dtype)).item()
+            n = torch.tensor(v.number, dtype=getattr(torch, dtype), device="cpu").item()
             return f"tl.full((), {literal(n)}, tl.float32)"
         if dtype not in NARROW:
             return self.tensor(v, held_as(dtype))
@@ -136,7 +136,7 @@ class Evaluator:
                 text = self.frame.variable(name)
                 text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
                 names = frozenset((name,))
-                return Value(self.frame.assign("i", text, names), WEAK_INT, "int64", names)
+                return Value(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
             case Access():
                 t = self.frame.types[e.tensor]
                 code = self.frame.read(e, None)
@@ -292,5 +292,5 @@ def _operand(code: str) -> str:
 
 
 def _number(n: bool | int | float, t: ElementType | None = None) -> Value:
-    weak = WEAK_FLOAT if isinstance(n, float) else WEAK_INT if not isinstance(n, bool) else ElementType("bool", True)
+    weak = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
     return Value(literal(n), t or weak, None, number=n)

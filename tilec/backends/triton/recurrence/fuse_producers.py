@@ -33,6 +33,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType
+from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
@@ -151,8 +152,7 @@ def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr
                 conditions[Call("ne", (Pad(Inside(a), ZERO), ZERO))] = None
                 known |= asked
     for c in s.constraints:
-        conditions[Call("ge", (c.expr, ZERO))] = None
-        conditions[Call("lt", (c.expr, c.bound))] = None
+        conditions |= dict.fromkeys(as_conditions(c))
     if s.guard is not None:
         guard = fold(_padded(s.guard, types))
         if truth(guard) is not True:
