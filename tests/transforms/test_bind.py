@@ -12,7 +12,7 @@ from meaning import bound, same_meaning, statements
 from tilec.ir.evaluate import evaluate
 from tilec.ir.index import linear
 from tilec.ir.infer import infer
-from tilec.ir.program import Access, Index
+from tilec.ir.program import Access, Index, index_variables
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.transforms.bind.bind import bind, size_inputs
@@ -164,7 +164,19 @@ RESHAPES = [
     ((0, 3), (3, 0)),
     ((2, 0), (0,)),
     ((5, 1, 2), (1, 10)),
+    ((2, 3, 4, 5), (2, 12, 5)),
+    ((2, 2, 3, 2, 5), (4, 6, 5)),
+    ((4, 6, 5), (2, 2, 3, 10)),
+    ((6, 4, 3), (4, 6, 3)),
 ]
+
+
+def test_a_reshape_wraps_only_the_variables_that_are_divided() -> None:
+    (s,) = bound("function (X) -> (Y) { Y = reshape(X, 2, 12, 5, 7); }", array(2, 3, 4, 5, 7)).statements
+    assert isinstance(s.body, Access)
+    divided, rest = s.body.index[1:3], (s.body.index[0], *s.body.index[3:])
+    assert [index_variables(e) for e in divided] == [("i1",), ("i1",)]
+    assert rest == (Index("i0"), Index("i2"), Index("i3"))
 
 
 @pytest.mark.parametrize(("source", "target"), RESHAPES)

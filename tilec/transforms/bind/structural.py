@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -105,7 +105,7 @@ def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> 
     if 0 in source:
         return [Affine() for _ in source]
     position = Affine.of((v, n) for v, n, size in zip(variables, _strides(shape), shape, strict=True) if size != 1)
-    sizes = dict(zip(variables, shape, strict=True))
+    sizes: dict[Expr, int] = dict(zip(variables, shape, strict=True))
     indices, above = [], position
     for size, stride in zip(source, _strides(source), strict=True):
         below = above if size == 1 else _modulo(position, stride, sizes)
@@ -118,13 +118,24 @@ def _strides(shape: Shape) -> list[int]:
     return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
-def _modulo(form: Affine, modulus: int, sizes: dict[Index, int]) -> Affine:
-    """`form % modulus`, coefficients reduced; without `%` where nothing can wrap."""
-    reduced = Affine.of((v, c % modulus) for v, c in form.terms)
-    greatest = sum(c * (sizes[v] - 1) for v, c in reduced.terms if isinstance(v, Index))
+def _modulo(form: Affine, modulus: int, sizes: Mapping[Expr, int]) -> Affine:
+    """`form % modulus`, coefficients reduced, over as few variables as may be: `(20*i + 5*j + k) % 40` is
+    `20*(i % 2) + 5*j + k` where `5*j + k` stays below 20. Without `%` where nothing can wrap."""
+    terms = sorted(((v, c % modulus) for v, c in form.terms if c % modulus), key=lambda term: term[1])
+    low, unit, greatest = (
+        0,
+        1,
+        Fraction(0),
+    )  # the first `low` terms stay below `unit`, which the others are multiples of
+    for count, (v, c) in enumerate(terms):
+        if greatest < c and modulus % c == 0 and all(other % c == 0 for _, other in terms[count:]):
+            low, unit = count, int(c)
+        greatest += c * (sizes[v] - 1)
     if greatest < modulus:
-        return reduced
-    return Affine.of([(Call("mod", (reduced.to_expr(), Int(modulus))), 1)])
+        return Affine.of(terms)
+    inner = Affine.of((v, c / unit) for v, c in terms[low:])
+    wrapped = Call("mod", (inner.to_expr(), Int(modulus // unit)))
+    return Affine.of([*terms[:low], (wrapped, Fraction(unit))])
 
 
 def _assigned(s: Statement, index: tuple[Expr, ...], shape: Shape, body: Expr) -> Statement:
