@@ -77,6 +77,14 @@ def test_a_shape_in_the_place_of_a_spec(shape) -> None:
     assert f"write tilec.spec({tuple(shape)})" in str(caught.value)
 
 
+@pytest.mark.parametrize("shape, hint", [(3, "tilec.spec((3,))"), ("3,4", "one for each"), ((2.5,), "one for")])
+def test_what_is_no_shape(shape, hint: str) -> None:
+    with pytest.raises(InputMistake, match="a spec's shape is a sequence of integers") as caught:
+        tilec.spec(shape)
+    assert hint in (caught.value.hint or "")
+    assert tilec.spec(np.array([3, 4])).shape == tilec.spec(torch.ones(3, 4).shape).shape == (3, 4)
+
+
 def test_a_spec_in_the_place_of_data() -> None:
     with pytest.raises(InputMistake) as caught:
         tilec.compile("Y = X")(tilec.spec((3, 4)))

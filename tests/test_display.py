@@ -84,6 +84,9 @@ def test_stages() -> None:
     for stage in lowered.stages:
         assert balanced(lowered.latex(stage)) and lowered.latex(stage).startswith("\\begin{aligned}")
     assert lowered.latex() == lowered.latex("flat")
+    with pytest.raises(tilec.NameMistake, match="no stage is called none") as caught:
+        lowered.latex("none")
+    assert "reduced" in (caught.value.hint or "")
 
 
 def test_golden(golden) -> None:
@@ -138,7 +141,7 @@ def test_signature() -> None:
     assert signature.bind(A, B=B).arguments == {"A": A, "B": B}
     assert str(inspect.signature(f.grad())).endswith("-> 'tuple[Tensor, Tensor]'")
     assert "program" in inspect.signature(tilec.Function).parameters  # the class keeps its own
-    odd = inspect.signature(tilec.compile("Z = A + X' + None + Y"))
+    odd = inspect.signature(tilec.compile("function (A, X', None, Y) -> (Z) { Z = A + X' + None + Y; }"))
     assert str(odd) == "(A: 'Tensor', X_: 'Tensor', None_: 'Tensor', /, Y: 'Tensor') -> 'Tensor'"
 
 

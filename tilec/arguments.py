@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Number
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -39,6 +40,15 @@ def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "flo
         name = np.dtype(dtype).name if not isinstance(dtype, torch.dtype) and _is_numpy(dtype) else name
     if name not in DTYPES:
         raise TypeMistake(f"element type {dtype} is not supported", hint="one of " + ", ".join(DTYPES))
+    if (
+        isinstance(shape, str)
+        or not isinstance(shape, Iterable)
+        or not all(isinstance(n, SupportsIndex) for n in shape)
+    ):
+        one = f", as in tilec.spec(({shape},))" if isinstance(shape, int) else ""
+        raise InputMistake(
+            f"a spec's shape is a sequence of integers, not {shape!r}", hint=f"one for each dimension{one}"
+        )
     sizes = tuple(int(n) for n in shape)
     if any(n < 0 for n in sizes):
         raise InputMistake(f"a spec of shape {sizes}: sizes cannot be negative")

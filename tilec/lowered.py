@@ -12,6 +12,7 @@ from tilec.backends.base import Executable, Kernel
 from tilec.cost import Cost, cost
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
+from tilec.errors import NameMistake
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
@@ -92,8 +93,12 @@ class Lowered:
                 yield f"kernel-{kernel.name}.py", kernel.source
         yield "source.py", source
 
+    @public
     def latex(self, stage: str = "flat") -> str:
-        """A stage in mathematical notation: an `aligned` environment of LaTeX (amsmath)."""
+        """A stage in mathematical notation: an `aligned` environment of LaTeX (amsmath). Raises NameMistake for an
+        unknown stage."""
+        if stage not in self.stages:
+            raise NameMistake(f"no stage is called {stage}", hint="stages: " + ", ".join(self.stages))
         return latex(self.stages[stage])
 
     def _repr_html_(self) -> str:
