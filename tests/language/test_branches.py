@@ -114,3 +114,9 @@ def test_tangents_and_batches(case):
     for k, element in enumerate((arrays, others)):
         for e, g in zip(evaluate(program, element), got, strict=True):
             assert same(e, g[k], 1e-9)
+
+
+def test_a_range_that_the_text_gives_is_not_given_twice():
+    source = "T[i : 4] = +(i >= 2 ? A[k, j] : B[l, j, C[0]]), i - 1 < 4, k < 2, l < 3;"
+    arrays = [np.ones((4, 4)), np.ones((3, 4, 4)), np.zeros(3, int)]
+    check(parse(f"function (A[N, M], B[L, M, K], C[O]) -> (T) {{ {source} }}"), arrays)

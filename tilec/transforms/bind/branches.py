@@ -210,7 +210,7 @@ class _Resolver:
                 raise
             return self.region(pruned, around, index, sizes)
         bound: tuple[str, ...] = s.bound if isinstance(s, Aggregate) else base.variables
-        s = replace(s, constraints=(*s.constraints, *self.ranges(base, box, bound)))
+        s = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, *self.ranges(base, box, bound)))))
         base = _domain(s, self.shapes, around, self.own, index, sizes, Way(here))
         held: list[Expr] = [c for d in wanted if isinstance(d, Branch) if (c := self.held(d, base, ())) is not None]
         guard: Expr | None = None if s.guard is None else self.padded(s.guard, base)
