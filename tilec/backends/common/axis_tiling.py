@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.cost import size_in_bytes
 from tilec.errors import AffineMistake
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import infer
@@ -38,15 +39,8 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
-COMBINED = {  # the parts of two slabs as one, in place of the first
-    "sum": "{0}.add_({1})",
-    "prod": "{0}.mul_({1})",
-    "max": "torch.maximum({0}, {1}, out={0})",
-    "min": "torch.minimum({0}, {1}, out={0})",
-    "logsumexp": "torch.logaddexp({0}, {1}, out={0})",
-    "any": "{0}.logical_or_({1})",
-    "all": "{0}.logical_and_({1})",
-}
+# the parts of two slabs as one, in place of the first
+COMBINED = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch and a.torch.in_place}
 ROUNDS = 4  # in which it is learnt which tensors have the axis
 Types = Mapping[str, TensorType]
 

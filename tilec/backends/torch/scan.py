@@ -12,19 +12,14 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import Condition, Domain, boxed, free
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.task import Task
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
-CUMULATIVE = {
-    "sum": "torch.cumsum({0}, {1})",
-    "prod": "torch.cumprod({0}, {1})",
-    "max": "torch.cummax({0}, {1}).values",
-    "min": "torch.cummin({0}, {1}).values",
-    "logsumexp": "rt.log_cumulative({0}, {1})",
-}
+CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
 LEAST = 4  # elements along the scan, below which the points are as few
 
 

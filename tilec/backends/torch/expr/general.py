@@ -14,30 +14,13 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import Frame
 from tilec.backends.torch.expr.scalar import Evaluator, Value, identity_text
 from tilec.backends.torch.expr.task import Task
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
 
-COMBINE = {
-    "sum": "{0} + {1}",
-    "assign": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "max": "torch.maximum({0}, {1})",
-    "min": "torch.minimum({0}, {1})",
-    "logsumexp": "torch.logaddexp({0}, {1})",
-    "any": "{0} | {1}",
-    "all": "{0} & {1}",
-}
-REDUCE = {
-    "sum": "torch.sum({0}, {1}, dtype=torch.{2})",
-    "assign": "torch.sum({0}, {1}, dtype=torch.{2})",
-    "prod": "rt.prod({0}, {1}, torch.{2})",
-    "max": "torch.amax({0}, {1})",
-    "min": "torch.amin({0}, {1})",
-    "logsumexp": "torch.logsumexp({0}, {1})",
-    "any": "torch.any({0}, {1})",
-    "all": "torch.all({0}, {1})",
-}
+COMBINE = {a.name: a.torch.combine for a in AGGREGATIONS.values() if a.torch}
+REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
 
 OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
 

@@ -11,25 +11,10 @@ from tilec.backends.common.code import literal
 from tilec.backends.common.scalars import NARROW, accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import held_as
+from tilec.ir.aggregations import AGGREGATIONS
 
-COMBINE = {
-    "sum": "{0} + {1}",
-    "assign": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "max": "maximum_({0}, {1})",
-    "min": "minimum_({0}, {1})",
-    "any": "{0} | {1}",
-    "all": "{0} & {1}",
-}
-REDUCE = {
-    "sum": "tl.sum({0}, {1})",
-    "assign": "tl.sum({0}, {1})",
-    "prod": "tl.reduce({0}, {1}, multiply_)",
-    "max": "tl.reduce({0}, {1}, maximum_)",
-    "min": "tl.reduce({0}, {1}, minimum_)",
-    "any": "tl.reduce({0}, {1}, either_)",
-    "all": "tl.reduce({0}, {1}, both_)",
-}
+COMBINE = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
+REDUCE = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.triton}
 
 
 @dataclass(frozen=True)
