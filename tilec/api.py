@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tilec.arguments import Spec, by_name, to_tensors
+from tilec.arguments import Spec, by_name, to_array, to_tensors
 from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError, TileWarning, Unsupported
 from tilec.function import Function
@@ -143,7 +143,9 @@ def interpret(source: str, *arrays: object, **named: object) -> np.ndarray | tup
         tensors = to_tensors(names, given, seed_inputs(program)).tensors
         if any(t.dtype is torch.bfloat16 for t in tensors):
             raise Unsupported("NumPy has no bfloat16", hint="pass float64: the oracle computes in it")
-        results = evaluate(program, [t.detach().cpu().numpy() for t in tensors])
+        results = evaluate(program, [to_array(n, t) for n, t in zip(names, tensors, strict=True)])
+    except MemoryError:
+        raise Unsupported("the program needs more memory than there is") from None
     except TileError as error:
         raise error.located(source) from None
     return results[0] if len(results) == 1 else results

@@ -10,6 +10,7 @@ from typing import SupportsIndex
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from tilec.errors import InputMistake, TypeMistake
 from tilec.ir.types import DTYPES, TensorType
@@ -122,6 +123,14 @@ def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection
     return Arguments(_on_one_device(names, tensors), weak, numpy)
 
 
+def to_array(name: str, t: torch.Tensor) -> np.ndarray:
+    """A tensor's elements. Raises InputMistake where it has none that can be read."""
+    try:
+        return t.numpy(force=True)
+    except (RuntimeError, ValueError):
+        raise InputMistake(f"{name}: the elements of a {type(t).__name__} on {t.device} cannot be read") from None
+
+
 def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> dict[str, TensorType]:
     """Type of each argument; specs stand for themselves. Raises as `to_tensors` does."""
     _check_count(names, values)
@@ -165,6 +174,8 @@ def _check_count(names: Sequence[str], values: Sequence[object], more: int = 0) 
 
 def _to_tensor(name: str, value: object) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
+        if is_lazy(value):
+            raise InputMistake(f"{name}: the parameter is not initialized, so it has no shape yet")
         return value
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)

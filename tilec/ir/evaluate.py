@@ -6,6 +6,7 @@ that it judges. Floating values are float64 throughout; integers wrap to their i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ from tilec.ir.oracle.memory import Tensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
 from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads_itself, walk
-from tilec.ir.types import ElementType, TensorType, is_floating, promote
+from tilec.ir.types import MOST_ELEMENTS, ElementType, TensorType, is_floating, promote
 
 
 def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -162,6 +163,9 @@ class _Run(Evaluator):
         for size, e in zip(sizes, s.sizes, strict=True):
             if size < 0:
                 raise SizeMistake(f"{s.output} would have the size {size}", e.span)
+        if math.prod(sizes) > MOST_ELEMENTS:
+            shape = tuple(sizes)
+            raise SizeMistake(f"{s.output} would have the shape {shape}: no memory holds so many elements", s.span)
         return sizes
 
     def implied_size(self, s: Statement, e: Expr) -> int:

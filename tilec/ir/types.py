@@ -11,6 +11,7 @@ SIGNED = ("int8", "int16", "int32", "int64")
 INTEGERS = ("uint8", *SIGNED)
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 CASTS = (*FLOATS, *INTEGERS)
+MOST_ELEMENTS = 2**44  # of a tensor: in float64 the 128 TiB that a process can address
 DEFAULT_FLOAT = "float32"  # what an integer becomes where a floating value is needed, as torch's default
 
 

@@ -76,6 +76,8 @@ class Sites(Memory):
                 if t.data.ndim or not is_integer(t.dtype):
                     raise SizeMistake(f"{name} is no size: it is {t.dtype} of shape {t.data.shape}", e.span)
                 return int(t.data)
+            case Call("shl" | "shr", (_, shift)) if self.size(shift) < 0:
+                raise SizeMistake(f"a shift by {self.size(shift)} bits, which is less than 0", e.span)
             case Call(function) if function not in STRUCTURAL + RANDOM:
                 result = self.value(e, Points({}, Site((), (), [], None)))
                 if is_integer(result.type.dtype) and np.ndim(result.data) == 0:

@@ -3,6 +3,7 @@ contraction. What can only be checked with sizes at hand is checked here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import DEFAULT_FLOAT, WEAK_INT, TensorType, is_integer
+from tilec.ir.types import DEFAULT_FLOAT, MOST_ELEMENTS, WEAK_INT, TensorType, is_integer
 from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
@@ -82,6 +83,8 @@ class _Binder:
 
     def emit(self, s: Statement) -> None:
         t = statement_type(s, self.types)
+        if math.prod(t.shape) > MOST_ELEMENTS:
+            raise SizeMistake(f"{s.output} would have the shape {t.shape}: no memory holds so many elements", s.span)
         self.types[s.output] = t
         self.sizes.shapes[s.output] = t.shape
         self.statements.append(resolve(s, self.types))

@@ -123,8 +123,16 @@ class Sizes:
 
     def apply(self, e: Call, args: list) -> Any:
         """A size function of numbers, with the mistakes that numbers can make."""
+        if e.function in ("shl", "shr") and args[1] < 0:
+            shown = show_expr(e, tight=True)
+            raise SizeMistake(f"`{shown}` shifts by {args[1]} bits, and a shift is at least 0", e.span)
+        if e.function == "shl" and args[1] > 64 and args[0]:
+            raise self._too_large(e)
         try:
-            return SIZE_FUNCTIONS[e.function](*args)
+            result = SIZE_FUNCTIONS[e.function](*args)
+            if abs(result) > 2**63:
+                raise self._too_large(e)
+            return result
         except ZeroDivisionError:
             raise DividesByZero(
                 f"division by zero in `{show_expr(e, tight=True)}`", e.span, hint=self.explain(e)
@@ -136,6 +144,10 @@ class Sizes:
         except ValueError:
             shown = ", ".join(f"`{show_expr(a, tight=True)}` = {v}" for a, v in zip(e.args, args, strict=True))
             raise SizeMistake(f"sizes that must agree do not: {shown}", e.span, hint=self.explain(e)) from None
+
+    def _too_large(self, e: Expr) -> SizeMistake:
+        shown = show_expr(e, tight=True)
+        return SizeMistake(f"`{shown}` does not fit into 64 bits", e.span, hint=self.explain(e))
 
     def size(self, e: Expr, what: str) -> Int:
         """A tensor's size as a literal; `what` names it in the error for a negative one."""

@@ -209,11 +209,16 @@ class Values:
     def _structural(self, e: Call) -> Expr:
         raise Unsupported(f"{e.function} stands in elementwise statements only", e.span)
 
+    def _same(self, e: Call) -> Expr:
+        """The size that all of them are."""
+        return Int(self.scope.sizes.evaluate(e), span=e.span)
+
 
 _SPECIAL = {
     "shape": Values._shape_call,
     "index": Values._index_call,
     "as_type": Values._as_type,
+    "same": Values._same,
     **dict.fromkeys(RANDOM, Values._random),
     **dict.fromkeys(STRUCTURAL, Values._structural),
 }
