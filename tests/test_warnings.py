@@ -75,3 +75,50 @@ def test_a_warning_can_be_an_error() -> None:
         warnings.simplefilter("error", tilec.TileWarning)
         with pytest.raises(tilec.TileWarning):
             tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")(torch.ones(2, 3), torch.ones(5, 4))
+
+
+QUOTIENTS = {
+    "Y[i : N] = 1/2 * X[i]": "truncates to 0",
+    "Y[i : N] = X[i] * exp(-i/N)": "quotient by the size `N`",
+    "Y = X * (3/2)": "truncates to 1",
+}
+NO_QUOTIENTS = [
+    "Y[i : N/2] = X[2*i]",
+    "H = N/2; Y[i : H] = X[i + 3/2 - 1]",
+    "Y[i : N] = 4/2 * X[i]",
+    "Y[i : N] = i/N == 0 ? X[i] : 0",
+    "Y[i : N] = X[i] * (i/2)",
+    "Y[i : N] = X[i] * (i - i/N*N)",
+    "Y = X / N",
+    "Y[i : N] = 1.0/2 * X[i] + i*1.0/N",
+]
+
+
+@pytest.mark.parametrize("text", QUOTIENTS)
+def test_quotients_of_integers_in_a_value(text):
+    source = f"function (X[N]) -> (Y) {{ {text}; }}"
+    with pytest.warns(tilec.TileWarning, match=QUOTIENTS[text]):
+        tilec.compile(source)
+    with pytest.raises(tilec.TileError, match=QUOTIENTS[text]):
+        tilec.compile(source, warnings="error")
+
+
+@pytest.mark.parametrize("text", NO_QUOTIENTS)
+def test_quotients_that_are_meant(text):
+    tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")
+
+
+@pytest.mark.parametrize("text", ["Y[i : 4] = X[-1] + i", "Y[i : 4] = X[i + 9]", "Y[i : 4] = +(X[i]), i + 9 < 3"])
+def test_a_statement_without_a_point(text, monkeypatch):
+    source = f"function (X[N]) -> (Y) {{ {text}; }}"
+    with pytest.warns(tilec.TileWarning, match="no point of this statement is valid"):
+        tilec.compile(source)(torch.ones(4))
+    with pytest.raises(tilec.TileError, match="no point of this statement is valid"):
+        tilec.compile(source, warnings="error")(torch.ones(4))
+    monkeypatch.setenv("TILEC_WARNINGS_ARE_ERRORS", "1")
+    with pytest.raises(tilec.TileError, match="no point"):
+        tilec.compile(source)(torch.ones(4))
+
+
+def test_sizes_of_zero_are_meant():
+    tilec.compile("function (X[N]) -> (Y) { Y[i : 4] = X[i]; }", warnings="error")(torch.ones(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,12 +12,13 @@ import torch
 
 from tilec.arguments import Spec, by_name, to_array, to_tensors
 from tilec.backends import NAMES
-from tilec.errors import InputMistake, TileError, TileWarning, Unsupported
+from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.language.hints.misspelt import misspelt
-from tilec.specialise import outside
+from tilec.language.hints.quotients import truncated
+from tilec.specialise import Specialiser, say
 from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
 
@@ -34,6 +34,7 @@ def compile(
     backend: str | None = None,
     tune: bool = False,
     exact: bool = False,
+    warnings: str = "default",
 ) -> Function:
     """Compile Tile text to a Function.
 
@@ -43,10 +44,11 @@ def compile(
     there are none, and nothing happens. `exact` forbids re-association in recurrences: every state is then
     computed from the one before it by the operations in the text, in their order, as an eager loop would; otherwise a
     step that is affine in a semiring (`a*h + b`, `max(c, d + h)`, `logaddexp(c, d + h)`) may be composed with others
-    where that is faster, which rounds differently. It holds for gradients too. Raises TileError subclasses;
+    where that is faster, which rounds differently. `warnings="error"` raises what would be a TileWarning, at once or at
+    the call whose sizes show it. It holds for gradients too. Raises TileError subclasses;
     InputMistake for backend="torch" with `tune`.
     """
-    return _compile(source, "<tile>", entry, backend, tune, exact)
+    return _compile(source, "<tile>", entry, backend, tune, exact, warnings)
 
 
 @public
@@ -57,9 +59,10 @@ def load(
     backend: str | None = None,
     tune: bool = False,
     exact: bool = False,
+    warnings: str = "default",
 ) -> Function:
     """Compile the Tile text in a file (UTF-8); errors name the file. Raises InputMistake if it cannot be read."""
-    return _compile(read(path), str(path), entry, backend, tune, exact)
+    return _compile(read(path), str(path), entry, backend, tune, exact, warnings)
 
 
 def read(path: str | PathLike[str]) -> str:
@@ -75,11 +78,15 @@ def read(path: str | PathLike[str]) -> str:
         raise InputMistake(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
 
 
-def _compile(source: str, filename: str, entry: str | None, backend: str | None, tune: bool, exact: bool) -> Function:
+def _compile(
+    source: str, filename: str, entry: str | None, backend: str | None, tune: bool, exact: bool, warnings: str
+) -> Function:
     if not isinstance(source, str):
         raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}")
     if backend not in (None, *NAMES):
         raise InputMistake(f"no backend is called {backend!r}", hint="backends: " + ", ".join(NAMES))
+    if warnings not in ("default", "error"):
+        raise InputMistake(f'warnings is "default" or "error"; got {warnings!r}')
     if tune and backend == "torch":
         raise InputMistake("the torch backend has nothing to tune", hint="leave backend or tune out")
     try:
@@ -89,9 +96,12 @@ def _compile(source: str, filename: str, entry: str | None, backend: str | None,
             hint = f"write tilec.load({source.strip()!r})"
             raise InputMistake(f"{source.strip()!r} is a path, and compile takes Tile text", hint=hint) from None
         raise error.located(source, filename) from None
-    for mistake in misspelt(program, source):
-        warnings.warn(str(mistake.located(source, filename)), TileWarning, outside())
-    return Function(program, source, filename, backend, tune=tune, exact=exact)
+    strict = warnings == "error"
+    for mistake in (*misspelt(program, source), *truncated(program)):
+        say(mistake, source, filename, strict)
+    specialiser = Specialiser(program, source, filename, backend, None, tune, exact)
+    specialiser.strict = strict
+    return Function.of(specialiser)
 
 
 @public

@@ -68,6 +68,9 @@ BLOCK = Knob("TILEC_BLOCK", 2**17, _parse_size, "elements evaluated at a time, s
 FULL_TRACEBACK = Knob(
     "TILEC_FULL_TRACEBACK", False, _parse_switch, "show the frames inside tilec when a TileError is raised: 0 or 1"
 )
+WARNINGS_ARE_ERRORS = Knob(
+    "TILEC_WARNINGS_ARE_ERRORS", False, _parse_switch, "raise what would be a TileWarning: 0 or 1"
+)
 LIBRARY = Knob("TILEC_LIBRARY", True, _parse_switch, "may torch's own convolutions serve where they are exact: 0 or 1")
 CACHE: Knob[Path | None] = Knob(
     "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
@@ -98,7 +101,8 @@ STATE_BUDGET = Knob(
 )
 
 KNOBS: tuple[Knob, ...] = (
-    VERIFY, FULL_TRACEBACK, MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, DUMP, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+    VERIFY, FULL_TRACEBACK, WARNINGS_ARE_ERRORS,
+    MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, DUMP, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
 )  # fmt: skip
 
 

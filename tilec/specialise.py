@@ -28,6 +28,7 @@ from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
+from tilec.transforms.bind.lint_points import pointless
 from tilec.transforms.bind.lint_sizes import mismatches
 from tilec.transforms.bind.sizes import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
@@ -131,6 +132,7 @@ class Specialiser:
         self.tune = tune
         self.exact = exact
         self.chunks = chunks
+        self.strict = False  # are warnings errors?
         self.inputs = program.input_names()
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
@@ -186,7 +188,7 @@ class Specialiser:
             special = self.specialised(types, values)
             lowering = lower(special.program, special.types, values)
             if self.gradient is None:
-                self.warn(types, values)
+                self.warn(types, values, lowering.stages["bound"])
             options = Options.from_environment(tune, self.exact)
             calls = self._calls(special, values, lowering)
             if calls is None:
@@ -209,12 +211,15 @@ class Specialiser:
         flat = bind_flat(special.program, special.types, values)
         return chunk_calls(flat, infer(flat, special.types), chunks, cotangents)
 
-    def warn(self, types: Types, values: Mapping[str, int]) -> None:
+    def warn(self, types: Types, values: Mapping[str, int], bound: Program | None = None) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
-        if all(s.index is None or s.sizes is not None for s in self.program.statements):
-            return
-        for mistake in mismatches(self.program, infer(bind(self.program, types, values), types)):
-            warnings.warn(str(mistake.located(self.source, self.filename)), TileWarning, outside())
+        if bound is None:
+            bound = bind(self.program, types, values)
+        found: list[TileError] = list(pointless(bound))
+        if any(s.index is not None and s.sizes is None for s in self.program.statements):
+            found += mismatches(self.program, infer(bound, types))
+        for mistake in found:
+            say(mistake, self.source, self.filename, self.strict)
 
     def specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
         """The program for these types."""
@@ -337,6 +342,14 @@ class Specialiser:
 def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
     """The executable of a bound program for inputs of these types."""
     return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
+
+
+def say(mistake: TileError, source: str, filename: str, strict: bool) -> None:
+    """Warn of what is most likely not meant, or raise it: where `strict`, or by TILEC_WARNINGS_ARE_ERRORS."""
+    located = mistake.located(source, filename)
+    if strict or knobs.WARNINGS_ARE_ERRORS.value:
+        raise located
+    warnings.warn(str(located), TileWarning, outside())
 
 
 def outside() -> int:
