@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from support.chains import VARIANTS, both_ways
+from support.chains import VARIANTS, both_ways, run
 
+import tilec
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling
+from tilec.ir.types import TensorType
 
 SIZES = {"B": 2, "N": 50, "M": 37, "E": 20, "F": 24}
 
@@ -37,3 +39,25 @@ def test_sizes_and_blocks(sizes, tiling):
     for name in ("causal", "window", "ahead"):
         mine, theirs, *_ = both_ways(VARIANTS[name], "float32", dict(zip("BNMEF", sizes, strict=True)), tiling)
         check(mine, theirs, 3e-6)
+
+
+SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"
+KERNELS = {
+    "gaussian": ("O[i : N] = +(exp(-T[i, j]) * B[j])", lambda t, b: np.exp(-t) @ b),
+    "nearest": ("O[i : N] = <(T[i, j] + B[j])", lambda t, b: (t + b).min(1)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_inner_sums_in_registers(name, monkeypatch):
+    """A sum of few terms that is no product of a row and a column, reduced without being stored."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    statement, formula = KERNELS[name]
+    text = f"function (X[N, D], Y[M, D], B[M]) -> (O) {{ {SQUARES}; {statement}; }}"
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in (("X", (50, 3)), ("Y", (37, 3)), ("B", (37,)))}
+    types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(32, 16))
+    assert ran.kernels == [("O",)]
+    x, y, b = (a.astype(float) for a in arrays.values())
+    np.testing.assert_allclose(ran.values["O"], formula(((x[:, None] - y) ** 2).sum(2), b), rtol=1e-5, atol=1e-5)

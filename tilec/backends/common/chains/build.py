@@ -192,10 +192,19 @@ class _Build(Places):
         b, looped = self.b, self.kernel.looped
         assert looped is not None
         scaled = t.aggregation == "logsumexp"
-        x = self._full(at.scaled(t.body, LOG2E) if scaled else at.value(t.body, "float32"))
-        low = b.number(-INFINITY, "float32")
+        number, rest = at.parted(t.body) if scaled else (1.0, [])
+        later = number > 0 and bool(
+            rest
+        )  # a positive number leaves the order alone: one product a row, one sum a point
+        if scaled:
+            x = self._full(at.product(rest) if later else at.scaled(t.body, LOG2E))
+        else:
+            x = self._full(at.value(t.body, "float32"))
+        low, unit = b.number(-INFINITY, "float32"), b.number(number * LOG2E, "float32")
         x = x if mask is None else b.apply("select", mask, x, low)
         highest = b.reduce("max", looped, x, careful=not scaled)
+        if later:
+            highest, x = b.apply("mul", highest, unit), b.apply("mul", x, unit)
         top = b.apply("larger" if scaled else "max", before[0], highest, hint="top")
         finite = b.apply("select", b.apply("eq", top, low), b.number(0.0, "float32"), top)
         p, r = b.apply("sub", x, finite), b.apply("sub", before[0], finite)

@@ -116,6 +116,17 @@ class Emitter:
         factors = [Factor(e, False)] if isinstance(e, Access) else factors_of(e, False)
         return self.product(factors, c)
 
+    def parted(self, e: Expr) -> tuple[float, list[Factor]]:
+        """A product as a finite number and the other factors."""
+        number, rest = 1.0, []
+        for f in factors_of(e, False):
+            n = self.number(f.value)
+            if n is None or not math.isfinite(n) or not n:
+                rest.append(f)
+            else:
+                number = number / float(n) if f.divides else number * float(n)
+        return number, rest
+
     def product(self, factors: list[Factor], c: Value | float = 1.0) -> Value:
         """The product of factors in float32, those of the fewest axes first."""
         b = self.b
