@@ -41,7 +41,25 @@ def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting:
     step = found.step
     if kernel.looped is not None:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
-    return replace(found, block=max(block, LEAST), step=max(step, LEAST))
+    found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
+    return _fitted(found, kernel, 2 if halves else 4, setting.shared)
+
+
+def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
+    """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
+    products = sum(feature_block(i.extent) for i in kernel.inners.values() if i.left is not None)
+    walked = [r.target.feature for r in kernel.targets if r.target.feature is not None]
+    walked_width = products + sum(feature_block(kernel.extent[f]) for f in walked)
+    while (tiling.block * products + tiling.stages * tiling.step * walked_width) * size > shared:
+        if tiling.stages > 1:
+            tiling = replace(tiling, stages=tiling.stages - 1)
+        elif tiling.step > LEAST:
+            tiling = replace(tiling, step=tiling.step // 2)
+        elif tiling.block > LEAST:
+            tiling = replace(tiling, block=tiling.block // 2)
+        else:
+            break
+    return tiling
 
 
 def block_program(
