@@ -42,7 +42,7 @@ def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting:
     if kernel.looped is not None:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
-    return _fitted(found, kernel, 2 if halves else 4, setting.shared)
+    return _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
 
 
 def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
