@@ -43,16 +43,18 @@ FEATURES = {
     "size statement", "integer input as size", "index as value", "index()", "draw",
     *(a for names in AGGREGATIONS.values() for a in names),
 }  # fmt: skip
+HARDER = {"second constraint", "accesses in both branches", "binding list"}
 
 
 def test_the_programs_hold_every_feature_and_mean_something():
     features: Counter = Counter()
-    varied = []
+    varied, harder = [], []
 
     @settings(max_examples=300, phases=PHASES)
     @given(programs(Options()))
     def collect(case: Case):
         features.update(case.features)
+        harder.append(bool(case.features & HARDER))
         try:
             results = evaluate(parse(case.source), list(case.inputs.values()))
         except REFUSALS:
@@ -62,4 +64,5 @@ def test_the_programs_hold_every_feature_and_mean_something():
     collect()
     rare = {name: features[name] for name in FEATURES if features[name] < 4}
     assert not rare, f"hardly ever drawn: {rare}"
+    assert np.mean(harder) >= 1 / 3, "too few programs with what people stumble over"
     assert np.mean(varied) > 0.35, "most programs have constant results"
