@@ -42,23 +42,59 @@ class CallCache:
             tensors = tuple(cast(function, tensors, weak))
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         results: tuple = call(function, tensors, weak, values)
-        if signature and all(a is b for a, b in zip(tensors, inputs, strict=True)):  # none was moved
-            self._settle(signature, tensors)
+        if signature and all(a is b or type(b) in NUMBERS for a, b in zip(tensors, inputs, strict=True)):
+            self._settle(signature, inputs, tensors, weak)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
 
-    def _settle(self, signature: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """Let later calls with such tensors go straight to what they run."""
+    def _settle(self, signature: tuple, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak) -> None:
+        """Let later calls with such inputs go straight to what they run."""
         function = self._function
         if function.sizes or len(self._settled) >= CACHED_CALLS or not ordinary(tensors):
             return
-        weak = (False,) * len(tensors)
         if recording(tensors):
-            recorded, count = record(function, tensors, weak, ()), len(function.outputs)
-            self._settled[signature] = lambda inputs: TileCall.apply(recorded, *inputs)[:count]
+            settled, count = record(function, tensors, weak, ()).settled(tensors), len(function.outputs)
+            run: Callable = lambda tensors: TileCall.settled(settled, tensors)[:count]  # noqa: E731
         elif (prepared := function.prepared(tensors, weak, ())).plain:
-            self._settled[signature] = prepared.executable
+            run = prepared.unrecorded
+        else:
+            return
+        numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
+        self._settled[signature] = _with_numbers(run, numbers) if numbers else run
+
+
+NUMBERS = (float, int, bool)
+KEPT_NUMBERS = 64
+
+
+class Numbers:
+    """The tensors of the Python numbers that one input is given, the latest of which are kept."""
+
+    def __init__(self, function: Specialiser, position: int, device: torch.device):
+        self._names = (function.inputs[position],)
+        self._seeds, self._device = function.seeds, device
+        self._known: dict[object, torch.Tensor] = {}
+
+    def __call__(self, number: object) -> torch.Tensor:
+        found = self._known.get(number) if number else None  # zeros of either sign are equal
+        if found is None:
+            (found,) = to_tensors(self._names, (number,), self._seeds).tensors
+            found = found.to(self._device)
+            if len(self._known) >= KEPT_NUMBERS:
+                self._known.pop(next(iter(self._known)), None)
+            self._known[number] = found
+        return found
+
+
+def _with_numbers(run: Callable, numbers: Sequence[tuple[int, Numbers]]) -> Callable:
+    def call(inputs: Sequence[object]) -> tuple:
+        tensors = list(inputs)
+        for position, tensor_of in numbers:
+            tensors[position] = tensor_of(tensors[position])
+        return run(tensors)
+
+    return call
 
 
 strided = torch.strided
@@ -75,9 +111,12 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
         return None
     found: list[object] = [torch.is_grad_enabled()]
     for t in inputs:
-        if type(t) not in PLAIN or t.layout is not strided or t.is_neg() or t.is_nested or t._is_zerotensor():  # type: ignore[attr-defined]
+        if type(t) in NUMBERS:
+            found.append(type(t))
+        elif type(t) not in PLAIN or t.layout is not strided or t.is_neg() or t.is_nested or t._is_zerotensor():  # type: ignore[attr-defined]
             return None
-        found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
+        else:
+            found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
     return tuple(found)
 
 

@@ -72,6 +72,11 @@ class Prepared:
         """Whether the executable's results are the caller's, and its inputs too."""
         return not self.replaced and self.results == tuple(range(len(self.results)))
 
+    @property
+    def unrecorded(self) -> Callable[[Sequence[torch.Tensor]], tuple]:
+        """What runs where torch records nothing and autocast is off."""
+        return getattr(self.executable, "unrecorded", self.executable) if self.plain else self
+
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         if self.replaced:
             tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]

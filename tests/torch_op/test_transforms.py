@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import func
 
 from tests.support.torch_programs import EXAMPLES, compiled
@@ -71,7 +72,34 @@ def made_fx(f, *inputs):
     return graph(*[2 * t for t in inputs])
 
 
+def checkpointed(f, inputs, reentrant):
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    y = torch.utils.checkpoint.checkpoint(lambda *x: torch.sin(f(*x)), *inputs, use_reentrant=reentrant)
+    return torch.autograd.grad(y.sum(), inputs) if not reentrant else (y.sum().backward(), [t.grad for t in inputs])[1]
+
+
+def without(mode, f, inputs):
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    with mode():
+        y = f(*inputs)
+        assert not y.requires_grad
+        return y + 1
+
+
+def ensemble(f, *inputs):
+    """A gradient for each of several models at once, their parameters stacked."""
+    stacked = {str(k): t for k, t in enumerate(batch(inputs))}
+    return func.vmap(func.grad(lambda p: loss(f)(*p.values())))(stacked)
+
+
 TRANSFORMS = {
+    "forward": lambda f, *x: f(*x),
+    "backward": lambda f, *x: torch.autograd.grad(loss(f)(*(y := [t.clone().requires_grad_() for t in x])), y),
+    "checkpoint": lambda f, *x: checkpointed(f, x, False),
+    "reentrant checkpoint": lambda f, *x: checkpointed(f, x, True),
+    "no_grad": lambda f, *x: without(torch.no_grad, f, x),
+    "inference_mode": lambda f, *x: without(torch.inference_mode, f, x).clone(),
+    "an ensemble": ensemble,
     "grad": lambda f, *x: func.grad(loss(f), every(x))(*x),
     "grad of grad": lambda f, *x: func.grad(lambda *y: func.grad(loss(f))(*y).square().sum(), every(x))(*x),
     "double backward": double_backward,

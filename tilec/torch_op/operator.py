@@ -28,7 +28,7 @@ def _carried_out(program: str, inputs: Tensors, numbers: Sequence[int], sizes: S
     function = function_of(program)
     memory = {t.untyped_storage().data_ptr() for t in inputs}
     results = []
-    for r in function.prepared(inputs, weak_of(inputs, numbers), tuple(sizes))(inputs):
+    for r in function.prepared(inputs, weak_of(inputs, numbers), tuple(sizes or ()))(inputs):
         if r is None:
             continue
         storage = r.untyped_storage()
@@ -40,9 +40,9 @@ def _carried_out(program: str, inputs: Tensors, numbers: Sequence[int], sizes: S
     return results
 
 
-def weak_of(inputs: Tensors, numbers: Sequence[int]) -> tuple[bool, ...]:
+def weak_of(inputs: Tensors, numbers: Sequence[int] | None) -> tuple[bool, ...]:
     """Which inputs are Python numbers."""
-    return tuple([place in numbers for place in range(len(inputs))])
+    return tuple([place in (numbers or ()) for place in range(len(inputs))])
 
 
 def _fake(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
@@ -63,11 +63,13 @@ def _recorded(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequ
     if recording(inputs):
         return _called(program, inputs, numbers, sizes)
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.tilec.call(program, inputs, numbers, sizes)
+        return torch.ops.tilec.call(program, inputs, numbers or [], sizes or [])  # a package has None for empty
 
 
 def _called(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
-    return [r for r in call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes)) if r is not None]
+    return [
+        r for r in call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes or ())) if r is not None
+    ]
 
 
 def _in_old_vmap(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
@@ -80,7 +82,7 @@ def _in_old_vmap(program: str, inputs: Tensors, numbers: Sequence[int], sizes: S
         dims = [0 if t.shape[0] != 1 else None for t in moved]
         if any(d is not None for d in dims):
             one = [t if d is None else t.select(d, 0) for t, d in zip(inputs, dims, strict=True)]
-            call = unrecorded(function_of(program), one, weak_of(inputs, numbers), tuple(sizes))
+            call = unrecorded(function_of(program), one, weak_of(inputs, numbers), tuple(sizes or ()))
             results = call.over_batch("same", dims, inputs)
             return [torch._add_batch_dim(r, 0, k) for r in results if r is not None]
     return torch.ops.tilec.call(program, inputs, numbers, sizes)
