@@ -162,4 +162,13 @@ FOUND = {
         "function (A[N]) -> (T) { S[i : 2] = >(A[i + N]); T[i : 2] = softplus(S[i]) + sum(A[j]); }",
         [F],
     ),
+    "a quotient in a constraint of a recurrence": (
+        "function (U[5, 3], I[4]) -> (O) {"
+        " O[t, n : 5, 4] = O[t - 1, (n - 2) % 4]/2 + U[t, n], (t + 5)/2 < 4 init I[n]; }",
+        [np.linspace(-1, 1, 15).reshape(5, 3), F[:4]],
+    ),
+    "a counterpart of a scan's elements that have no terms": (
+        "function (X[N], Y[M]) -> (T) { O[i : N + 3] = +(X[k]), i - k - 2 < 2*N; T = Y - O * Y; }",
+        [F, np.linspace(-1, 1, 9)],
+    ),
 }
