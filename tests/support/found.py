@@ -7,6 +7,10 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a sum over a window into a single element": (
+        "function (A[N]) -> (T) { T[] = +(0.5 * pad(in(A[i]), 0)), i < 2; }",
+        [F[:1]],
+    ),
     "no point, and variables that only branches bound": (
         "function (A[N, N], B[M, M]) -> (T) { T[i : 3] = >(i < 0 ? A[3*j - 2, j] : B[1 - i, j]), i - i + 1 < 1; }",
         [F[:4].reshape(2, 2), F[:4].reshape(2, 2)],

@@ -91,6 +91,8 @@ def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> T
 def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
     """Where windows overlap, the rows of a block are neighbours that read the same elements: narrow blocks have many
     rows. As wide as memory is read in at once, and as little of them beyond the last column as may be."""
+    if len(outputs) < 2:
+        return None
     many = {v for v in outputs if space.largest(v) > 1}
     reductions = {v for v in space.reductions if not space.single(v)}
     read = [e for r in (space.statement.body, space.statement.guard) if r is not None for e in walk(r)]
@@ -98,7 +100,7 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
         v for a in read if isinstance(a, Access) for e in a.index if {*(v := linear(e).variables())} & reductions
     ]
     overlap = any(set(w) & many - {outputs[-1]} for w in windows)
-    if len(outputs) < 2 or not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
+    if not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
         return None
     columns, m = space.largest(outputs[-1]), space.count(tuple(outputs[:-1]))
     wide = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
