@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 from tilec.errors import Span
 
@@ -162,6 +163,23 @@ class Statement:
     attributes: tuple[Attribute, ...] = ()
     span: Span | None = _span()
 
+    @cached_property
+    def _reads(self) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for root in expressions(self):
+            for e in walk(root):
+                if isinstance(e, Access):
+                    found.setdefault(e.tensor)
+                elif isinstance(e, Name):
+                    found.setdefault(e.name)
+        if self.default is not None:
+            found.setdefault(self.default)
+        return tuple(found)
+
+    @cached_property
+    def _reads_itself(self) -> bool:
+        return bool(self_reads(self))
+
 
 @dataclass(frozen=True)
 class Input:
@@ -282,16 +300,7 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
 
 def reads(s: Statement) -> tuple[str, ...]:
     """Upper-case names that a statement reads (tensors, and dimensions where they stand), in order of appearance."""
-    found: dict[str, None] = {}
-    for root in expressions(s):
-        for e in walk(root):
-            if isinstance(e, Access):
-                found.setdefault(e.tensor)
-            elif isinstance(e, Name):
-                found.setdefault(e.name)
-    if s.default is not None:
-        found.setdefault(s.default)
-    return tuple(found)
+    return s._reads
 
 
 def self_reads(s: Statement) -> tuple[Access, ...]:
@@ -302,7 +311,7 @@ def self_reads(s: Statement) -> tuple[Access, ...]:
 
 def reads_itself(s: Statement) -> bool:
     """Is the statement a recurrence?"""
-    return bool(self_reads(s))
+    return s._reads_itself
 
 
 def strip_spans(e):

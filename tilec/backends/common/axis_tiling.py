@@ -41,6 +41,7 @@ from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 # the parts of two slabs as one, in place of the first
 COMBINED = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch and a.torch.in_place}
+MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
 ROUNDS = 4  # in which it is learnt which tensors have the axis
 Types = Mapping[str, TensorType]
 
@@ -76,7 +77,8 @@ class Rules:
     """What may join a run. `products`: statements with much more to compute than to read and write. `wider`: sums whose
     type loses something in partial sums, since these are held in a wider one. `shifted`: statements that read elements
     at places that depend on the row (`R[i - j + N]`), which a slab finds by the number of its first row. `strict`: a
-    statement that can be put neither in the run nor before it ends the run; otherwise it comes after."""
+    statement that can be put neither in the run nor before it ends the run, and so do many in a row that have nothing
+    to do with it; otherwise such a statement comes after."""
 
     products: bool
     wider: bool
@@ -122,7 +124,11 @@ def run_over(statements: Sequence[Statement], types: Types, variable: str, dimen
 
 def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: str, rules: Rules) -> None:
     late: set[str] = set()
+    apart = 0  # statements in a row that have nothing to do with the run
     for s in statements:
+        apart += 1
+        if rules.strict and apart > MOST_APART:
+            break
         if not late.isdisjoint(reads(s)):
             run.after.append(s)
             late.add(s.output)
@@ -130,6 +136,7 @@ def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: 
         v = _variable(s, run) if run.members or s is not statements[0] else variable
         joining = s if v is None or not rules.shifted else _solved(s, v)
         if v is not None and _joins(joining, v, run, types, rules):
+            apart = 0
             run.members.append(joining)
             run.variables[s.output] = v
             if s.output in run.axis:

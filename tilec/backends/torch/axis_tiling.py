@@ -43,9 +43,13 @@ class Step:
 
 def in_slabs(program, types: Types, options: Options) -> list[Step]:
     """A flat program's statements in an order in which runs stand together."""
-    todo, steps = list(program.statements), []
+    todo, steps = list(program.statements), list[Step]()
+    elements = [math.prod(types[t].shape) for s in todo for t in (s.output, *reads(s))]
+    inner = [size_in_bytes(types[s.output]) for s in todo if s.output not in program.outputs]
+    rules = [PASSES] if max(elements, default=0) > options.block else []
+    rules += [PRODUCTS] if max(inner, default=0) > options.memory_budget else []
     while todo:
-        found = _find(todo, types, options, program.outputs) if len(todo) > 1 else None
+        found = _find(todo, types, options, program.outputs, rules) if rules and len(todo) > 1 else None
         if found is None:
             steps.append(Step((todo.pop(0),)))
             continue
@@ -57,18 +61,15 @@ def in_slabs(program, types: Types, options: Options) -> list[Step]:
 
 
 def _find(
-    statements: Sequence[Statement], types: Types, options: Options, outputs: Sequence[str]
+    statements: Sequence[Statement], types: Types, options: Options, outputs: Sequence[str], every: Sequence[Rules]
 ) -> tuple[Run, int] | None:
     """The longest run that begins with the first statement and the rows of a slab; None where none is worth cutting."""
     first = statements[0]
     best: tuple[Run, int] | None = None
-    largest = max(math.prod(types[t].shape) for s in statements for t in (s.output, *reads(s)))
-    if largest <= options.block and 8 * largest <= options.memory_budget:
-        return None
     for dimension, v in enumerate(first.index or ()):
         if not isinstance(v, Index) or types[first.output].shape[dimension] < 2:
             continue
-        for rules in (PASSES, PRODUCTS):
+        for rules in every:
             run = run_over(statements, types, v.name, dimension, rules)
             # without that nothing is gained that loops over blocks lack
             if not run.passes_on() or best is not None and len(run.members) <= len(best[0].members):

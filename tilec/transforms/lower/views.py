@@ -6,7 +6,7 @@ point of a reduction that alone reads it, as a gradient's is before it is summed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.constraining import always, demands
@@ -24,6 +24,7 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
+    reads,
     reads_itself,
     rebuild,
     substitute,
@@ -38,15 +39,25 @@ MOST_NODES = 200  # of a body that takes another in
 def drop_views(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The same program with fewer statements; `inputs` are the types of its inputs."""
     types = infer(program, inputs)
-    statements = list(program.statements)
-    for name in [s.output for s in statements if s.output not in program.outputs]:
-        (s,) = [o for o in statements if o.output == name]
-        others = [o for o in statements if o is not s]
-        changed = _read_through(s, others, types) or _computed_there(s, others, types)
-        statements = statements if changed is None else changed
-    for s in [s for s in statements if s.output in program.outputs]:
-        statements = _written_through(s, statements, program, types)
-    return replace(program, statements=tuple(statements))
+    found = {s.output: s for s in program.statements}
+    readers: dict[str, dict[str, None]] = {}
+    for s in program.statements:
+        for name in reads(s):
+            readers.setdefault(name, {})[s.output] = None
+    for name in [s.output for s in program.statements if s.output not in program.outputs]:
+        s = found[name]
+        own = [found[o] for o in readers.get(name, ()) if o in found and o != name]
+        changed = _read_through(s, own, types) or _computed_there(s, own, types)
+        if changed is None:
+            continue
+        del found[name]
+        for o in changed:
+            found[o.output] = o
+            for read in reads(o):
+                readers.setdefault(read, {})[o.output] = None
+    for s in [s for s in found.values() if s.output in program.outputs]:
+        found = _written_through(s, found, readers, program, types)
+    return replace(program, statements=tuple(found.values()))
 
 
 def _plain(s: Statement) -> bool:
@@ -93,13 +104,15 @@ def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
     return s.body if same and given == list(extents) and _whole(s.body, _extents(s, types), types) else None
 
 
-def _read_through(s: Statement, others: Sequence[Statement], types: Mapping[str, TensorType]) -> list[Statement] | None:
+def _read_through(
+    s: Statement, readers: Sequence[Statement], types: Mapping[str, TensorType]
+) -> list[Statement] | None:
     source = _view(s, types)
-    if source is None or any(o.default == s.output for o in others):
+    if source is None or not readers or any(o.default == s.output for o in readers):
         return None
     places = {e.name: d for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
     dropped = [d for d, n in enumerate(types[s.output].shape) if n == 1]
-    for o in others:
+    for o in readers:
         for root in expressions(o):
             for e in walk(root):
                 if isinstance(e, Access) and e.tensor == s.output and any(e.index[d] != Int(0) for d in dropped):
@@ -112,19 +125,23 @@ def _read_through(s: Statement, others: Sequence[Statement], types: Mapping[str,
             return replace(e, tensor=source.tensor, index=index)
         return e
 
-    return [map_expressions(o, visit) for o in others]
+    return [map_expressions(o, visit) for o in readers]
 
 
 def _written_through(
-    s: Statement, statements: list[Statement], program: Program, types: Mapping[str, TensorType]
-) -> list[Statement]:
+    s: Statement,
+    statements: dict[str, Statement],
+    known: Mapping[str, Iterable[str]],
+    program: Program,
+    types: Mapping[str, TensorType],
+) -> dict[str, Statement]:
     """Where an output only drops or inserts dimensions of size 1, its source is written to it at once."""
     source = _view(s, types)
-    made = next((o for o in statements if source is not None and o.output == source.tensor), None)
+    made = statements.get(source.tensor) if source is not None else None
     if source is None or made is None or made.output in program.outputs or made.default or reads_itself(made):
         return statements
-    readers = [o for o in statements if any(made.output in _mentioned(root) for root in expressions(o))]
-    if readers != [s] or any(o.default == made.output for o in statements):
+    readers = [statements[o] for o in known.get(made.output, ()) if o in statements]
+    if [o for o in readers if made.output in reads(o)] != [s]:
         return statements
     at = dict(zip([e.name if isinstance(e, Index) else "" for e in source.index], made.index or (), strict=False))
     ones = [e for e, n in zip(made.index or (), types[made.output].shape, strict=True) if n == 1]
@@ -132,18 +149,15 @@ def _written_through(
         return statements
     index = tuple(at.get(e.name, Int(0)) if isinstance(e, Index) else Int(0) for e in s.index or ())
     direct = replace(made, output=s.output, index=index, sizes=s.sizes)
-    return [direct if o is made else o for o in statements if o is not s]
-
-
-def _mentioned(e: Expr) -> set[str]:
-    return {x.tensor for x in walk(e) if isinstance(x, Access)}
+    moved = ((direct if o is made else o) for o in statements.values() if o is not s)
+    return {o.output: o for o in moved}
 
 
 # values that one reduction reads
 
 
 def _computed_there(
-    s: Statement, others: Sequence[Statement], types: Mapping[str, TensorType]
+    s: Statement, readers: Sequence[Statement], types: Mapping[str, TensorType]
 ) -> list[Statement] | None:
     """The reader takes the body in where it visits each element once: all its variables index what it reads."""
     if not _plain(s) or not is_floating(types[s.output].dtype) or types[s.output].weak or isinstance(s.body, Access):
@@ -155,12 +169,12 @@ def _computed_there(
         return None
     found = [
         (o, e)
-        for o in others
+        for o in readers
         for root in expressions(o)
         for e in walk(root)
         if isinstance(e, Access) and e.tensor == s.output
     ]
-    if len(found) != 1 or any(o.default == s.output for o in others):
+    if len(found) != 1 or any(o.default == s.output for o in readers):
         return None
     ((reader, access),) = found
     names = [e.name for e in access.index if isinstance(e, Index)]
@@ -179,7 +193,7 @@ def _computed_there(
     sizes = {e: n for e, n in zip(access.index, types[s.output].shape, strict=True) if isinstance(e, Index)}
     bounds = _bounds(body, reader, types)
     constraints = tuple(Constraint(v, Int(n)) for v, n in sizes.items() if (v, n) not in bounds)
-    return [replace(o, body=body, constraints=constraints) if o is reader else o for o in others]
+    return [replace(reader, body=body, constraints=constraints)]
 
 
 def _bounds(body: Expr, reader: Statement, types: Mapping[str, TensorType]) -> set[tuple[Expr, int]]:
