@@ -13,7 +13,7 @@ from tilec.backends.base import Kernel, Lowering, Options
 from tilec.backends.common.code import Names, identifier, indented
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.rules import lines_of_first
+from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
@@ -100,7 +100,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
             lines = slab_lines(cut, types, local, names, slab)
             hidden |= {s.output for s in group} - set(cut.wanted)
         else:
-            alone = list(itertools.takewhile(lambda step: step.slab is None, steps))
+            alone = list(itertools.takewhile(lambda step: step.slab is None, steps[:MOST_TOGETHER]))
             count, lines = lines_of_first([task(s) for step in alone for s in step.members])
             group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
         comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]

@@ -32,25 +32,38 @@ def share(program: Program, types: Mapping[str, TensorType]) -> Program:
     """The same flat program; the largest expressions that two statements have come first."""
     statements, known = list(program.statements), dict(types)
     names = Names.of(program)
+    keys = _Keys()
     for _ in range(MOST):
-        found = _largest(statements, known)
+        found = _largest(statements, known, keys)
         if found is None:
             break
         key, first = found
         made = _made(names.fresh("Shared"), key, statements[first], known)
         known[made.output] = statement_type(made, known)
-        statements = [_using(s, key, made) for s in statements]
+        statements = [_using(s, key, made, keys) for s in statements]
         statements.insert(first, made)
     return replace(program, statements=tuple(statements))
 
 
-def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType]) -> tuple[Expr, int] | None:
+class _Keys:
+    """Canonical forms of expressions, each found once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Expr, Expr | None]] = {}
+
+    def of(self, e: Expr) -> Expr | None:
+        if id(e) not in self._found:
+            self._found[id(e)] = e, _canonical(e)  # with the expression, whose id is its own while it is there
+        return self._found[id(e)][1]
+
+
+def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType], keys: _Keys) -> tuple[Expr, int] | None:
     """The expression, in canonical variables, and the first statement that has it."""
     seen: dict[Expr, list[int]] = {}
     for number, s in enumerate(statements):
         for root in _roots(s):
             for e in walk(root):
-                if isinstance(e, Call) and (key := _canonical(e)) is not None:
+                if isinstance(e, Call) and (key := keys.of(e)) is not None:
                     places = seen.setdefault(key, [])
                     if number not in places:
                         places.append(number)
@@ -98,11 +111,11 @@ def _made(name: str, key: Expr, like: Statement, types: Mapping[str, TensorType]
     return Statement(name, tuple(map(Index, variables)), tuple(Int(extents[v]) for v in variables), key, span=like.span)
 
 
-def _using(s: Statement, key: Expr, made: Statement) -> Statement:
+def _using(s: Statement, key: Expr, made: Statement, keys: _Keys) -> Statement:
     """The statement with what is now computed before it read."""
 
     def visit(e: Expr) -> Expr:
-        if isinstance(e, Call) and _canonical(e) == key:
+        if isinstance(e, Call) and keys.of(e) == key:
             return Access(made.output, tuple(map(Index, index_variables(e))), span=e.span)
         return e if isinstance(e, Access) or not children(e) else rebuild(e, visit)
 
