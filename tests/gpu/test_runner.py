@@ -140,7 +140,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault, bool], None]:
 
             def grad(self, wrt=None):
                 found = super().grad(wrt)
-                made = Broken(found.program, found.source, gradient=found.gradient)
+                made = Broken(found.program, found.source, specialiser=found._specialiser)
                 made.faulty = in_gradient
                 return made
 
