@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from tilec.errors import TileError, Unsupported
 from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
-from tilec.specialise import Specialised, Specialiser
+from tilec.specialise import Prepared, Specialised, Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.levels import through_levels
 from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
@@ -278,17 +278,17 @@ class Ready:
 
     def __init__(self, function: Specialiser, weak: Weak, values: Values):
         self.function, self.weak, self.values = function, weak, values
-        self._prepared: dict[str, Callable[[Sequence[torch.Tensor]], Results]] = {}
+        self._prepared: dict[str, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Results]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
         """The outputs, recorded if torch records."""
         if transforming() or recording(tensors) or not ordinary(tensors):
             return call(self.function, tensors, self.weak, self.values)
         device = tensors[0].device.type if tensors else "cpu"
-        prepared = self._prepared.get(device)
-        if prepared is None:
-            prepared = self._prepared[device] = self.function.prepared(tensors, self.weak, self.values)
-        return prepared(tensors)
+        if device not in self._prepared:
+            prepared = self.function.prepared(tensors, self.weak, self.values)
+            self._prepared[device] = prepared, prepared.unrecorded
+        return self._prepared[device][not torch._C._is_any_autocast_enabled()](tensors)
 
 
 @dataclass(frozen=True)
