@@ -147,3 +147,34 @@ def test_a_function_of_another_process() -> None:
     _functions.pop(text), _made.pop(text, None)
     other = function_of(text)
     assert other is not f._specialiser and other.program == f.program
+
+
+def test_in_place_on_an_output() -> None:
+    i, k = (t.requires_grad_() for t in EXAMPLES["convolution"].inputs())
+    y = compiled("convolution")(i, k)
+    y += 1
+    found = torch.autograd.grad(torch.nn.functional.relu_(y).sum(), i)[0]
+    expected = torch.autograd.grad(torch.relu(EXAMPLES["convolution"].torch(i, k) + 1).sum(), i)[0]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_of_what_is_exported_with_open_sizes() -> None:
+    f, example = compiled("softmax"), EXAMPLES["softmax"]
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return f(x)
+
+    shapes = ({0: torch.export.Dim("n")},)
+    module = torch.export.export(Module(), tuple(example.inputs()), dynamic_shapes=shapes).module()
+    larger = example.inputs(more=5)
+    torch.testing.assert_close(trained(module, larger), trained(example.torch, larger))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_size_that_depends_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    softmax = compiled("softmax")
+    with pytest.raises(Exception, match="a size that depends on data"):
+        compiled_whole(lambda x: softmax(x.nonzero().float()))(torch.ones(4))
