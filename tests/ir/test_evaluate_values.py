@@ -241,7 +241,7 @@ def test_constraint_goes_to_the_aggregation_that_binds_its_variable():
 def test_nested_in_nested_and_in_an_aggregation():
     got = run(function("A[M, N], B[M]", "O[] = +(max(A[i, j]) * B[i]);"), M, A4[:2])
     assert got == 3 * 1 + 6 * 2  # i stands outside max, which binds j alone
-    got = run(function("A[M, N], B[K]", "O[] = max(sum(A[i, j] * sum(B[j + k]))), k < 9;"), M, A4)
+    got = run(function("A[M, N], B[K]", "O[] = max[j](sum[i](A[i, j] * sum(B[j + k]))), k < 9;"), M, A4)
     inner = np.array([10.0, 9.0, 7.0])
     assert got == (M @ inner).sum()
 

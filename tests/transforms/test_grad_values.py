@@ -69,7 +69,7 @@ def test_aggregations_within_aggregations(outer, inner):
         *normal((2, 3, 3)),
     )
     check_gradient(
-        f"function (A[I, J]) -> (O) {{ O[i : I] = {outer}({inner}(A[i, j] * A[j, k])) + A[i, 1]; }}", *normal((3, 3))
+        f"function (A[I, J]) -> (O) {{ O[i : I] = {outer}({inner}[k](A[i, j] * A[j, k])) + A[i, 1]; }}", *normal((3, 3))
     )
 
 
@@ -105,7 +105,11 @@ CONTRACTIONS = {
     "nested, no variable of its own": ("A[N, M]", "O[i : N] = 2*sum(A[i, 0])*mean(A[i, 1])*prod(A[i, 2])", [(3, 3)]),
     "nested twice alike": ("A[N, M]", "O[i : N] = sum(A[i, j]) * sum(A[i, j]) / sum(exp(A[i, j]))", [(3, 4)]),
     "nested with constraints": ("A[N, M]", "O[i : N] = A[i, 0]*sum(A[i, j]*A[i, k]), j < 2, k - j < 2", [(3, 4)]),
-    "nested in nested": ("A[N, N]", "O[i : N] = max(mean(A[i, j]*A[j, k])) * max(min(A[j, k]*A[i, k]))", [(3, 3)]),
+    "nested in nested": (
+        "A[N, N]",
+        "O[i : N] = max(mean[j, k](A[i, j]*A[j, k])) * max[j](min[k](A[j, k]*A[i, k]))",
+        [(3, 3)],
+    ),
     "rank 0 by name": ("A[N, M], S", "O[i : N] = +(A[i, j] * S / N)", [(3, 4), ()]),
     "literal dimension": ("A[2, N]", "O[i/2 : N] = +(A[0, i] * A[1, i])", [(2, 5)]),
     "sizes left out": ("A[N, M], B[M, K]", "O[i, j] = +(A[i, k] * B[k, j])", [(3, 2), (2, 3)]),

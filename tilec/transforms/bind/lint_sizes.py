@@ -55,6 +55,8 @@ def _only_bare(e: Expr, v: str, types: Mapping[str, TensorType], found: dict[str
         case Access():
             for d, i in enumerate(e.index):
                 if isinstance(i, Index) and i.name == v:
+                    if e.tensor not in types:  # read by another name: a statement that only copies is no tensor
+                        return False
                     found.setdefault(f"dimension {d} of {e.tensor}", (types[e.tensor].shape[d], e))
                 elif v in index_variables(i):
                     return False

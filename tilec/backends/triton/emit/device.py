@@ -157,7 +157,9 @@ def sine_(x):
     """Of a block of float32: the device library's own reduction is taken where some element is beyond 105615."""
     m = tl.fma(x, 0.31830987334251404, 12582912.0)
     s = near_sine_(x, m - 12582912.0, m)
-    far = tl.max(tl.abs(x))
+    far = tl.abs(x)
+    if x.type.is_block():
+        far = tl.max(far)
     if (far > 105615.0) | (far != far):
         s = tl.where(tl.abs(x) > 105615.0, libdevice.sin(x), s)
     return s
@@ -168,7 +170,9 @@ def cosine_(x):
     """As `sine_`, of x + pi / 2."""
     m = tl.fma(x, 0.31830987334251404, -0.5) + 12582913.0
     s = near_sine_(x, (m - 12582913.0) + 0.5, m)
-    far = tl.max(tl.abs(x))
+    far = tl.abs(x)
+    if x.type.is_block():
+        far = tl.max(far)
     if (far > 105615.0) | (far != far):
         s = tl.where(tl.abs(x) > 105615.0, libdevice.cos(x), s)
     return s
