@@ -32,7 +32,9 @@ def test_16_bits(name):
     check(mine, theirs, 6e-3)
 
 
-@pytest.mark.parametrize("sizes", [(1, 16, 16, 2, 2), (1, 64, 32, 16, 16), (3, 17, 90, 5, 40)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 16, 16, 2, 2), (1, 64, 32, 16, 16), (3, 17, 90, 5, 40), (2, 53, 24, 20, 1)], ids=str
+)
 @pytest.mark.parametrize("tiling", [Tiling(16, 16), Tiling(64, 32)], ids=lambda t: f"{t.block}x{t.step}")
 def test_sizes_and_blocks(sizes, tiling):
     """Whole blocks and overhanging ones, more columns than rows, rows that see nothing."""

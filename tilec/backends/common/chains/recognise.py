@@ -179,6 +179,8 @@ def _reduced(
     if t.aggregation != "sum":
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}
+    if not across & {t.row, t.column}:  # a matrix: masks are its own points', and so are all factors
+        return Reduced(t, tuple(factors_of(t.body, False)), (), (), None) if not own else None
     inner: list[Factor] = []
     feature: list[Factor] = []
     outer: list[Factor] = []
