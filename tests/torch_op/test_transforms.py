@@ -145,7 +145,7 @@ def sampled(rows, columns, share: int):
             yield pytest.param(row, column, marks=slow, id=f"{row}-{column}")
 
 
-@pytest.mark.parametrize(("name", "transform"), sampled(EXAMPLES, TRANSFORMS, 8))
+@pytest.mark.parametrize(("name", "transform"), list(sampled(EXAMPLES, TRANSFORMS, 8)))
 def test_as_torch_does(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()
     expected = flat(TRANSFORMS[transform](example.torch, *inputs))
