@@ -8,6 +8,7 @@ import tilec
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling
 from tilec.ir.types import TensorType
+from tilec.pipeline import lower
 
 SIZES = {"B": 2, "N": 50, "M": 37, "E": 20, "F": 24}
 
@@ -46,7 +47,7 @@ def test_sizes_and_blocks(sizes, tiling):
 SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"
 KERNELS = {
     "gaussian": ("O[i : N] = +(exp(-T[i, j]) * B[j])", lambda t, b: np.exp(-t) @ b),
-    "nearest": ("O[i : N] = <(T[i, j] + B[j])", lambda t, b: (t + b).min(1)),
+    "softened": ("O[i : N] = logsumexp(-T[i, j] + B[j])", lambda t, b: np.log(np.exp(b - t).sum(1))),
 }
 
 
@@ -63,3 +64,18 @@ def test_inner_sums_in_registers(name, monkeypatch):
     assert ran.kernels == [("O",)]
     x, y, b = (a.astype(float) for a in arrays.values())
     np.testing.assert_allclose(ran.values["O"], formula(((x[:, None] - y) ** 2).sum(2), b), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", [
+    f"function (X[N, D], Y[M, D]) -> (O) {{ {SQUARES}; O[i : N] = <(T[i, j]); }}",
+    f"function (X[N, D], Y[M, D], L[N], G[N]) -> (O) {{ {SQUARES}; O[j : M] = +(T[i, j] == L[i] ? G[i]); }}",
+], ids=["an extremum", "its gradient"])  # fmt: skip
+def test_what_is_found_again_by_equality_is_stored(text, monkeypatch):
+    """The values of an extremum and of its gradient come from one kernel: another may round otherwise, and then no
+    value equals the extremum."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    types = {"X": TensorType((50, 3), "float32"), "Y": TensorType((37, 3), "float32")}
+    types |= {"L": TensorType((50,), "float32"), "G": TensorType((50,), "float32")}
+    program = tilec.compile(text).program
+    lowered = lower(program, {n: types[n] for n in program.input_names()}, {})
+    assert not recognise.chained(lowered.stages["flat"], lowered.types).kernels

@@ -126,6 +126,10 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             assert reduced is not None
             kernels.append([reduced])
             shapes.append(place)
+    # the gradient of an extremum finds the values that equal it, which are computed there once more
+    used = set().union(*map(_read, targets)).union(*(reads(s) for s in program.statements if s.output not in by_output))
+    if any(t.aggregation in ("max", "min") and t.output not in used for t in targets):
+        return []
     made = [_kernel(k, matrices) for k in kernels]
     return [k for k in made if k is not None] if None not in made else []
 

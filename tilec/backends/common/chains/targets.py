@@ -194,7 +194,7 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     if any(e.function in RANDOM and len(e.args) == 1 for e in walk(body) if isinstance(e, Call)):
         return None
     inner = {v for a in accesses_in(body) if a.tensor in matrices.inners for v in index_variables(a)}
-    if not inner or not set(summed) <= inner:
+    if not inner or not set(summed) <= inner or _compares(matrices, body, *others):
         return None
     features = [v for v in index if v not in inner and v not in roles and extent[v] > 1]
     if len(features) > 1 or any(extent[v] > WIDEST for v in features) or s.aggregation == "assign" and features:
@@ -204,6 +204,18 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
         return None
     ordered = tuple(sorted(bounds, key=repr))
     return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
+
+
+def _compares(matrices: Matrices, *roots: Expr) -> bool:
+    """Whether an inner sum is tested for equality: computed again, it may be rounded otherwise than what it is compared
+    with was."""
+    return any(
+        a.tensor in matrices.inners
+        for root in roots
+        for e in walk(root)
+        if isinstance(e, Call) and e.function in ("eq", "ne")
+        for a in accesses_in(e)
+    )
 
 
 def _implied(form, extent: Mapping[str, int]) -> bool:
