@@ -20,6 +20,7 @@ from tilec.bench.works import EAGER, Results, results
 
 OURS = "tilec"
 ALONE = "tilec alone"
+LONG = 2e4  # microseconds, beyond which one median is enough
 SLOW = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
 # operations a second that a product can reach (H200: measured bf16, rated float32 without tensor cores)
 PEAK = {"bfloat16": 790e12, "float16": 790e12, "float32": 60e12}
@@ -141,11 +142,12 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def _microseconds(runs: dict[str, Callable[[], Results]], device: str) -> dict[str, float]:
-    """The lesser of two medians each, taken in turn."""
+    """The lesser of two medians each, taken in turn; one of what takes so long that a moment does not matter."""
     found: dict[str, float] = {}
     for _ in range(2):
         for name, run in runs.items():
-            found[name] = min(found.get(name, float("inf")), timed(run, device, 25))
+            if found.get(name, 0.0) < LONG:
+                found[name] = min(found.get(name, float("inf")), timed(run, device, 25))
     return found
 
 
