@@ -137,7 +137,9 @@ class _Build(Places):
             mask = self._mask(t, at, masked)
             if t.points in self.seen and mask is not None and looped is not None:
                 place = self.seen[t.points]
-                state[place] = b.apply("larger", carried[place], b.reduce("max", looped, b.cast(mask, "int32")))
+                here = b.cast(mask, "int32")
+                here = b.reduce("max", looped, here) if looped in here.type.axes else here
+                state[place] = b.apply("larger", carried[place], here)
             elif t.points in self.seen:
                 place = self.seen[t.points]
                 state[place] = b.fill(self.kernel.blocked, 1, "int32")

@@ -9,7 +9,7 @@ computes the matrix values again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
@@ -41,6 +41,14 @@ class Chained:
 
     def members(self) -> frozenset[str]:
         return frozenset(s.output for k in self.kernels.values() for s in k.statements)
+
+
+def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
+    """The program with what chains read among its outputs: it has to be in memory, although the matrix values that read
+    it are no statements any more."""
+    stated = {s.output for s in program.statements}
+    read = [n for k in kernels for n in reads_of(k) if n in stated]
+    return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
 
 
 def reads_of(kernel: ChainKernel) -> tuple[str, ...]:
@@ -297,7 +305,8 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
 
 
 def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:
-    """Outputs by kernel, each after what it reads; None where kernels need each other."""
+    """Outputs by kernel, each after what it reads and those of a kernel in its own order, which has rows' values first;
+    None where kernels need each other."""
     unit_of = {s.output: k for k, kernel in enumerate(kernels) for s in kernel.statements}
     units: dict[object, list[Statement]] = {}
     for s in program.statements:
@@ -321,5 +330,6 @@ def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collectio
             return None
         waiting.remove(key)
         there |= own
-        order.append(tuple(s.output for s in units[key]))
+        members = kernels[key].statements if isinstance(key, int) else units[key]
+        order.append(tuple(s.output for s in members))
     return order

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained, reads_of
-from tilec.backends.common.chains.values import plain_index, reduction_variables
+from tilec.backends.common.chains.values import accesses_in, plain_index, reduction_variables
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.functions import ONE, call
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -45,13 +46,30 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
 
 
 def _statistics(program: Program, types: Types) -> set[str]:
-    """Statements of 16 bits that are no matrix values and that chains read, and their own statistics."""
-    found = chained(program, types)
-    read = {n for k in found.kernels.values() for n in reads_of(k)}
-    made = {r.target.output for k in found.kernels.values() for r in k.targets if r.target.feature is None and k.looped}
+    """Statements of 16 bits that are no matrix values and that chains read as values of rows or columns, and chains'
+    own statistics. What products multiply and matrices that are read are as large as inputs: they stay as they are."""
+    kernels = chained(program, types).kernels.values()
+    read = {n for k in kernels for n in reads_of(k)} - {n for k in kernels for n in _large(k)}
+    made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
-    features = {r.target.output for k in found.kernels.values() for r in k.targets if r.target.feature is not None}
+    features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}
     return {n for n in (read | made) & stated - features if types[n].dtype in NARROW and plain_index(_of(program, n))}
+
+
+def _large(kernel: ChainKernel) -> set[str]:
+    """Names of what a kernel reads along the axis of a product, and for each row and each column."""
+    found: set[str] = set()
+    for i in kernel.inners.values():
+        found |= {a.tensor for a in accesses_in(i.body) if i.axis in index_variables(a)}
+    for row in kernel.rows:
+        found |= {a.tensor for a in accesses_in(row.statement.body) if row.feature in index_variables(a)}
+    for r in kernel.targets:
+        t = r.target
+        for a in accesses_in(t.body, *t.conditions):
+            used = set(index_variables(a))
+            if t.feature in used or {t.row, t.column} <= used:
+                found.add(a.tensor)
+    return found
 
 
 def _of(program: Program, name: str) -> Statement:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import Chained, chained, reads_of
+from tilec.backends.common.chains.recognise import Chained, chained, reads_of, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.grow_groups import (
@@ -95,14 +95,15 @@ def grouped(program: Program, types: Types) -> Grouped:
     program, types = chains.program, chains.types
     members = chains.members()
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
-    for output in (*taken_by_products(program, types, forms), *members):
+    kept = with_reads(program, chains.kernels.values())
+    for output in (*taken_by_products(kept, types, forms), *members):
         forms.pop(output, None)
     found: list[Candidate] = []
     free = dict(forms)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in free:
             continue
-        candidate = grown(seed, free, program, types)
+        candidate = grown(seed, free, kept, types)
         if candidate is not None and _order(program, [*found, candidate], chains) is not None:
             found.append(candidate)
             for s in (*candidate.members, *candidate.after):
@@ -147,6 +148,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate], 
     assert order is not None
     statements = {s.output: s for s in program.statements}
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
+    kept = with_reads(program, chains.kernels.values())
     known = dict(types)
     fresh_names = Names.of(program)
     ordered: list[Statement] = []
@@ -168,7 +170,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate], 
             else:
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
-        stored = frozenset(stored_outside(program, names) | cut_rows)
+        stored = frozenset(stored_outside(kept, names) | cut_rows)
         first_output = members[0].output
         groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after)
         ordered += [*members, *c.after, *second]

@@ -9,7 +9,7 @@ from functools import partial
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import reads_of
+from tilec.backends.common.chains.recognise import reads_of, with_reads
 from tilec.backends.triton.chains.launch import chain_launch
 from tilec.backends.triton.emit.epilogue import riders
 from tilec.backends.triton.fusion.groups import Group, Grouped
@@ -51,6 +51,7 @@ from tilec.ir.types import TensorType
 def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
     flat, types = together.program, dict(together.types)
+    kept = with_reads(flat, together.chains.values())
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     defracted |= {s.output: s for s in flat.statements if s.output in together.rewritten}
     members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
@@ -70,10 +71,10 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             done |= {m.output for m in units[-1].statements}
             continue
         if reads_itself(s):
-            units.append(_recurrence_unit(flat, place, types, known, setting, members))
+            units.append(_recurrence_unit(kept, place, types, known, setting, members))
             done |= {m.output for m in units[-1].statements}
             continue
-        riding = riders(flat, place, types, members)
+        riding = riders(kept, place, types, members)
         for output in (s.output, *(r.output for r in riding)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None

@@ -1,0 +1,114 @@
+"""Derivatives of derivatives of attention, and computed operands: plans for a device, and values of interpreted kernels
+against torch."""
+
+import numpy as np
+import pytest
+import torch
+from support.chains import run
+
+import tilec
+from tilec.backends.common.chains.places import Tiling
+from tilec.backends.triton.fusion.groups import grouped
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
+
+WRT = ("Q", "K", "V")
+GUARDS = {"full": "", "causal": "i >= j ?"}
+DERIVATIVES = {
+    "jvp of grad": lambda f: f.grad(WRT).jvp(WRT),
+    "grad of grad": lambda f: f.grad(WRT).grad(WRT),
+    "grad of jvp": lambda f: f.jvp(WRT).grad(WRT),
+    "jvp": lambda f: f.jvp(WRT),
+}
+
+
+def attention(guard, backend):
+    text = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
+        S[b, i, j : B, N, M] = 0.25 * sum(Q[b, i, e] * K[b, j, e]);
+        L[b, i] = logsumexp({GUARDS[guard]} S[b, i, j]);
+        O[b, i, f] = sum({GUARDS[guard]} exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+    return tilec.compile(text, backend=backend)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_are_chains(name, guard):
+    """They lower for a device, each kernel's statements stand together, its key first, and no kernel but those of
+    chains walks a matrix."""
+    f = DERIVATIVES[name](attention(guard, "triton"))
+    given = {i.name: TensorType((8, 512, 64), "float32") for i in f.program.inputs}
+    source = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given.values()), target="sm_90").source()
+    assert "_chain[" in source and "torch.empty((8, 512, 512)" not in source
+    made = lower(f.program, given, {})
+    found = grouped(made.stages["flat"], made.types)
+    outputs = [s.output for s in found.program.statements]
+    for key, kernel in found.chains.items():
+        place = outputs.index(key)
+        own = [s.output for s in kernel.statements]
+        assert outputs[place : place + len(own)] == own
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_values_of_derivatives(name, guard):
+    derived = DERIVATIVES[name]
+    f, g = derived(attention(guard, "triton")), np.random.default_rng(0)
+    sizes = {"Q": (2, 40, 8), "K": (2, 33, 8), "V": (2, 33, 8), "O": (2, 40, 8)}
+    shapes = {i.name: sizes[i.name.lstrip("DT")[-1]] for i in f.program.inputs}
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    types = {n: TensorType(s, "float32") for n, s in shapes.items()}
+    ran = run(f.program, types, arrays, Tiling(16, 16))
+    assert ran.kernels
+    theirs = derived(attention(guard, "torch"))(*(torch.tensor(x).double() for x in arrays.values()))
+    for output, y in zip(f.program.outputs, theirs, strict=True):
+        x, y = ran.values[output], y.numpy()
+        assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y)
+
+
+COSINE = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(sum(Q[b, i, d] * Q[b, i, d]));
+    C[b, j, e : B, M, E] = K[b, j, e] * rsqrt(sum(K[b, j, d] * K[b, j, d]));
+    S[b, i, j : B, N, M] = 10 * sum(A[b, i, e] * C[b, j, e]);
+    L[b, i : B, N] = logsumexp(S[b, i, j]);
+    O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_computed_operands_are_stored_once_as_typed(dtype):
+    """Rows that are made unit vectors are operands, no statistics: they keep their type, and one kernel stores them
+    although only matrix values of a chain read them."""
+    f = tilec.compile(COSINE, backend="triton")
+    source = f.lower(*[tilec.spec((8, 512, 64), dtype)] * 3, target="sm_90").source()
+    for name in "AC":
+        assert f"    {name} = torch.empty((8, 512, 64), dtype=torch.{dtype}" in source
+    assert "O_chain[" in source and "torch.empty((8, 512, 512)" not in source
+    assert "L = torch.empty((8, 512), dtype=torch.float32" in source
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_values_of_computed_operands(dtype):
+    f, g = tilec.compile(COSINE), np.random.default_rng(0)
+    given = [torch.tensor(g.standard_normal(s)).to(getattr(torch, dtype)) for s in ((2, 40, 8), (2, 33, 8), (2, 33, 8))]
+    types = {n: TensorType(tuple(x.shape), dtype) for n, x in zip("QKV", given, strict=True)}
+    arrays = {n: x.float().numpy() for n, x in zip("QKV", given, strict=True)}
+    ran = run(f.program, types, arrays, Tiling(16, 16))
+    assert ran.kernels == [("L", "O")]
+    q, k, v = (x.double() for x in given)
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    y = (torch.softmax(10 * q @ k.mT, -1) @ v).numpy()
+    assert np.linalg.norm(ran.values["O"] - y) <= (2e-2 if dtype == "bfloat16" else 1e-5) * np.linalg.norm(y)
+
+
+def test_a_bias_that_is_computed_keeps_its_type():
+    """A matrix beside the scores is as large as they are: it is stored in the type that the text gives it."""
+    text = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[B, N, M, C]) -> (O) {
+        R[b, i, j : B, N, M] = max(P[b, i, j, c]);
+        S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]) + R[b, i, j];
+        L[b, i : B, N] = logsumexp(S[b, i, j]);
+        O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }"""
+    given = [tilec.spec(s, "bfloat16") for s in ((8, 512, 64), (8, 512, 64), (8, 512, 64), (8, 512, 512, 3))]
+    source = tilec.compile(text, backend="triton").lower(*given, target="sm_90").source()
+    assert "O_chain[" in source and "R = torch.empty((8, 512, 512), dtype=torch.bfloat16" in source
