@@ -171,6 +171,11 @@ FOUND = {
         " O[t, n : 5, 4] = O[t - 1, (n - 2) % 4]/2 + U[t, n], (t + 5)/2 < 4 init I[n]; }",
         [np.linspace(-1, 1, 15).reshape(5, 3), F[:4]],
     ),
+    "a gradient that reads no element of a recurrence": (
+        "function (U[5, 4], I[4]) -> (O) {"
+        " O[t, n : 5, 4] = 0.5 * O[t - 1, n - 1] + U[t, n], 0 - n < 1, n + t - 2 < 3 init I[n]; }",
+        [np.linspace(-1, 1, 20).reshape(5, 4), F[:4]],
+    ),
     "a counterpart of a scan's elements that have no terms": (
         "function (X[N], Y[M]) -> (T) { O[i : N + 3] = +(X[k]), i - k - 2 < 2*N; T = Y - O * Y; }",
         [F, np.linspace(-1, 1, 9)],

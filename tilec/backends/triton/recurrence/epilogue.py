@@ -42,7 +42,7 @@ def times_read(
     flat: Program, s: Statement, time: str, riding: tuple[Statement, ...], types: Mapping[str, TensorType]
 ) -> tuple[int, int] | None:
     """The first and the last time at which anything but the riders needs the states of a recurrence over `time`; None
-    where nothing does."""
+    where nothing does. A statement whose points read no state at all still names the tensor: it gets one time."""
     axis = [linear(e).bare for e in s.index or ()].index(time)
     whole = 0, types[s.output].shape[axis] - 1
     if s.output in flat.outputs:
@@ -56,6 +56,7 @@ def times_read(
         if r.default == s.output or reads_itself(r) or any(isinstance(e, Aggregate) for e in inside):
             return whole
         if ranges is None:
+            found.append((0, 0))
             continue
         domain = boxed(r, ranges, types)
         spans = [
@@ -63,7 +64,7 @@ def times_read(
         ]
         for low, high in spans:
             low, high = max(low, whole[0]), min(high, whole[1])
-            found += [(math.floor(low), math.ceil(high))] if low <= high else []
+            found.append((math.floor(low), math.ceil(high)) if low <= high else (0, 0))
     return (min(a for a, _ in found), max(b for _, b in found)) if found else None
 
 
