@@ -62,6 +62,13 @@ def test_products_use_tensor_cores() -> None:
         assert instruction in text, (target, dtype)
 
 
+@pytest.mark.parametrize("source", ["Y[i : N] = softplus(A[i]);", "Y[i : N] = logaddexp(A[i], B[i]);"])
+def test_logarithms_of_one_plus_a_share_do_not_branch(source: str) -> None:
+    f = tilec.compile(f"function (A[N], B[N]) -> (Y) {{ {source} }}", backend="triton")
+    text = f.lower(spec((4096,)), spec((4096,)), target="sm_90").asm("ptx")
+    assert "ex2" in text and "bra" not in text
+
+
 def test_a_gradient_over_residue_classes_is_one_kernel() -> None:
     source = "function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) { O[n, y, x, o : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, c] * K[j, i, c, o]); }"  # noqa: E501
     gradient = tilec.compile(source, backend="triton").grad(("I",))
