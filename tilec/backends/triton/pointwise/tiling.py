@@ -19,7 +19,7 @@ from tilec.ir.types import TensorType
 
 PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # fewer than this leave multiprocessors idle: a long reduction is then split
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
-MOST_PARTS = 128  # that a block combines at once
+FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
@@ -109,10 +109,12 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
 
 
 def combining(count: int, parts: int) -> Tiling:
-    """Of the launch that combines the parts of a split reduction."""
-    if 16 <= parts <= MOST_PARTS:
-        return Tiling(((("e",), min(power_of_two(count), 4096 // power_of_two(parts))),), power_of_two(parts))
-    return Tiling(((("e",), min(power_of_two(count), 256)),), None)
+    """Of the launch that combines the parts of a split reduction: many parts side by side, since there are few programs
+    and each would wait for one part after the other."""
+    if parts < FEW_PARTS:
+        return Tiling(((("e",), min(power_of_two(count), 256)),), None)
+    block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
+    return Tiling(((("e",), block),), min(power_of_two(parts), 4096 // block))
 
 
 def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:
