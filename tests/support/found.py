@@ -180,4 +180,8 @@ FOUND = {
         "function (X[N], Y[M]) -> (T) { O[i : N + 3] = +(X[k]), i - k - 2 < 2*N; T = Y - O * Y; }",
         [F, np.linspace(-1, 1, 9)],
     ),
+    "argmin in a branch that whole tensors decide": (
+        "function (A[N], B[N]) -> (T) { T = (A > 0) ? argmin((p < 2) ? B[p] : B[p] * 2) : 3; }",
+        [F, F[::-1].copy()],
+    ),
 }

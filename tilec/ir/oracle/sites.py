@@ -131,7 +131,7 @@ class Sites(Memory):
             for f in site.quasi:
                 columns = take(columns, self.form_value(f, Points(columns, site))[1])
             for choice, sense in way:
-                if data or not choice.data:
+                if data or not self.reads_data(choice):
                     holds = self.value(choice.condition, Points(columns, site)).data != 0
                     columns = take(columns, np.broadcast_to(holds == sense, columns[""].shape))
             if site.asked.choices:
@@ -167,11 +167,16 @@ class Sites(Memory):
                     good = good & self.form_value(f, at)[1]
         for choice in part.choices:
             yes, no = self.sound(choice.yes, at, data), self.sound(choice.no, at, data)
-            if choice.data and not data:
+            if self.reads_data(choice) and not data:
                 good = good & (np.asarray(yes) | no)
             else:
                 good = good & np.where(self.value(choice.condition, at).data != 0, yes, no)
         return good
+
+    def reads_data(self, choice: Choice) -> bool:
+        """Whether the condition reads a tensor; in an elementwise statement by its name alone."""
+        names = [e.name for e in walk(choice.condition) if isinstance(e, Name) and e.name not in self.sizes]
+        return choice.data or any(self.tensor(name, choice.condition.span).data.ndim for name in names)
 
     def restrict(self, site: Site, guard: Expr | None, columns: Columns) -> Columns:
         """Those of the candidates at which the gathers and the guard hold as well."""
