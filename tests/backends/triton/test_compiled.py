@@ -69,6 +69,13 @@ def test_logarithms_of_one_plus_a_share_do_not_branch(source: str) -> None:
     assert "ex2" in text and "bra" not in text
 
 
+def test_sines_of_one_value_among_rows() -> None:
+    """No block: there is nothing to take the largest of."""
+    source = "function (A[]) -> (T, S) { B[i : 4] = sum(A[]); T[i] = cos(0 < 1 ? B[i] : A[]) + B[i]; S = sin(T + B); }"
+    lowered = tilec.compile(source, backend="triton").lower(spec(()), target="sm_90")
+    assert "cosine_(" in lowered.source() and len(lowered.asm("cubin")) > 1000
+
+
 def test_a_gradient_over_residue_classes_is_one_kernel() -> None:
     source = "function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) { O[n, y, x, o : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, c] * K[j, i, c, o]); }"  # noqa: E501
     gradient = tilec.compile(source, backend="triton").grad(("I",))
