@@ -98,7 +98,7 @@ def test_a_batch_of_recurrences_is_a_loop():
 def test_a_batch_of_gradients_is_a_loop():
     compared = []
 
-    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @settings(max_examples=32 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -123,7 +123,7 @@ def test_gradients_of_a_batch_are_a_loop():
     """By what is batched they are each element's, by what is shared their sum."""
     compared = []
 
-    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @settings(max_examples=32 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
