@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 
 import pytest
 import torch
 
 import tilec
+from tilec.transforms.bind.bind import bind
 
 SHAPES = {"A": (2, 3), "B": (5, 4), "V": (5,), "X": (2, 5, 3)}
 
@@ -16,11 +18,18 @@ SAID = {
     "C[i, j] = +(A[i, k] * B[k, j])": "only the first 3 of each count",
     "C[i] = tanh(sum(A[i, k] * V[k])) + A[i, 0]": "3 (dimension 1 of A), 5 (dimension 0 of V)",
     "C[i] = logsumexp(max(A[i, k] + V[k]) + A[i, l])": "`k` stands",
+    "C[i, j : 2, 4] = +(A[i, k] * B[k, j])": "only the first 3 of each count",
+    "C[i, j : 2, 4] = +(A[i, k] * B[k, j]), i - j + 4 < 9": "`k` stands",
+    "D = V; C[i] = sum(A[i, k] * D[k])": "5 (dimension 0 of V)",
     "D = 2 * V; C[i] = sum(A[i, k] * D[k])": "5 (dimension 0 of D)",
 }  # fmt: skip
 MEANT = [
     "C[i, j] = sum(A[i, k] * B[k, j]), k < 3",
-    "C[i, j : 2, 4] = sum(A[i, k] * B[k, j])",
+    "C[i, j : 2, 4] = +(A[i, k] * B[k, j]), k < 3",
+    "C[i, j : 2, 4] = +(A[i, k] * B[k + 1, j])",
+    "C[i : 2] = +(A[i, k] * (V[k] > 0 ? B[k, 0] : 0))",
+    "C[i, j : 2, 4] = A[i, j] + B[i, j]",  # the output's sizes cut
+    "C[i : 2] = sum(A[i, k] * (k < 4 ? V[k]))",
     "C[i] = sum(A[i, k] * V[k + 1])",
     "C[i] = sum(A[i, k] * V[2*k])",
     "C[i] = sum(A[i, k] * pad(V[k], 0))",
@@ -47,6 +56,22 @@ def test_a_likely_mistake_is_said_once_with_its_place(source: str) -> None:
     text = str(said.message)
     assert SAID[source] in text and "^" in text and "hint: declare" in text
     assert said.filename == __file__
+
+
+def test_differently_named_dimensions():
+    function = tilec.compile(
+        "function (A[I, K], B[L, J]) -> (C) {\n  C[i, j : I, J] = +(A[i, k] * B[k, j]);\n}", warnings="error"
+    )
+    function(torch.ones(2, 5), torch.ones(5, 4))
+    with pytest.raises(tilec.TileError) as caught:
+        function(torch.ones(2, 3), torch.ones(5, 4))
+    assert str(caught.value) == (
+        "<tile>:2:22: `k` stands as an index of different sizes: K = 3 (dimension 1 of A), L = 5 (dimension 0 of B); "
+        "only the first 3 of each count\n"
+        "    2 |   C[i, j : I, J] = +(A[i, k] * B[k, j]);\n"
+        "      |                      ^^^^^^^   ^^^^^^^\n"
+        "  hint: call the dimension K everywhere to have them checked, or say that it is meant: ..., k < 3"
+    )
 
 
 @pytest.mark.parametrize("source", MEANT)
@@ -122,3 +147,55 @@ def test_a_statement_without_a_point(text, monkeypatch):
 
 def test_sizes_of_zero_are_meant():
     tilec.compile("function (X[N]) -> (Y) { Y[i : 4] = X[i]; }", warnings="error")(torch.ones(0))
+
+
+PRODUCT = "C[i, j] = sum(A[i, k] * B[k, j])"
+A, B, C = torch.ones(2, 3), torch.ones(5, 4), torch.ones(2, 4)
+DERIVED = {
+    "grad": lambda f: f.grad()(A, B, C),
+    "gradient of a gradient": lambda f: f.grad().grad()(A, B, C, A, B),
+    "jvp": lambda f: f.jvp()(A, B, A, B),
+    "vmap": lambda f: f.vmap((-1, None))(torch.ones(2, 3, 7), B),
+    "gradient of a vmap": lambda f: f.vmap((1, None)).grad()(torch.ones(2, 7, 3), B, torch.ones(7, 2, 4)),
+    "torch.func.jvp": lambda f: torch.func.jvp(f, (A, B), (A, B)),
+    "backward": lambda f: f(A.clone().requires_grad_(), B).sum().backward(),
+    "pickle": lambda f: pickle.loads(pickle.dumps(f))(A, B),
+}
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_derived_functions_warn_of_the_text_they_are_derived_from(how):
+    """Once, with the sizes of that text, and as an error where its warnings are."""
+    function = tilec.compile(PRODUCT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DERIVED[how](function)
+        if how != "pickle":
+            function(A, B)
+        DERIVED[how](function) if how == "backward" else None
+    (said,) = [str(w.message) for w in caught if w.category is tilec.TileWarning]
+    assert "3 (dimension 1 of A), 5 (dimension 0 of B)" in said
+    strict = tilec.compile(PRODUCT, warnings="error")
+    for _ in range(2):
+        with pytest.raises(tilec.TileError, match="index of different sizes"):
+            DERIVED[how](strict)
+
+
+@pytest.mark.parametrize(
+    ("how", "most"), [("call", 1), ("grad", 2), ("backward", 6)], ids=["call", "gradient", "recorded call"]
+)
+def test_checks_bind_nothing_again(how, most, monkeypatch):
+    """A call binds as often as it would without warnings, a cached call not at all."""
+    bound = []
+    for module in (tilec.specialise, tilec.pipeline, tilec.saving):
+        monkeypatch.setattr(module, "bind", lambda *args: bound.append(args) or bind(*args))
+    function = tilec.compile("C[i, j] = sum(A[i, k] * A[k, j])")
+    run = {
+        "call": lambda: function(C[:, :2]),
+        "grad": lambda: function.grad()(C[:, :2], C[:, :2]),
+        "backward": lambda: function(C[:, :2].clone().requires_grad_()).sum().backward(),
+    }[how]
+    run()
+    first = len(bound)
+    run()
+    assert len(bound) == first <= most

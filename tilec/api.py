@@ -18,7 +18,7 @@ from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.language.hints.misspelt import misspelt
 from tilec.language.hints.quotients import truncated
-from tilec.specialise import Specialiser, say
+from tilec.specialise import Checked, Specialiser, say
 from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
 
@@ -99,9 +99,8 @@ def _compile(
     strict = warnings == "error"
     for mistake in (*misspelt(program, source), *truncated(program)):
         say(mistake, source, filename, strict)
-    specialiser = Specialiser(program, source, filename, backend, None, tune, exact)
-    specialiser.strict = strict
-    return Function.of(specialiser)
+    checked = Checked(strict)
+    return Function.of(Specialiser(program, source, filename, backend, None, tune, exact, checked=checked))
 
 
 @public

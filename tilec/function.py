@@ -164,7 +164,7 @@ class Function(Displayed):
     def batched(self, axes, places, randomness: str, ranks: Mapping[str, int] | None = None) -> Function:
         """The same, where the inputs have as many dimensions as `ranks` says, without the batch's."""
         key = ("vmap", axes, places, randomness, tuple((ranks or {}).items()))
-        make = lambda: self._specialiser.made(vmap(self.program, axes, places, randomness, ranks))  # noqa: E731
+        make = lambda: self._specialiser.derived(vmap(self.program, axes, places, randomness, ranks), axes)  # noqa: E731
         return self._derive(key, make)
 
     def _derive(self, key: tuple, make: Callable[[], Specialiser]) -> Function:

@@ -82,10 +82,17 @@ class Partition:
     chunks: Chunks | None = None
 
 
-def partition(program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], extras: bool) -> Partition:
+def partition(
+    program: Program,
+    wrt: Sequence[str],
+    types: Types,
+    values: Mapping[str, int],
+    extras: bool,
+    bound: Program | None = None,
+) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
-    the caller does not see? Raises what binding raises."""
-    joint = _Joint.of(program, wrt, types, values)
+    the caller does not see? `bound`: the program bound to these types, if at hand. Raises what binding raises."""
+    joint = _Joint.of(program, wrt, types, values, bound)
     parts = _partition(joint, program, wrt, types, extras)
     return _with_states(joint, parts, program.outputs) if extras else parts
 
@@ -161,9 +168,11 @@ class _Joint:
     types: Types
 
     @staticmethod
-    def of(program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int]) -> _Joint:
+    def of(
+        program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
+    ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
-        outputs = infer(bind(program, inputs, values), inputs)
+        outputs = infer(bound or bind(program, inputs, values), inputs)
         joint = grad_beside(program, wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,16 @@ class Gradient:
 
     forward: Specialiser
     wrt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is warned of in a call: the program's own text, or that of the function `origin` it is derived from, whose
+    inputs are its first ones, each with a batch's dimension where `dims` says so. `strict`: are warnings errors?"""
+
+    strict: bool = False
+    origin: Specialiser | None = None
+    dims: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,8 @@ class Specialised:
 class Specialiser:
     """A program and how it is to run; makes what runs for given shapes and types, each once.
 
-    `gradient` says whose gradient the program is, `chunks` that it runs in chunks of time.
+    `gradient` says whose gradient the program is, `chunks` that it runs in chunks of time, `checked` what its calls are
+    warned of (None: nothing, since another function's calls are).
     """
 
     def __init__(
@@ -128,6 +139,7 @@ class Specialiser:
         tune: bool = False,
         exact: bool = False,
         chunks: Chunks | None = None,
+        checked: Checked | None = Checked(),
     ):
         self.program = program
         self.source = source
@@ -137,11 +149,12 @@ class Specialiser:
         self.tune = tune
         self.exact = exact
         self.chunks = chunks
-        self.strict = False  # are warnings errors?
+        self.checked = checked
+        origin = checked.origin if checked else None
         self.inputs = program.input_names()
         self.outputs = program.outputs
         # a gradient may need no size that its function has, but checks the shapes of cotangents by it
-        needed = {*size_inputs(program), *(gradient.forward.sizes if gradient else ())}
+        needed = {*size_inputs(program), *(gradient.forward.sizes if gradient else origin.sizes if origin else ())}
         self.sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self.size_positions = tuple(self.inputs.index(name) for name in self.sizes)
         self.seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward.seeds
@@ -151,9 +164,10 @@ class Specialiser:
         self._prepared: Bounded = Bounded()
         self._derived: dict[tuple[str, tuple], Specialiser] = {}
         self._plain: Bounded = Bounded()
+        self._told: Bounded = Bounded()  # types and size values whose warnings were given
 
     def __reduce__(self) -> tuple:
-        how = (self.backend, self.gradient, self.tune, self.exact, self.chunks)
+        how = (self.backend, self.gradient, self.tune, self.exact, self.chunks, self.checked)
         return Specialiser, (self.program, self.source, self.filename, *how)
 
     # what runs
@@ -218,13 +232,26 @@ class Specialiser:
 
     def warn(self, types: Types, values: Mapping[str, int], bound: Program | None = None) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
-        if bound is None:
-            bound = bind(self.program, types, values)
-        found: list[TileError] = list(pointless(bound))
-        if any(s.index is not None and s.sizes is None for s in self.program.statements):
-            found += mismatches(self.program, infer(bound, types))
-        for mistake in found:
-            say(mistake, self.source, self.filename, self.strict)
+        key = tuple(types.values()), tuple(values.items())
+        if self.checked is None or key in self._told:
+            return
+        if self.checked.origin is not None:
+            self._warn_of_origin(self.checked.origin, self.checked.dims, types, values)
+        else:
+            if bound is None:
+                bound = bind(self.program, types, values)
+            for mistake in warnings_of(self.program, bound):
+                say(mistake, self.source, self.filename, self.checked.strict)
+        self._told[key] = True
+
+    def _warn_of_origin(self, origin: Specialiser, dims: Sequence[int | None], types: Types, values) -> None:
+        inputs = {}
+        for name, own, dim in zip(origin.inputs, self.inputs, dims, strict=False):
+            shape = list(types[own].shape)
+            if dim is not None:
+                del shape[dim]
+            inputs[name] = replace(types[own], shape=tuple(shape))
+        origin.warn(inputs, {name: values[name] for name in origin.sizes})
 
     def specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
         """The program for these types."""
@@ -244,7 +271,9 @@ class Specialiser:
         forward = self.gradient.forward
         inputs = {name: types[name] for name in forward.inputs}
         needed = {name: values[name] for name in forward.sizes if name in values}
-        outputs = infer(bind(forward.program, inputs, needed), inputs)
+        bound = bind(forward.program, inputs, needed)
+        forward.warn(inputs, needed, bound)
+        outputs = infer(bound, inputs)
         replaced = {}
         for position, output in enumerate(forward.outputs, len(forward.inputs)):
             name, wanted = self.inputs[position], outputs[output]
@@ -280,17 +309,29 @@ class Specialiser:
         """The program for these types, and how values and gradient by `wrt` are divided."""
         try:
             special = self.specialised(types, values)
-            return special, partition(special.program, wrt, special.types, values, extras=self.gradient is None)
+            bound = bind(special.program, special.types, values)
+            if self.gradient is None:
+                self.warn(types, values, bound)
+            return special, partition(special.program, wrt, special.types, values, self.gradient is None, bound)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def made(self, program: Program, chunks: Chunks | None = None) -> Specialiser:
+    def made(self, program: Program, chunks: Chunks | None = None, checked: Checked | None = None) -> Specialiser:
         """Another program that runs as this one does, in chunks of time where these are given."""
-        return Specialiser(program, self.source, self.filename, self.backend, None, self.tune, self.exact, chunks)
+        how = (self.backend, None, self.tune, self.exact, chunks, checked)
+        return Specialiser(program, self.source, self.filename, *how)
+
+    def derived(self, program: Program, dims: Sequence[int | None] | None = None) -> Specialiser:
+        """A program that computes with this one's inputs, over a batch where `dims` are given, and others."""
+        return self.made(program, checked=self.checked_here(dims))
+
+    def checked_here(self, dims: Sequence[int | None] | None = None) -> Checked:
+        """What functions derived from this one are warned of: the same as this one."""
+        return Checked(origin=self, dims=tuple(dims or (None,) * len(self.inputs)))
 
     def tuned(self) -> Specialiser:
         """The same program, whose candidates are measured for new shapes or types."""
-        how = (self.backend, self.gradient, True, self.exact, self.chunks)
+        how = (self.backend, self.gradient, True, self.exact, self.chunks, self.checked)
         return Specialiser(self.program, self.source, self.filename, *how)
 
     def plain(self, special: Specialised) -> Specialiser:
@@ -313,12 +354,12 @@ class Specialiser:
             if name not in self.inputs:
                 raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(self.inputs))
         program = grad(self.program, names)
-        how = (Gradient(self, names), self.tune, self.exact)
+        how = (Gradient(self, names), self.tune, self.exact, None, self.checked_here())
         return Specialiser(program, self.source, self.filename, self.backend, *how)
 
     def jvp(self, names: tuple[str, ...]) -> Specialiser:
         """The outputs' tangents: (inputs..., tangents of the inputs `names`...) -> (tangents...)."""
-        return self._derive("jvp", names, lambda: self.made(self._tangents(names)))
+        return self._derive("jvp", names, lambda: self.derived(self._tangents(names)))
 
     def _tangents(self, names: tuple[str, ...]) -> Program:
         program = jvp(self.program, names)
@@ -331,7 +372,7 @@ class Specialiser:
         def make() -> Specialiser:
             first = (0,) * len(self.outputs)
             named = dict(zip(self.inputs, ranks, strict=True))
-            return self.made(vmap(self.program, dims, first, randomness, named))
+            return self.derived(vmap(self.program, dims, first, randomness, named), dims)
 
         return self._derive("vmap", (dims, ranks, randomness), make)
 
@@ -347,6 +388,12 @@ class Specialiser:
 def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
     """The executable of a bound program for inputs of these types."""
     return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
+
+
+def warnings_of(program: Program, bound: Program) -> Iterator[TileError]:
+    """What is legal in a program, bound to inputs, and most likely not meant."""
+    yield from pointless(bound)
+    yield from mismatches(program, bound)
 
 
 def say(mistake: TileError, source: str, filename: str, strict: bool) -> None:

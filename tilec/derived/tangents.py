@@ -13,7 +13,7 @@ class Tangents(Specialiser):
 
     def __init__(self, of: Specialiser, wrt: tuple[str, ...], tune: bool = False):
         how = (of.source, of.filename, of.backend, None, tune or of.tune, of.exact)
-        super().__init__(jvp(of.program, wrt), *how)
+        super().__init__(jvp(of.program, wrt), *how, checked=of.checked_here())
         self.of, self.wrt = of, wrt
         self.seeds = of.seeds
 

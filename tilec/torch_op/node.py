@@ -84,7 +84,6 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     special, parts = function.partition(wrt, types, sizes)
     forward = function
     if parts.forward is not None:
-        function.warn(types, sizes)
         forward = function.made(parts.forward, parts.chunks)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
     return Recorded(forward, weak, values, wrt, outputs, special, parts, function)

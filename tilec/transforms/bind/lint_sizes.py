@@ -1,76 +1,113 @@
 """Index variables that most likely were meant to run over equal sizes, and do not.
 
-`C[i, j] = sum(A[i, k] * B[k, j])` with 3 columns of A and 5 rows of B is legal: three points count, and two rows of B
-are never read. Nothing in the text asks for that. It does where sizes are written, where a constraint or a condition
-limits the points, and where an index is shifted, strided or padded, so those are left alone.
+`C[i, j : I, J] = +(A[i, k] * B[k, j])` with 3 columns of A and 5 rows of B is legal: three points count, and two rows
+of B are never read. Nothing in the text asks for that. It does where a constraint or a condition limits the points, and
+where an index is shifted, strided or padded, so those are left alone; so is what the output's sizes cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilec.errors import SizeMistake
-from tilec.ir.program import Access, Aggregate, Expr, Index, Pad, Program, children, index_variables, reads_itself
-from tilec.ir.types import TensorType
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Index,
+    Pad,
+    Program,
+    Statement,
+    children,
+    index_variables,
+    reads_itself,
+)
+from tilec.lattice.sets import Shapes, shapes_of
 
 
-def mismatches(program: Program, types: Mapping[str, TensorType]) -> Iterator[SizeMistake]:
-    """One a variable of a statement whose sizes are left out; `types` are those of all tensors."""
-    for s in program.statements:
-        if s.index is None or s.sizes is not None or s.constraints or s.guard is not None or reads_itself(s):
+@dataclass(frozen=True)
+class Place:
+    """A dimension of a tensor over which a variable runs."""
+
+    tensor: str
+    axis: int
+    size: int
+    access: Access
+
+
+def mismatches(program: Program, bound: Program) -> Iterator[SizeMistake]:
+    """One a variable of a statement of a bound program that stands in the source, `program`."""
+    names = {(i.name, d): name for i in program.inputs for d, name in enumerate(i.dims or ()) if isinstance(name, str)}
+    shapes = shapes_of(bound)
+    for s in bound.statements:
+        if s.span is None or reads_itself(s):
             continue
-        left = index_variables(*s.index)
-        summed = [v for v in index_variables(s.body) if v not in left]
-        yield from _in_scope(s.body, summed, types)
+        left = index_variables(*s.index or ())
+        yield from _in_region(s, [v for v in index_variables(s.body) if v not in left], shapes, names)
 
 
-def _in_scope(body: Expr, variables: Sequence[str], types: Mapping[str, TensorType]) -> Iterator[SizeMistake]:
-    for v in variables:
-        found: dict[str, tuple[int, Access]] = {}
-        if _only_bare(body, v, types, found) and len({n for n, _ in found.values()}) > 1:
-            yield _mistake(v, found)
-    yield from _nested(body, types)
+def _in_region(
+    s: Statement | Aggregate, summed: Sequence[str], shapes: Shapes, names: Mapping[tuple[str, int], str]
+) -> Iterator[SizeMistake]:
+    limited = index_variables(*_limits(s))
+    for v in summed:
+        found: dict[tuple[str, int], Place] = {}
+        if v in limited or not _only_bare(s.body, v, shapes, found):
+            continue
+        sizes = {p.size for p in found.values()}
+        if len(sizes) > 1 and 0 not in sizes:
+            yield _mistake(v, tuple(found.values()), names)
+    yield from _nested(s.body, shapes, names)
 
 
-def _nested(e: Expr, types: Mapping[str, TensorType]) -> Iterator[SizeMistake]:
+def _nested(e: Expr, shapes: Shapes, names: Mapping[tuple[str, int], str]) -> Iterator[SizeMistake]:
     if isinstance(e, Aggregate):
-        plain = e.guard is None and not e.constraints
-        yield from _in_scope(e.body, e.bound if plain else (), types)
+        yield from _in_region(e, e.bound, shapes, names)
         return
     for child in children(e):
-        yield from _nested(child, types)
+        yield from _nested(child, shapes, names)
 
 
-def _only_bare(e: Expr, v: str, types: Mapping[str, TensorType], found: dict[str, tuple[int, Access]]) -> bool:
-    """Does v stand nowhere but as a whole index? Notes the sizes of the dimensions, by tensor."""
+def _limits(s: Statement | Aggregate) -> tuple[Expr, ...]:
+    """What limits the points of a region: its constraints and its condition."""
+    return (*(c.expr for c in s.constraints), *(() if s.guard is None else (s.guard,)))
+
+
+def _only_bare(e: Expr, v: str, shapes: Shapes, found: dict[tuple[str, int], Place]) -> bool:
+    """Does v stand nowhere but as a whole index that always counts? Notes the dimensions."""
     match e:
         case Index(name):
             return name != v
-        case Pad():
+        case Pad() | Call("select"):
             return v not in index_variables(e)
         case Aggregate() if v in e.bound:
             return True
-        case Aggregate() if e.guard is not None or e.constraints:
-            return v not in index_variables(e)
+        case Aggregate() if v in index_variables(*_limits(e)):
+            return False
         case Access():
-            for d, i in enumerate(e.index):
+            for d, (i, size) in enumerate(zip(e.index, shapes[e.tensor], strict=True)):
                 if isinstance(i, Index) and i.name == v:
-                    if e.tensor not in types:  # read by another name: a statement that only copies is no tensor
-                        return False
-                    found.setdefault(f"dimension {d} of {e.tensor}", (types[e.tensor].shape[d], e))
+                    found.setdefault((e.tensor, d), Place(e.tensor, d, size, e))
                 elif v in index_variables(i):
                     return False
             return True
-    return all([_only_bare(child, v, types, found) for child in children(e)])
+    return all([_only_bare(child, v, shapes, found) for child in children(e)])
 
 
-def _mistake(v: str, found: Mapping[str, tuple[int, Access]]) -> SizeMistake:
-    sizes = ", ".join(f"{n} ({place})" for place, (n, _) in found.items())
-    least = min(n for n, _ in found.values())
-    first, *others = (access.span for _, access in found.values())
+def _mistake(v: str, places: Sequence[Place], names: Mapping[tuple[str, int], str]) -> SizeMistake:
+    called = [names.get((p.tensor, p.axis)) for p in places]
+    sizes = [
+        f"{p.size if name is None else f'{name} = {p.size}'} (dimension {p.axis} of {p.tensor})"
+        for p, name in zip(places, called, strict=True)
+    ]
+    least = min(p.size for p in places)
+    first, *others = (p.access.span for p in places)
+    declare = "declare the inputs' sizes" if None in called else f"call the dimension {called[0]} everywhere"
     return SizeMistake(
-        f"`{v}` stands as an index of different sizes: {sizes}; only the first {least} of each count",
+        f"`{v}` stands as an index of different sizes: {', '.join(sizes)}; only the first {least} of each count",
         first,
-        hint=f"declare the inputs' sizes to have them checked, or say that it is meant: ..., {v} < {least}",
+        hint=f"{declare} to have them checked, or say that it is meant: ..., {v} < {least}",
         others=tuple(span for span in others if span is not None),
     )
