@@ -199,3 +199,50 @@ def test_checks_bind_nothing_again(how, most, monkeypatch):
     first = len(bound)
     run()
     assert len(bound) == first <= most
+
+
+NEVER_TAKEN_INSIDE = {
+    "Y[i : 6] = i < 3 ? X[i + 30] : X[i - 3]": "X[i + 30]",
+    "Y[i : 6] = i < 3 ? X[i] : X[i + 3]": "X[i + 3]",
+    "Y[i : 6] = +(X[j] * (i > 2 & j < 2 ? X[i + j + 4] : 1))": "X[i + j + 4]",
+    "Y[i : 6] = X[i] > 0 ? X[i + 6] : 2": "X[i + 6]",
+    "Y[i : 6] = i < 3 ? (i > 0 ? X[i - 3] : X[i]) : X[i]": "X[i - 3]",
+    "Y[i : 6] = X[i] + max(j < 2 ? X[j - i - 2] : X[j])": "X[j - i - 2]",
+    "Y[i : 6] = i % 2 == 0 ? X[(i + 1)/2] : X[i]": "X[(i + 1)/2]",
+}
+TAKEN_INSIDE = [
+    "Y[i : 6] = i < 3 ? X[i + 3] : X[i - 3]",
+    "Y[i : 6] = i < 0 ? X[i + 30] : X[i]",  # never taken
+    "Y[i : 6] = N > 9 ? X[i + 30] : X[i]",
+    "Y[i : 6] = N/4 > 3 ? X[i + 30] : X[i]",  # not looked into
+    "Y[i : 6] = i < 3 ? pad(X[i + 30], 0) : X[i]",
+    "Y[i : 6] = i % 2 == 0 ? X[i/2] : X[(i + 1)/2]",
+    "Y[i : 6] = i == 5 ? X[i] : X[i + 1]",
+    "Y[i : 6] = X[i] > 0 ? X[i + 5] : 0",
+]
+
+
+@pytest.mark.parametrize("text", NEVER_TAKEN_INSIDE)
+def test_a_branch_whose_access_is_never_inside(text):
+    function = tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")
+    with pytest.raises(tilec.TileError, match="never inside X, of shape .6,., where its branch is taken") as caught:
+        function(torch.ones(6))
+    span = caught.value.span
+    assert function.source[span.start : span.stop] == NEVER_TAKEN_INSIDE[text]
+
+
+@pytest.mark.parametrize("text", TAKEN_INSIDE)
+def test_branches_with_points(text):
+    tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")(torch.ones(6))
+
+
+def test_what_is_said_of_a_branch():
+    with pytest.raises(tilec.TileError) as caught:
+        tilec.compile("Y[i : 6] = i < 3 ? X[i] : X[i + 3]", warnings="error")(torch.ones(6))
+    assert str(caught.value) == (
+        "<tile>:1:27: this access is never inside X, of shape (6,), where its branch is taken: "
+        "no point of the branch counts\n"
+        "    1 | Y[i : 6] = i < 3 ? X[i] : X[i + 3]\n"
+        "      |                           ^^^^^^^^\n"
+        "  hint: check the index and the condition; an access in a branch constrains where that is taken"
+    )
