@@ -281,8 +281,8 @@ def _fits(inner: Inner, a: Access, t: Target) -> bool:
 
 
 def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> bool:
-    """A reduction of rows or columns somewhere, enough programs, and an exponential or a matrix much larger than what
-    is read and made."""
+    """A reduction of rows or columns somewhere, enough programs, and an exponential or matrices much larger than what
+    is read and made: each inner sum is one that would be stored."""
     if not any(k.looped is not None for k in kernels):
         return False
     names: set[str] = set()
@@ -301,7 +301,9 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
         isinstance(e, Call) and e.function == "exp" for k in kernels for r in k.targets for e in walk(r.target.body)
     ):
         return True
-    return most >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
+    inners = {n: i for k in kernels for n, i in k.inners.items()}
+    stored = sum(math.prod(matrices.types[n].shape) for n in inners)
+    return max(most, stored) >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
 
 
 def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:

@@ -7,7 +7,7 @@ types of products' operands and of outputs stay what they were.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
@@ -142,6 +142,14 @@ def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[st
         (same if alike else changed).append(f)
     if not changed or not (outer or summed & set(index_variables(*(f.value for f in changed)))):
         return s
-    if all(f.divides for f in changed):
-        changed.insert(0, Factor(ONE, False))
-    return replace(s, body=product_of([*same, Factor(call(old, product_of(changed)), False)]))
+    return replace(s, body=product_of([*same, *(Factor(call(old, x), False) for x in _by_operand(changed))]))
+
+
+def _by_operand(factors: Sequence[Factor]) -> list[Expr]:
+    """Products of the factors of each operand: what has the variables of another factor goes with it."""
+    sets = [set(index_variables(f.value)) for f in factors]
+    widest = [v for k, v in enumerate(sets) if not any(v < w for w in sets) and v not in sets[:k]]
+    operands: list[list[Factor]] = [[] for _ in widest]
+    for f, own in zip(factors, sets, strict=True):
+        operands[next(k for k, w in enumerate(widest) if own <= w)].append(f)
+    return [product_of(o if any(not f.divides for f in o) else [Factor(ONE, False), *o]) for o in operands]
