@@ -246,3 +246,36 @@ def test_what_is_said_of_a_branch():
         "      |                           ^^^^^^^^\n"
         "  hint: check the index and the condition; an access in a branch constrains where that is taken"
     )
+
+
+GAPS = {
+    "Y[i : 8] = X[i/2]": "X[i/2]",
+    "Y[i : 9] = +(X[i/2])": "X[i/2]",
+    "Y[i : 8] = 2 * X[(i + 1)/3] + X[0]": "X[(i + 1)/3]",
+    "Z[i : 8] = X[i/2]; Y = 2 * Z": "X[i/2]",
+}
+NO_GAPS = [
+    "Y[i : 8] = X[(i - i % 2)/2]",
+    "Y[i : 8] = i % 2 == 0 ? X[i/2] : 0",
+    "Y[i : 8] = pad(X[i/2], 0)",
+    "Z[i : 8] = 3; Y[i : 8] = X[i/2] default Z",
+    "Y[i : 8] = +(X[(i - k)/2]), k < 2",  # a transposed convolution
+    "Z[i : 8] = X[i/2]; W[i : 8] = X[(i - 1)/2]; Y = Z + W",
+    "Y[2*i : 8] = X[i]",
+    "Y[i : 1] = X[i/2]",
+]
+
+
+@pytest.mark.parametrize("text", GAPS)
+def test_elements_that_a_quotient_in_an_index_leaves_out(text):
+    function = tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")
+    with pytest.raises(tilec.TileError, match="no integer for some elements of `[YZ]`, which nothing fills") as caught:
+        function(torch.ones(4))
+    span = caught.value.span
+    assert function.source[span.start : span.stop] == GAPS[text]
+    assert "(i - i % 2)/2 rounds down" in str(caught.value) and "^" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", NO_GAPS)
+def test_quotients_in_an_index_that_leave_no_gap(text):
+    tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")(torch.ones(4))

@@ -29,7 +29,7 @@ from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.lint_branches import unreachable
-from tilec.transforms.bind.lint_points import pointless
+from tilec.transforms.bind.lint_points import gaps, pointless
 from tilec.transforms.bind.lint_sizes import mismatches
 from tilec.transforms.bind.sizes import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
@@ -394,6 +394,7 @@ def _built(backend: Backend, options: Options, program: Program, types: Sequence
 def warnings_of(program: Program, bound: Program) -> Iterator[TileError]:
     """What is legal in a program, bound to inputs, and most likely not meant."""
     yield from pointless(bound)
+    yield from gaps(bound)
     yield from unreachable(bound)
     yield from mismatches(program, bound)
 

@@ -172,6 +172,17 @@ def covers(s: Statement, shapes: Shapes) -> bool:
     return constant and all(part.fills(part.rows, [size[r] for r in part.rows]) for part in _components(d, rows))
 
 
+def reaches(d: Domain, other: Domain, index: Sequence[Expr]) -> bool:
+    """Does some point of `d` write every element that a point of `other`, over the same variables, does? `index` is
+    the output's, without data."""
+    names, rows = {v: f"x{i}" for i, v in enumerate(d.variables)}, [linear(e) for e in index]
+    space = f"{_space('x', len(names))} -> {_space('o', len(rows))}"
+    written, wanted = (
+        islpy.Map(f"{{ {space} : {writer_text(names, part.conditions, rows)} }}").range() for part in (d, other)
+    )
+    return wanted.is_subset(written)
+
+
 def _fix(d: Domain, fixed: Mapping[str, int] | None) -> Domain:
     if not fixed:
         return d

@@ -1,14 +1,17 @@
-"""Statements none of whose points can be valid at the sizes at hand, though no size is 0."""
+"""Statements none of whose points can be valid at the sizes at hand, though no size is 0, or which a quotient in an
+index leaves with gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tilec.errors import SizeMistake, TileError
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.constraining import constraining
-from tilec.ir.program import Program, reads_itself
-from tilec.lattice.sets import bounds, shapes_of
+from tilec.ir.constraining import always, constraining, demands
+from tilec.ir.index import linear
+from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
+from tilec.lattice.sets import Condition, Shapes, bounds, bounds_of, domain, reaches, shapes_of
 
 
 def pointless(program: Program) -> Iterator[SizeMistake]:
@@ -30,3 +33,38 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
                 s.span,
                 hint="an access outside of its tensor at every point, or a constraint that never holds",
             )
+
+
+def gaps(program: Program) -> Iterator[SizeMistake]:
+    """One for each access of a bound program whose index, a fraction of variables of the output, is no integer for
+    elements that nothing else fills: not a default, and no reader that reads another tensor besides."""
+    shapes = shapes_of(program)
+    for s in program.statements:
+        if s.span is None or s.default is not None or reads_itself(s) or not _read_alone(s.output, program):
+            continue
+        left = set(index_variables(*s.index or ()))
+        for access in always(demands(s.guard, s.body)):
+            forms = [(linear(e), n) for e, n in zip(access.index, shapes[access.tensor], strict=True)]
+            fractions = [
+                Condition(f, n) for f, n in forms if not f.is_integral and left >= set(index_variables(f.to_expr()))
+            ]
+            if fractions and _leaves_gaps(s, fractions, shapes):
+                yield SizeMistake(
+                    f"an index of this access is no integer for some elements of `{s.output}`, which nothing fills",
+                    access.span or s.span,
+                    hint="division in an index is exact: (i - i % 2)/2 rounds down, a `default` fills the rest",
+                )
+                break
+
+
+def _read_alone(name: str, program: Program) -> bool:
+    """Does every statement that reads the tensor read nothing else?"""
+    return all(set(reads(s)) == {name} for s in program.statements if name in reads(s))
+
+
+def _leaves_gaps(s: Statement, fractions: Sequence[Condition], shapes: Shapes) -> bool:
+    d = domain(s, shapes)
+    if d.dependent or bounds_of(d) is None:
+        return False
+    whole = {c: Condition(c.form * c.form.denominator, c.bound * c.form.denominator) for c in fractions}
+    return not reaches(d, replace(d, conditions=tuple(whole.get(c, c) for c in d.conditions)), s.index or ())
