@@ -23,6 +23,7 @@ LAUNCH = 2**25  # bytes that memory moves while one more kernel is launched, by 
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 WORTH = 1.15  # bytes apart over bytes together, at least
 Types = Mapping[str, TensorType]
+Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
 
 
 @dataclass(frozen=True)
@@ -118,30 +119,31 @@ def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) 
     if split is None:
         return None
     busy = _share_of_programs(in_order, *split, shared.extent)
-    found = _candidate(program, in_order, *split, shared.extent, busy, types)
+    found = _candidate(program, _members(program, in_order, *split, shared.extent), *split, shared.extent, busy, types)
     if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
         # few long rows: walk along memory instead, statistics being sums over the programs
         rows, columns = _along_memory(in_order, shared.extent)
         rest = in_order if set(columns) != set(split[1]) else []
         while found is None and len(rest) > 1:
-            found = _candidate(program, rest, rows, columns, shared.extent, 1.0, types)
-            members, after, *_ = _members(program, rest, rows, columns, shared.extent)
-            apart = {s.output for s in (*members, *after)} or {rest[0].output}  # each by itself, where one does not pay
+            members = _members(program, rest, rows, columns, shared.extent)
+            found = _candidate(program, members, rows, columns, shared.extent, 1.0, types)
+            # each by itself, where one does not pay
+            apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
             rest = [s for s in rest if s.output not in apart]
     return found
 
 
 def _candidate(
     program: Program,
-    in_order: Sequence[Statement],
+    found: Members,
     rows: tuple[str, ...],
     columns: tuple[str, ...],
     extent: Mapping[str, int],
     busy: float,
     types: Types,
 ) -> Candidate | None:
-    """The members of a kernel over these rows and columns; None where it would not pay."""
-    members, after, sums, cut = _members(program, in_order, rows, columns, extent)
+    """The kernel of these members over rows and columns; None where it would not pay."""
+    members, after, sums, cut = found
     if len(members) < 2:
         return None
     statistics = not sums and any(reduced(s, extent) for s in members)
@@ -293,7 +295,7 @@ def _members(
     rows: tuple[str, ...],
     columns: tuple[str, ...],
     extent: Mapping[str, int],
-) -> tuple[list[Statement], list[Statement], set[str], set[str]]:
+) -> Members:
     """Those that a kernel over these rows can hold; those that follow its sums; which add up over rows; which are cut
     in two."""
     by_name = {s.output: s for s in statements}

@@ -95,11 +95,9 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
         return None
     many = {v for v in outputs if space.largest(v) > 1}
     reductions = {v for v in space.reductions if not space.single(v)}
-    read = [e for r in (space.statement.body, space.statement.guard) if r is not None for e in walk(r)]
-    windows = [
-        v for a in read if isinstance(a, Access) for e in a.index if {*(v := linear(e).variables())} & reductions
-    ]
-    overlap = any(set(w) & many - {outputs[-1]} for w in windows)
+    beside = many - {outputs[-1]}
+    together = [set(linear(e).variables()) for a in _accesses(space) for e in a.index]
+    overlap = any(variables & reductions and variables & beside for variables in together)
     if not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
         return None
     columns, m = space.largest(outputs[-1]), space.count(tuple(outputs[:-1]))
@@ -120,6 +118,11 @@ def combining(count: int, parts: int) -> Tiling:
 def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:
     """Whether all that a statement reads is read once, and large."""
     many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
+    return all(
+        many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in _accesses(space)
+    )
+
+
+def _accesses(space: Space) -> list[Access]:
     roots = [r for r in (space.statement.body, space.statement.guard) if r is not None]
-    read = [e for r in roots for e in walk(r) if isinstance(e, Access)]
-    return all(many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read)
+    return [e for r in roots for e in walk(r) if isinstance(e, Access)]
