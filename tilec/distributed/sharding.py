@@ -14,7 +14,20 @@ from dataclasses import dataclass, replace
 
 from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import INFINITY, call
-from tilec.ir.program import Access, Aggregate, Expr, Float, Index, Int, Program, Statement, children, expressions, walk
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    children,
+    expressions,
+    walk,
+)
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import Names
 
@@ -215,7 +228,7 @@ def _bytes(t: TensorType) -> int:
 
 
 def _accesses(s: Statement) -> list[Access]:
-    return [e for root in expressions(s) for e in walk(root) if isinstance(e, Access)]
+    return list(accesses_in(*expressions(s)))
 
 
 def _stands(e: Expr, v: str) -> bool:

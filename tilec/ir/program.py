@@ -255,6 +255,13 @@ def walk(e: Expr) -> Iterator[Expr]:
         stack.extend(reversed(children(e)))
 
 
+def accesses_in(*roots: Expr | None) -> Iterator[Access]:
+    """The reads of tensors in expressions, those in indices and paddings too."""
+    for root in roots:
+        if root is not None:
+            yield from (e for e in walk(root) if isinstance(e, Access))
+
+
 def substitute(e: Expr, index: dict[str, Expr]) -> Expr:
     """Replace index variables; a nested aggregation's own variables must have been renamed out of the way."""
     if isinstance(e, Index):

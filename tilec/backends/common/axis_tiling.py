@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     index_variables,
@@ -254,7 +255,7 @@ def _is_dense(s: Statement, types: Types) -> bool:
 
 
 def accesses_of(s: Statement) -> list[Access]:
-    return [e for root in expressions(s) for e in walk(root) if isinstance(e, Access)]
+    return list(accesses_in(*expressions(s)))
 
 
 def _bare(e: Expr) -> str | None:

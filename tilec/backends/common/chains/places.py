@@ -9,11 +9,10 @@ from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Row
 from tilec.backends.common.chains.emit import Emitter
-from tilec.backends.common.chains.values import accesses_in
 from tilec.backends.common.chains.walk import is_falling
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr
+from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import TensorType
 
 

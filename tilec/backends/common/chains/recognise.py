@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
-from tilec.backends.common.chains.values import accesses_in, extents_of
+from tilec.backends.common.chains.values import extents_of
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Program, Statement, index_variables, reads, walk
+from tilec.ir.program import Access, Call, Program, Statement, accesses_in, index_variables, reads, walk
 from tilec.ir.types import TensorType
 from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable

@@ -9,7 +9,6 @@ from tilec.backends.common.chains.chain import ChainKernel, Row
 from tilec.backends.common.chains.values import (
     DTYPES,
     WIDEST,
-    accesses_in,
     extents_of,
     is_computable,
     open_conditions,
@@ -17,7 +16,7 @@ from tilec.backends.common.chains.values import (
     reduction_variables,
 )
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Program, Statement, reads
+from tilec.ir.program import Access, Program, Statement, accesses_in, reads
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
 

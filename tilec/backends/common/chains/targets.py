@@ -10,7 +10,6 @@ from tilec.backends.common.chains.values import (
     DTYPES,
     LEAST,
     WIDEST,
-    accesses_in,
     as_inner,
     as_value,
     bound_of,
@@ -27,7 +26,7 @@ from tilec.backends.common.chains.values import (
 from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Program, Statement, index_variables, reads, walk
+from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
 from tilec.ir.types import TensorType, kind
 
 Types = Mapping[str, TensorType]

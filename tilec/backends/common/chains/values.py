@@ -18,6 +18,7 @@ from tilec.ir.program import (
     Inside,
     Pad,
     Statement,
+    accesses_in,
     children,
     index_variables,
     reads_itself,
@@ -52,12 +53,6 @@ def variables_of(s: Statement) -> tuple[str, ...]:
 def reduction_variables(s: Statement) -> tuple[str, ...]:
     written = set(index_variables(*(s.index or ())))
     return tuple(v for v in variables_of(s) if v not in written)
-
-
-def accesses_in(*roots: Expr | None) -> Iterator[Access]:
-    for root in roots:
-        if root is not None:
-            yield from (e for e in walk(root) if isinstance(e, Access))
 
 
 def is_computable(*roots: Expr | None) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained, reads_of
-from tilec.backends.common.chains.values import accesses_in, plain_index, reduction_variables
+from tilec.backends.common.chains.values import plain_index, reduction_variables
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.functions import ONE, call
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     children,
     index_variables,
     rebuild,

@@ -10,13 +10,12 @@ from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
+from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.plan import Launch, Pointer, Setting, python_name
 from tilec.backends.triton.plan.sizes import NARROWEST, reach
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
-
-PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
-LEAST = 16
 
 # widest feature -> tiling, measured on an H200 (docs/benchmarks.md). Of 16-bit operands: kernels with statistics, with
 # one mixture, with several; of float32 operands, which take twice the room.

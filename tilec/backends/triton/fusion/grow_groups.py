@@ -13,7 +13,7 @@ from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Program, Statement, index_variables, reads, reads_itself, walk
+from tilec.ir.program import Access, Program, Statement, accesses_in, index_variables, reads, reads_itself, walk
 from tilec.ir.types import TensorType
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
@@ -40,9 +40,7 @@ def variables_of(s: Statement) -> tuple[str, ...]:
 
 
 def accesses(s: Statement) -> Iterator[Access]:
-    for root in (s.body, s.guard):
-        if root is not None:
-            yield from (e for e in walk(root) if isinstance(e, Access))
+    yield from accesses_in(s.body, s.guard)
 
 
 def form_of(s: Statement, types: Types) -> Form | None:

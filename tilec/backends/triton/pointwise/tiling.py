@@ -14,7 +14,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, index_variables, walk
+from tilec.ir.program import Call, accesses_in, index_variables, walk
 from tilec.ir.types import TensorType
 
 PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # fewer than this leave multiprocessors idle: a long reduction is then split
@@ -96,7 +96,8 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
     many = {v for v in outputs if space.largest(v) > 1}
     reductions = {v for v in space.reductions if not space.single(v)}
     beside = many - {outputs[-1]}
-    together = [set(linear(e).variables()) for a in _accesses(space) for e in a.index]
+    read = accesses_in(space.statement.body, space.statement.guard)
+    together = [set(linear(e).variables()) for a in read for e in a.index]
     overlap = any(variables & reductions and variables & beside for variables in together)
     if not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
         return None
@@ -118,11 +119,5 @@ def combining(count: int, parts: int) -> Tiling:
 def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:
     """Whether all that a statement reads is read once, and large."""
     many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
-    return all(
-        many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in _accesses(space)
-    )
-
-
-def _accesses(space: Space) -> list[Access]:
-    roots = [r for r in (space.statement.body, space.statement.guard) if r is not None]
-    return [e for r in roots for e in walk(r) if isinstance(e, Access)]
+    read = accesses_in(space.statement.body, space.statement.guard)
+    return all(many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read)
