@@ -59,6 +59,7 @@ LAYERS = (
     ("tilec.function",),
     ("tilec.api",),
     ("tilec.nn",),
+    ("tilec.gallery",),
     ("tilec",),
     ("tilec.cli", "tilec.bench"),
     ("tilec.__main__",),
@@ -70,7 +71,7 @@ HOMES = {
     "lark": ("tilec.language",),
     "torch": (
         *("tilec.backends", "tilec.arguments", "tilec.specialise", "tilec.torch_op", "tilec.call_cache"),
-        *("tilec.function", "tilec.api", "tilec.nn", "tilec.bench", "tilec.cli.doctor"),
+        *("tilec.function", "tilec.api", "tilec.nn", "tilec.gallery", "tilec.bench", "tilec.cli.doctor"),
     ),
     "opt_einsum": ("tilec.backends",),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tilec.bench.works import COMPILED, EAGER, Work
+from tilec.gallery.samples import sample
 
 SIZES = ("tiny", "small", "large")  # tiny: for tests on a CPU
 CUDNN, FLEX = "cuDNN attention", "FlexAttention"
@@ -18,8 +19,7 @@ Formula = Callable[..., torch.Tensor]
 class Workload:
     """One operation of everyday models.
 
-    `inputs` describe the tensors in the order of `source`: "Q: B H N E" is normal, "P: B N ~ 0.02" normal with that
-    standard deviation, "T: B N < V" integers below V, "T: N << V" the same in ascending order, "T: N > 0" positive.
+    `inputs` describe the tensors in the order of `source`, as `tilec.gallery.samples` reads them.
     `sizes` give each name's value at the tiny, small and large size. `wrt` names the inputs of the backward pass, all
     that are floating where it is None and none where it is empty. `dtype` is what it is measured in. `others` are
     kernels of libraries by name, beside torch's own; `compiled` says whether torch.compile is a peer.
@@ -44,7 +44,8 @@ class Workload:
         generator = torch.Generator(device).manual_seed(seed)
         known = {name: values[SIZES.index(size)] for name, values in self.sizes.items()}
         dtype = dtype or getattr(torch, self.dtype)
-        return [_tensor(text, known, generator, device, dtype) for text in self.inputs]
+        found = (sample(text, known, generator, device, dtype) for text in self.inputs)
+        return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,25 +68,3 @@ class Workload:
     def work(self, direction: str) -> Work:
         wrt = self.differentiated if direction == "backward" else ()
         return Work(self.source, self.formula, wrt, others=self.others, numbers=self.numbers)
-
-
-def _tensor(
-    text: str, sizes: Mapping[str, int], generator: torch.Generator, device: str, dtype: torch.dtype
-) -> torch.Tensor:
-    words = text.split(":")[1].split()
-    sign = next((w for w in words if w in ("<", "<<", "~", ">")), None)
-    end = words.index(sign) if sign else len(words)
-    shape = [_value(w, sizes) for w in words[:end]]
-    if sign in ("<", "<<"):
-        found = torch.randint(_value(words[end + 1], sizes), shape, generator=generator, device=device)
-        return found.sort(-1).values if sign == "<<" else found
-    normal = torch.randn(shape, generator=generator, device=device)
-    if sign == ">":
-        normal = normal.abs() + 0.1
-    elif sign == "~":
-        normal = normal * float(words[end + 1])
-    return normal.to(dtype)
-
-
-def _value(word: str, sizes: Mapping[str, int]) -> int:
-    return int(word) if word.isdigit() else sizes[word]

@@ -1,0 +1,112 @@
+"""Operations written in Tile, to read, run and change.
+
+    import tilec.gallery
+
+    rotary = tilec.gallery.load("rotary")           # a tilec.Function
+    print(tilec.gallery.entry("rotary").source)     # its text
+    tilec.gallery.find("attention")                 # names of what has to do with a word
+
+Every operation is a file `KIND/NAME.tile` beside this one. The comments at its head are a title, remarks, and what
+tensors make an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tilec.api import compile as compile_source
+from tilec.errors import NameMistake
+from tilec.function import Function
+from tilec.gallery.samples import Sample, sample
+
+__all__ = ["Entry", "entry", "find", "load", "names"]
+
+_FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation of the gallery.
+
+    `inputs` describe tensors for an example as `tilec.gallery.samples` reads them, with the sizes `sizes`.
+    """
+
+    name: str
+    kind: str
+    title: str
+    remarks: str
+    source: str
+    inputs: tuple[str, ...]
+    sizes: dict[str, int]
+
+    def example(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Sample]:
+        """Inputs for a call, in order: tensors (floating ones of `dtype`), and numbers for sizes and the like."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return [sample(text, self.sizes, generator, device, dtype) for text in self.inputs]
+
+
+def names() -> list[str]:
+    """The names of all operations, in alphabetical order."""
+    return sorted(_entries())
+
+
+def entry(name: str) -> Entry:
+    """The operation of that name.
+
+    Raises:
+        NameMistake: There is none; the error proposes names that are close.
+    """
+    found = _entries().get(name)
+    if found is None:
+        close = get_close_matches(name, names(), 3, 0.6) or find(name)[:3]
+        told = " or ".join(f"`{c}`" for c in close)
+        hint = f"did you mean {told}?" if close else "`tilec gallery` lists the names"
+        raise NameMistake(f"the gallery has no operation `{name}`", hint=hint)
+    return found
+
+
+def load(name: str, **options: object) -> Function:
+    """The operation of that name, compiled; options are those of `tilec.compile`.
+
+    Raises:
+        NameMistake: There is no operation of that name.
+    """
+    make: Callable[..., Function] = compile_source
+    return make(entry(name).source, **options)
+
+
+def find(word: str) -> list[str]:
+    """Names of the operations whose name, kind, title or remarks hold all parts of a text, in alphabetical order."""
+    parts = word.lower().replace("_", " ").split()
+    texts = {n: f"{n} {e.kind} {e.title} {e.remarks}".lower().replace("_", " ") for n, e in _entries().items()}
+    return sorted(n for n, text in texts.items() if all(part in text for part in parts))
+
+
+@cache
+def _entries() -> dict[str, Entry]:
+    return {path.stem: _read(path) for path in sorted(_FOLDER.glob("*/*.tile"))}
+
+
+def _read(path: Path) -> Entry:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = [line.removeprefix("//").strip() for line in lines if line.startswith("//")]
+    told = {
+        key: text for key, text in (line.split(": ", 1) for line in head if line.startswith(("inputs: ", "sizes: ")))
+    }
+    prose = [line for line in head if not line.startswith(("inputs: ", "sizes: "))]
+    sizes = dict(pair.split() for pair in told["sizes"].split(", "))
+    return Entry(
+        name=path.stem,
+        kind=path.parent.name,
+        title=prose[0],
+        remarks=" ".join(prose[1:]),
+        source="\n".join(line for line in lines if not line.startswith("//")).strip() + "\n",
+        inputs=tuple(told["inputs"].split("; ")),
+        sizes={name: int(size) for name, size in sizes.items()},
+    )

@@ -1,0 +1,44 @@
+"""Tensors for examples and measurements, described in a line each.
+
+| text | tensor |
+| --- | --- |
+| `Q: B H N E` | normal, of shape (B, H, N, E) |
+| `P: B N ~ 0.02` | normal with that standard deviation |
+| `A: N > 0` | positive: the size of a normal one, and 0.1 |
+| `T: B L < V` | integers below V |
+| `S: N << V` | the same in ascending order |
+| `P = 0.5` | a Python number; a size's name stands for its value |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+Sample = torch.Tensor | int | float
+SIGNS = ("<", "<<", "~", ">")
+
+
+def sample(text: str, sizes: Mapping[str, int], generator: torch.Generator, device: str, dtype: torch.dtype) -> Sample:
+    """The tensor or number that a line describes; floating tensors are of `dtype`."""
+    if "=" in text:
+        value = text.split("=")[1].strip()
+        return float(value) if "." in value else _size(value, sizes)
+    words = text.split(":")[1].split()
+    sign = next((w for w in words if w in SIGNS), None)
+    end = words.index(sign) if sign else len(words)
+    shape = [_size(w, sizes) for w in words[:end]]
+    if sign in ("<", "<<"):
+        found = torch.randint(_size(words[end + 1], sizes), shape, generator=generator, device=device)
+        return found.sort(-1).values if sign == "<<" else found
+    normal = torch.randn(shape, generator=generator, device=device)
+    if sign == ">":
+        normal = normal.abs() + 0.1
+    elif sign == "~":
+        normal = normal * float(words[end + 1])
+    return normal.to(dtype)
+
+
+def _size(word: str, sizes: Mapping[str, int]) -> int:
+    return int(word) if word.isdigit() else sizes[word]
