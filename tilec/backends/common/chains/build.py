@@ -60,17 +60,29 @@ class _Build(Places):
         places: dict[str, tuple[int, ...]] = {}
         for r in self.kernel.targets:
             t = r.target
-            axes = list(self.kernel.blocked) + ([f"d{self.extent[t.feature]}"] if t.feature else [])
+            axes = self._walked_axes() + ([f"d{self.extent[t.feature]}"] if t.feature and not r.unrolled else [])
             first = {"max": -INFINITY, "min": INFINITY, "logsumexp": -INFINITY}.get(t.aggregation, 0.0)
-            own = [b.fill(axes, first)]
+            own = [b.fill(axes, first)] * (r.unrolled or 1)
             if t.aggregation == "logsumexp":
                 own.append(b.fill(axes, 0.0))
             places[t.output] = tuple(range(len(found), len(found) + len(own)))
             found += own
             if self._needs_seen(r) and t.points not in self.seen:
                 self.seen[t.points] = len(found)
-                found.append(b.fill(self.kernel.blocked, 0, "int32"))
+                found.append(b.fill(self._walked_axes(), 0, "int32"))
         return found, places
+
+    def _walked_axes(self) -> list[str]:
+        """Of what is carried for a row: those of the block too where each of its points has its own."""
+        looped = [self.kernel.looped] if self.kernel.elementwise and self.kernel.looped is not None else []
+        return [*self.kernel.blocked, *looped]
+
+    def _along(self, aggregation: str, x: Value, careful: bool = False) -> Value:
+        """The aggregation along the block that is walked, if it is taken there at once."""
+        looped = self.kernel.looped
+        if looped is None or self.kernel.elementwise:
+            return x
+        return self.b.reduce(aggregation, looped, x, careful=careful)
 
     def _may_be_empty(self, r: Reduced) -> bool:
         """Whether an element without a point must be told apart from what factors outside of the sum make of zero."""
@@ -138,11 +150,11 @@ class _Build(Places):
             if t.points in self.seen and mask is not None and looped is not None:
                 place = self.seen[t.points]
                 here = b.cast(mask, "int32")
-                here = b.reduce("max", looped, here) if looped in here.type.axes else here
+                here = self._along("max", here) if looped in here.type.axes else here
                 state[place] = b.apply("larger", carried[place], here)
             elif t.points in self.seen:
                 place = self.seen[t.points]
-                state[place] = b.fill(self.kernel.blocked, 1, "int32")
+                state[place] = b.fill(self._walked_axes(), 1, "int32")
             own = places[t.output]
             before = carried[own[0]]
             if t.aggregation == "logsumexp" or t.output in anchors:
@@ -160,12 +172,19 @@ class _Build(Places):
                         "select", mask, x, b.number(-INFINITY if t.aggregation == "max" else INFINITY, "float32")
                     )
                 )
-                if looped is not None:
-                    x = b.reduce(t.aggregation, looped, self._full(x), careful=True)
+                x = self._along(t.aggregation, self._full(x), careful=True)
                 state[own[0]] = b.apply(t.aggregation, before, x)
+            elif r.unrolled is not None:
+                for k, place in enumerate(own):
+                    values = self._at_feature(r, k, positions, masked)
+                    state[place] = self._sum(r, values, mask, carried[place], exponentials)
             else:
                 state[own[0]] = self._sum(r, at, mask, before, exponentials)
         return state
+
+    def _at_feature(self, r: Reduced, k: int, positions: Mapping[str, Value], masked: bool) -> Emitter:
+        """Values where an unrolled feature is k."""
+        return self.emitter({**positions, str(r.target.feature): self.b.number(k)}, masked)
 
     def _full(self, x: Value) -> Value:
         """The value with the axes of the matrix."""
@@ -204,7 +223,7 @@ class _Build(Places):
             x = self._full(at.value(t.body, "float32"))
         low, unit = b.number(-INFINITY, "float32"), b.number(number * LOG2E, "float32")
         x = x if mask is None else b.apply("select", mask, x, low)
-        highest = b.reduce("max", looped, x, careful=not scaled)
+        highest = self._along("max", x, careful=not scaled)
         if later:
             highest, x = b.apply("mul", highest, unit), b.apply("mul", x, unit)
         top = b.apply("larger" if scaled else "max", before[0], highest, hint="top")
@@ -215,7 +234,7 @@ class _Build(Places):
         p, r = b.apply("exp2", p, hint="p"), b.apply("exp2", r, hint="r")
         total = None
         if scaled:
-            total = b.apply("add", b.apply("mul", before[1], r), b.reduce("sum", looped, p), hint="total")
+            total = b.apply("add", b.apply("mul", before[1], r), self._along("sum", p), hint="total")
         return top, total, p, r
 
     def _sum(
@@ -243,23 +262,52 @@ class _Build(Places):
         if mask is not None and masked:
             weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
-        if t.feature is not None:
+        if t.feature is not None and reduced.unrolled is None:
             mixed = product_of(list(reduced.feature))
             dtype = reduced.operand or "float32"
             operand = self.operand(mixed, dtype, at)
             return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
-        if looped is not None:
-            weights = b.reduce("sum", looped, weights)
-        return b.apply("add", before, weights)
+        return b.apply("add", before, self._along("sum", weights))
 
     # the end
 
+    def _combined(self, state: Sequence[Value], places: Mapping[str, tuple[int, ...]]) -> list[Value]:
+        """What the points of a block have, as values of its rows: sums relative to a greatest value are rescaled to the
+        row's."""
+        b, looped = self.b, self.kernel.looped
+        if looped is None or not self.kernel.elementwise:
+            return list(state)
+        found = list(state)
+        scale: dict[str, Value] = {}
+        anchors = {r.anchor for r in self.kernel.targets}
+        for r in self.kernel.targets:
+            t, own = r.target, places[r.target.output]
+            scaled = t.aggregation == "logsumexp"
+            if t.aggregation == "sum":
+                for k in own:
+                    x = found[k] if r.anchor is None else b.apply("mul", found[k], scale[r.anchor])
+                    found[k] = b.reduce("sum", looped, x)
+                continue
+            tops = found[own[0]]
+            top = found[own[0]] = b.reduce("max" if scaled else t.aggregation, looped, tops, careful=not scaled)
+            if scaled or t.output in anchors:
+                low, zero = b.number(-INFINITY, "float32"), b.number(0.0, "float32")
+                below = b.apply("sub", tops, b.apply("select", b.apply("eq", top, low), zero, top))
+                below = below if scaled else b.apply("mul", b.number(LOG2E, "float32"), below)
+                scale[t.output] = b.apply("exp2", below, hint="scale")
+            if scaled:
+                found[own[1]] = b.reduce("sum", looped, b.apply("mul", found[own[1]], scale[t.output]))
+        for place in self.seen.values():
+            found[place] = b.reduce("max", looped, found[place])
+        return found
+
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
         b = self.b
-        at = self.emitter(positions, False)
-        for r in self.kernel.targets:
+        state = self._combined(state, places)
+        for r, k in [(x, k) for x in self.kernel.targets for k in range(x.unrolled or 1)]:
             t = r.target
-            first, *more = (state[k] for k in places[t.output])
+            at = self.emitter(positions, False) if r.unrolled is None else self._at_feature(r, k, positions, False)
+            first, *more = (state[p] for p in places[t.output][k:])
             if t.aggregation == "logsumexp":
                 total = more[0]
                 value = b.apply("mul", b.apply("add", first, b.apply("log2", total)), b.number(LN2, "float32"))

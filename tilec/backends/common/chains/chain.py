@@ -62,7 +62,8 @@ class Target:
 class Reduced:
     """A target as its kernel computes it: `outer * sum(inner)`, each a product. `anchor`: the statistic of this kernel
     that stands in an exponential of the inner product as its greatest argument. `operand`: the type of a mixture's
-    operands."""
+    operands. `unrolled`: the extent of a mixture's feature where each of its values is a sum by itself, in registers.
+    """
 
     target: Target
     inner: tuple[Factor, ...]
@@ -70,6 +71,7 @@ class Reduced:
     outer: tuple[Factor, ...]
     anchor: str | None
     operand: str | None = None
+    unrolled: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ class ChainKernel:
         """What is stored."""
         stored = tuple(r.statement.output for r in self.rows if r.stored)
         return (*stored, *(r.target.output for r in self.targets))
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether a program multiplies no matrices while it walks: then each point of its block has sums of its own,
+        which are combined after the walk."""
+        products = any(i.left is not None for i in self.inners.values())
+        mixtures = any(r.target.feature is not None and r.unrolled is None for r in self.targets)
+        return self.looped is not None and not products and not mixtures
 
     @property
     def first(self) -> str:

@@ -47,7 +47,7 @@ class Places:
         self.features: dict[str, int] = {}
         wide = [i.extent for i in kernel.inners.values() if i.left is not None]
         self.summed = {r.feature: self._width(r) for r in kernel.rows if r.feature is not None}
-        wide += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature]
+        wide += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature and not r.unrolled]
         for n in [*wide, *self.summed.values()]:
             self.features[f"d{n}"] = n
             axes[f"d{n}"] = feature_block(n)
@@ -97,7 +97,7 @@ class Places:
             here[f"#{axis}"] = b.positions(axis)
         for r in kernel.targets:
             f = r.target.feature
-            if f is not None and f not in here:
+            if f is not None and f not in here and r.unrolled is None:
                 here[f] = b.positions(f"d{self.extent[f]}")
         here.update((f, b.positions(f"d{n}")) for f, n in self.summed.items())
 

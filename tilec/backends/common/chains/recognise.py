@@ -25,6 +25,7 @@ from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
 
 Types = Mapping[str, TensorType]
+MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
@@ -125,12 +126,12 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             beyond |= set().union(*(depends[n] for n in _read(t) if n in by_output and n not in there))
             if shape != place or beyond & there.keys():
                 continue
-            reduced = _reduced(t, own, there, extent, matrices.types)
+            reduced = _reduced(t, own, there, extent, matrices)
             if reduced is not None:
                 kernel.append(reduced)
                 break
         else:
-            reduced = _reduced(t, set(), {}, extent, matrices.types)
+            reduced = _reduced(t, set(), {}, extent, matrices)
             assert reduced is not None
             kernels.append([reduced])
             shapes.append(place)
@@ -171,7 +172,8 @@ def _shape(t: Target, extent: Mapping[str, int]) -> tuple | None:
     if not blocked:
         return None
     looped = [v for v in (t.row, t.column) if v not in index]
-    batch = tuple(sorted(v for v in index if v is not None and v not in blocked and v != t.feature))
+    beside = [v for v in index if v is not None and v not in blocked and v != t.feature]
+    batch = tuple(sorted(v for v in beside if extent[v] > 1))
     walked = tuple(sorted(v for v in t.summed if v not in looped))
     blocked = blocked if len(blocked) == 1 else tuple(sorted(blocked))
     return (
@@ -184,7 +186,7 @@ def _shape(t: Target, extent: Mapping[str, int]) -> tuple | None:
 
 
 def _reduced(
-    t: Target, own: set[str], there: Mapping[str, Reduced], extent: Mapping[str, int], types: Types
+    t: Target, own: set[str], there: Mapping[str, Reduced], extent: Mapping[str, int], matrices: Matrices
 ) -> Reduced | None:
     """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
     `own`, otherwise than there can be while they are not complete."""
@@ -204,7 +206,10 @@ def _reduced(
             (feature if used & across else outer).append(f)
         else:
             inner.append(f)
-    operand = None if t.feature is None else _operand_dtype(t, types)
+    operand = None if t.feature is None else _operand_dtype(t, matrices.types)
+    unrolled = None
+    if t.feature is not None and operand == "float32" and extent[t.feature] <= MOST_SUMS and _in_registers(t, matrices):
+        unrolled, inner, feature, operand = extent[t.feature], inner + feature, [], None
     anchor = None
     for f in inner:
         stats = {a.tensor for a in accesses_in(f.value)} & own
@@ -221,7 +226,12 @@ def _reduced(
                 return None
     if any({a.tensor for a in accesses_in(f.value)} & own for f in feature):
         return None
-    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand)
+    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled)
+
+
+def _in_registers(t: Target, matrices: Matrices) -> bool:
+    """Whether the target's inner sums are added up term by term, so that no block is a product's."""
+    return all(matrices.inners[n].left is None for n in _read(t) if n in matrices.inners)
 
 
 def _operand_factors(t: Target) -> list[Factor]:

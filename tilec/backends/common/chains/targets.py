@@ -9,6 +9,7 @@ from tilec.backends.common.chains.chain import Inner, Target
 from tilec.backends.common.chains.values import (
     DTYPES,
     LEAST,
+    SHORT,
     WIDEST,
     as_inner,
     as_value,
@@ -22,6 +23,7 @@ from tilec.backends.common.chains.values import (
     rebuilt,
     reduction_variables,
     substituted,
+    written_apart,
 )
 from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
@@ -61,8 +63,13 @@ def matrices_of(program: Program, types: Types) -> Matrices:
     for s in program.statements:
         if s.output in program.outputs or kind(types[s.output].dtype) != 2:
             continue
+        s = written_apart(s, types, 1)
         inner = as_inner(s, types)
-        if inner is not None and not any(a.tensor in found.values for a in accesses_in(inner[0].body)):
+        if inner is not None and any(a.tensor in found.values for a in accesses_in(inner[0].body)):
+            inner = None
+        if inner is None and types[s.output].dtype == "float32" and any(n in found.values for n in reads(s)):
+            s = written_apart(s, types, SHORT)
+        if inner is not None:
             dot, s, row, column = inner
             found.inners[dot.output] = dot
             extent = extents_of(s, {**types, dot.output: TensorType((), dot.dtype)}) or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
@@ -32,6 +33,7 @@ Types = Mapping[str, TensorType]
 LEAST = 16  # rows and columns of a matrix, at least
 WIDEST = 256  # terms of an inner product, at most
 UNROLLED = 16  # terms of an inner sum that is no product, at most
+SHORT = 8  # terms of a product of float32 that are added up one by one, at most
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -114,6 +116,20 @@ def substituted(value: Expr, index: Sequence[str], a: Access) -> Expr:
     return replace_indices(value, {v: linear(e) for v, e in zip(index, a.index, strict=True)})
 
 
+def written_apart(s: Statement, types: Types, most: int) -> Statement:
+    """The statement without the variables of at most so many values that it sums over: their terms one by one."""
+    extent = extents_of(s, types)
+    if s.aggregation != "sum" or extent is None or not is_computable(s.body, s.guard):
+        return s
+    fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
+    fixed |= set(index_variables(*(() if s.guard is None else (s.guard,)), *(c.expr for c in s.constraints)))
+    for v in reduction_variables(s):
+        if v not in fixed and 0 < extent[v] <= most:
+            first, *others = (replace_indices(s.body, {v: Affine() + k}) for k in range(extent[v]))
+            s = replace(s, body=reduce(lambda x, y: x + y, others, first))
+    return s
+
+
 def is_elementwise(s: Statement) -> bool:
     return s.aggregation in ("assign", "sum") and not reduction_variables(s) and plain_index(s) is not None
 
@@ -136,6 +152,8 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     outside = [f for f in factors if f not in inside]
     name = f"{s.output}.dot"
     product = None if any(f.divides for f in inside) else _sides([f.value for f in inside], axis, extent)
+    if product is not None and extent[axis] <= SHORT and _as_stored(*product[:2], types)[0] == "float32":
+        product = None
     if product is not None and extent[axis] <= WIDEST:
         left, right, row, column = product
         used = [v for v in index if v in index_variables(left, right)]

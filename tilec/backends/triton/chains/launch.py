@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch, Pointer, Setting, python_name
 from tilec.backends.triton.plan.sizes import NARROWEST, reach
 from tilec.ir.types import TensorType
@@ -23,10 +25,15 @@ STATISTICS: Mapping[int, Tiling] = {128: Tiling(64, 64, 4, 3), 256: Tiling(64, 3
 MIXTURE: Mapping[int, Tiling] = {128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 2)}
 MIXTURES: Mapping[int, Tiling] = {64: Tiling(64, 128, 4, 2), 128: Tiling(64, 64, 4, 2), 256: Tiling(32, 32, 4, 2)}
 FLOATS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
+# of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
+ELEMENTWISE = Tiling(64, 32, 4, 2)
+PROGRAMS = 2 * PLANNED_FOR.multiprocessors
 
 
 def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
     """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
+    if kernel.elementwise:
+        return _for_points(kernel, PRECISION[setting.precision])
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
     widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
     widest = max([32, *map(feature_block, widths)])
@@ -42,6 +49,16 @@ def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
     return _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+
+
+def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
+    """Fewer rows where that leaves multiprocessors idle."""
+    rows = math.prod(kernel.extent[v] for v in kernel.blocked)
+    beside = math.prod(kernel.extent[v] for v in kernel.batch)
+    block = min(ELEMENTWISE.block, feature_block(rows))
+    while block > LEAST and -(-rows // block) * beside < PROGRAMS:
+        block //= 2
+    return replace(ELEMENTWISE, block=block, precision=precision)
 
 
 def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:

@@ -1,0 +1,144 @@
+"""Chains without products of matrices: kernel methods over points of few coordinates, in registers, forward and
+backward, by the NumPy interpreter against torch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from support.chains import run
+
+import tilec
+from tilec.backends.common.blocks.ir import Loop, Reduce
+from tilec.backends.common.chains import recognise
+from tilec.backends.common.chains.build import build_kernel
+from tilec.backends.common.chains.places import Tiling
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
+from tilec.saving import partition
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`body` of S over points of X and Y, statements that reduce it, and their `formula` of float64 tensors."""
+
+    body: str
+    rest: str
+    formula: object
+    wide: bool = True  # B has a column for each feature
+
+
+def squares(x, y):
+    return (x[:, None] - y).square().sum(-1)
+
+
+def softmax_of(s):
+    return torch.softmax(s, -1)
+
+
+PRODUCT = "O[i, f : N, F] = +({} * B[j, f]);"
+REGRESSION = "L[i : N] = logsumexp({0}); O[i, f : N, F] = +(exp({0} - L[i]) * B[j, f]);"
+DIVIDED = """T[i : N] = >(-S[i, j]); W[i, j : N, M] = exp(-S[i, j] - T[i]);
+    O[i, f : N, F] = +(W[i, j] / sum(W[i, l]) * B[j, f]);"""
+SQUARES = "(X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d])"
+
+
+def _seen(s):
+    i, j = torch.arange(s.shape[0])[:, None], torch.arange(s.shape[1])
+    return i + 3 >= j
+
+
+CASES = {
+    "gaussian": Pairs(SQUARES, PRODUCT.format("exp(-S[i, j])"), lambda x, y, b: torch.exp(-squares(x, y)) @ b),
+    "laplacian": Pairs(
+        "abs(X[i, d] - Y[j, d])",
+        PRODUCT.format("exp(-S[i, j])"),
+        lambda x, y, b: torch.exp(-(x[:, None] - y).abs().sum(-1)) @ b,
+    ),
+    "rational": Pairs(
+        SQUARES, PRODUCT.format("exp(0 - S[i, j]) / (1 + S[i, j])"),
+        lambda x, y, b: (torch.exp(-squares(x, y)) / (1 + squares(x, y))) @ b,
+    ),
+    "of products": Pairs("X[i, d] * Y[j, d]", PRODUCT.format("exp(S[i, j])"), lambda x, y, b: torch.exp(x @ y.T) @ b),
+    "regression": Pairs(SQUARES, REGRESSION.format("-S[i, j]"), lambda x, y, b: softmax_of(-squares(x, y)) @ b),
+    "divided": Pairs(SQUARES, DIVIDED, lambda x, y, b: softmax_of(-squares(x, y)) @ b),
+    "masked": Pairs(
+        SQUARES,
+        "L[i : N] = logsumexp(i + 3 >= j ? -S[i, j]); O[i, f : N, F] = +(i + 3 >= j ? exp(-S[i, j] - L[i]) * B[j, f]);",
+        lambda x, y, b: softmax_of((-squares(x, y)).masked_fill(~_seen(squares(x, y)), -torch.inf)) @ b,
+    ),
+}  # fmt: skip
+
+
+def both_ways(case: Pairs, sizes: tuple[int, int, int, int], tiling: Tiling):
+    """Value and gradients by interpreted kernels and by torch, and the kernels of each pass."""
+    n, m, d, f = sizes
+    text = f"""function (X[N, D], Y[M, D], B[M, F]) -> (O) {{
+        S[i, j : N, M] = +({case.body});
+        {case.rest}
+    }}"""
+    g = np.random.default_rng(0)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (n, d)), ("Y", (m, d)), ("B", (m, f)))}
+    types = {k: TensorType(x.shape, "float32") for k, x in arrays.items()}
+    program = tilec.compile(text).program
+    parts = partition(program, ("X", "Y", "B"), types, {}, True)
+    forward = run(parts.forward or program, types, arrays, tiling)
+    cotangent = g.standard_normal((n, f)).astype(np.float32)
+    given = {k: forward.values[k] for k in parts.backward.values} | {k: arrays[k] for k in parts.backward.shapes}
+    backward = run(parts.backward.program, dict(parts.backward.types), given | {"DO": cotangent}, tiling)
+    mine = [forward.values["O"], *(backward.values[o] for o in parts.backward.program.outputs)]
+    leaves = [torch.tensor(a).double().requires_grad_() for a in arrays.values()]
+    value = case.formula(*leaves)  # type: ignore[operator]
+    exact = [value, *torch.autograd.grad(value, leaves, torch.tensor(cotangent).double())]
+    return mine, [x.detach().numpy() for x in exact], forward.kernels, backward.kernels
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3)], ids=str)
+def test_values_and_gradients(name, sizes):
+    """Matrices of pairs are in no kernel's outputs, forward or backward."""
+    mine, exact, forward, backward = both_ways(CASES[name], sizes, Tiling(32, 16))
+    for x, y in zip(mine, exact, strict=True):
+        assert np.linalg.norm(x - y) <= 3e-6 * np.linalg.norm(y)
+    stored = {o for kernel in (*forward, *backward) for o in kernel}
+    assert {"O"} <= stored and {"DX", "DY", "DB"} <= stored and not stored & {"S", "DS"}
+
+
+def test_each_point_has_its_own_sums():
+    """What is added up along the walk is combined after it."""
+    types = {n: TensorType(s, "float32") for n, s in (("X", (64, 3)), ("Y", (64, 3)), ("B", (64,)))}
+    text = f"""function (X[N, D], Y[M, D], B[M]) -> (O) {{
+        S[i, j : N, M] = +({SQUARES});
+        O[i : N] = +(exp(-S[i, j]) * B[j]);
+    }}"""
+    lowered = lower(tilec.compile(text).program, types, {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    body = build_kernel("k", kernel, found.types, Tiling(32, 16)).body
+    (loop,) = (op for op in body if isinstance(op, Loop))
+    assert not any(isinstance(op, Reduce) for op in loop.body) and any(isinstance(op, Reduce) for op in body)
+
+
+def test_rows_without_points_and_infinities():
+    """Lanes that see nothing, rows that see nothing, greatest values that are infinite."""
+    text = f"""function (X[N, D], Y[M, D], A[M]) -> (L, O) {{
+        S[i, j : N, M] = +({SQUARES});
+        L[i : N] = logsumexp(2 * i >= j + 20 ? A[j] - S[i, j]);
+        O[i : N] = +(2 * i >= j + 20 ? exp(A[j] - S[i, j] - L[i]) * X[i, 0]);
+    }}"""
+    g = np.random.default_rng(2)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (40, 3)), ("Y", (37, 3)), ("A", (37,)))}
+    arrays["A"][30] = np.inf
+    arrays["A"][:4] = -np.inf
+    types = {k: TensorType(x.shape, "float32") for k, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(16, 16))
+    x, y, a = (torch.tensor(v).double() for v in arrays.values())
+    s = a - squares(x, y)
+    i, j = torch.arange(40)[:, None], torch.arange(37)
+    s = s.masked_fill(2 * i < j + 20, -torch.inf)
+    np.testing.assert_allclose(ran.values["L"], torch.logsumexp(s, 1).numpy(), rtol=1e-5)
+    usual = torch.isfinite(torch.logsumexp(s, 1)).numpy()
+    np.testing.assert_allclose(ran.values["O"][usual], x[:, 0].numpy()[usual], rtol=1e-4)
+    assert (ran.values["O"][:10] == 0).all()
