@@ -15,15 +15,14 @@ from tilec.derived.axes import Axes, in_axes, out_axes
 from tilec.derived.deferred import Deferred
 from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
-from tilec.distributed.sharding import Sharding, shard
+from tilec.distributed.sharding import Sharding
 from tilec.errors import TileError
-from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
 from tilec.lowered import Lowered
-from tilec.pipeline import Setting, apply
 from tilec.specialise import Specialiser
+from tilec.torch_op import dtensors
 from tilec.torch_op.graph import handle_of, in_graph
 from tilec.tracebacks import hide_frames, public
 from tilec.transforms.batching.ranks import UnknownRank
@@ -196,18 +195,23 @@ class Function(Displayed):
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
 
     @public
-    def sharding(self, dims: Mapping[str, int | None], *args, ranks: int, **named) -> Sharding:
-        """Where the outputs lie if inputs are sharded along these dimensions over so many ranks, and what is
-        communicated for that, in bytes, and why. Arguments as for `lower`; nothing runs.
+    def sharding(
+        self, placements: Mapping[str, object] | None = None, *args, ranks: int | None = None, **named
+    ) -> Sharding:
+        """Where the outputs lie if inputs lie so over the ranks of a mesh dimension, and what a call communicates for
+        that, in bytes, and why. Nothing runs.
 
-        Raises NameMistake for an unknown input, InputMistake for a dimension that it does not have.
+        `placements`: of inputs by name, each torch's `Shard`, `Replicate` or `Partial`, the number of the dimension
+        that is sharded, or None; one left out is on every rank, or lies as the DTensor given for it. Arguments as for
+        `lower`. `ranks`: how many; that of a DTensor's mesh by default. Raises NameMistake for an unknown input,
+        InputMistake for a dimension that it does not have or where nothing says how many ranks there are.
         """
         args = by_name(self.inputs, args, named) if named else args
         types, values = self._types(args)
+        placed, ranks = dtensors.placements(self.inputs, args, placements or {}, ranks)
         try:
             special = self._specialiser.specialised(types, values)
-            flat = apply(("bind", "flatten", "simplify"), special.program, Setting(special.types, values))
-            return shard(flat, infer(flat, special.types), dims, ranks)
+            return dtensors.plan_of(special, values, placed, ranks)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

@@ -162,6 +162,7 @@ class Specialiser:
         self.recorded: Bounded = (
             Bounded()
         )  # how torch records a call: by types, size values, inputs that need gradients
+        self.shares: Bounded = Bounded()  # what a rank runs of a call on DTensors
         self._prepared: Bounded = Bounded()
         self._derived: dict[tuple[str, tuple], Specialiser] = {}
         self._plain: Bounded = Bounded()

@@ -1,74 +1,104 @@
-"""Placements of a program's tensors over the ranks of one mesh dimension, derived from its indices.
+"""How the ranks of one mesh dimension divide a program, derived from its indices, and what they communicate for that.
 
-A statement is carried out by each rank on its own part if one index variable runs over the sharded dimension of all
-the sharded tensors that it reads, and stands nowhere else: its value is never asked for, only which element it picks.
-If that variable is an index of the output, the output is sharded by it; if it is summed over, each rank holds a part of
-the result, for the aggregation's own reduction to put together (a logsumexp is its maximum and the sum of exponentials
-below it). In any other case the sharded tensors are gathered first.
+Each statement is divided in one of two ways. By a dimension of its output: a rank computes the elements that it will
+hold. Or, where an aggregation puts parts together by a reduction, by a dimension of a sharded tensor: a rank takes the
+points that read what it holds, and its result is a part (a logsumexp is its maximum and the sum of exponentials below
+it). Either way indices say which elements of the other tensors that takes; what a rank does not hold is exchanged
+first: the rows around its own for a window, another dimension's part, or all. Of the ways the one that communicates
+least is taken; index variables keep their values, so that constraints, masks and random numbers are those of the whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from tilec.cost import BYTES
+from tilec.distributed.placements import (
+    REPLICATE,
+    Box,
+    Placement,
+    boxes,
+    chunks,
+    count,
+    inside,
+    overlap,
+    reduced_size,
+    whole,
+)
+from tilec.distributed.regions import Limit, Regions
 from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import INFINITY, call
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Program,
-    Statement,
-    accesses_in,
-    children,
-    expressions,
-    walk,
-)
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Float, Index, Program, Statement, reads_itself, self_reads
 from tilec.ir.types import TensorType
+from tilec.language import show_expr
+from tilec.lattice.sets import depends_on_data
 from tilec.transforms.util.naming import Names
 
 # Aggregations whose parts are put together again, and by which reduction.
-REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min"}
+REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min", "assign": "sum"}
+HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a tensor lies: sharded along `dim`, in parts that `reduction` puts together, or (neither) on every rank."""
+class Copy:
+    """Elements of `tensor` that each rank has at hand under `name`: its box of `boxes`, from program `ready` on."""
 
-    dim: int | None = None
-    reduction: str | None = None
-
-    def __str__(self) -> str:
-        if self.dim is not None:
-            return f"Shard({self.dim})"
-        return "Replicate()" if self.reduction is None else f"Partial({self.reduction})"
-
-
-REPLICATE = Placement()
+    name: str
+    tensor: str
+    boxes: tuple[Box, ...]
+    ready: int
 
 
 @dataclass(frozen=True)
 class Communication:
-    """A collective of all ranks before a statement; `bytes` are those that each rank receives."""
+    """A collective of all ranks before a statement: of `source`, what the ranks hold (`have`), to `result`, what they
+    need. `received`: the bytes that each receives, an all-reduce's as a ring; `bytes`: the most of these. `time`: the
+    program before which it runs."""
 
     before: str
     tensor: str
     collective: str
-    bytes: int
     reason: str
+    received: tuple[int, ...]
+    result: str
+    time: int
+    have: tuple[Box, ...] = ()
+    need: tuple[Box, ...] = ()
+    reduction: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        return max(self.received)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The points of a statement that each rank computes: those at which `form` lies in its part. The form is that of
+    the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`."""
+
+    form: Affine
+    parts: tuple[tuple[int, int], ...]
+    dim: int | None = None
+    owner: tuple[str, int] | None = None
+
+    def limit(self, rank: int) -> Limit:
+        start, stop = self.parts[rank]
+        return Limit(self.form, start, stop - 1)
 
 
 @dataclass(frozen=True)
 class Step:
-    """How one statement is carried out: over each rank's part of what `variable` runs over, or (None) everywhere."""
+    """How one statement is carried out: divided by `split`, or (None) by all ranks alike, in program `time`. `reads`:
+    of each tensor whose elements it reads, the name of the copy."""
 
     statement: Statement
-    variable: str | None
+    split: Split | None
     placement: Placement
+    time: int
+    reads: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,10 +108,15 @@ class Sharding:
     outputs: dict[str, Placement]
     communications: tuple[Communication, ...]
     steps: tuple[Step, ...]
+    copies: Mapping[str, Copy] = field(repr=False)
+    results: Mapping[str, str] = field(repr=False)  # output -> the name under which the ranks have it
+    types: Mapping[str, TensorType] = field(repr=False)
+    ranks: int = 1
 
     @property
     def bytes(self) -> int:
-        return sum(c.bytes for c in self.communications)
+        """Received by the rank that receives most."""
+        return max((sum(c.received[r] for c in self.communications) for r in range(self.ranks)), default=0)
 
     def __str__(self) -> str:
         lines = [f"{name}: {p}" for name, p in self.outputs.items()]
@@ -89,154 +124,241 @@ class Sharding:
         return "\n".join(lines)
 
 
-def shard(program: Program, types: Mapping[str, TensorType], dims: Mapping[str, int | None], ranks: int) -> Sharding:
-    """The sharding of a bound, flat program whose inputs are sharded along `dims` (None, or left out: on every rank).
+def shard(
+    program: Program, types: Mapping[str, TensorType], placements: Mapping[str, Placement], ranks: int
+) -> Sharding:
+    """The sharding of a bound, flat program whose inputs lie as `placements` says (left out: on every rank).
 
     `types` are those of all its tensors. Raises NameMistake for a name that is no input, InputMistake for a dimension
     that an input does not have and for less than one rank.
     """
     if ranks < 1:
         raise InputMistake(f"a mesh has at least one rank, not {ranks}")
-    where: dict[str, Placement] = dict.fromkeys(program.input_names(), REPLICATE)
-    for name, dim in dims.items():
-        if name not in where:
-            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(where))
-        if dim is not None:
+    home: dict[str, Placement] = dict.fromkeys(program.input_names(), REPLICATE)
+    for name, placement in placements.items():
+        if name not in home:
+            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(home))
+        if placement.dim is not None:
             rank = len(types[name].shape)
-            if not -rank <= dim < rank:
-                raise InputMistake(f"{name} has {rank} dimensions, so none is number {dim}")
-            where[name] = Placement(dim % rank)
-    pass_ = _Pass(types, where, ranks)
+            if not -rank <= placement.dim < rank:
+                raise InputMistake(f"{name} has {rank} dimensions, so none is number {placement.dim}")
+            placement = Placement(placement.dim % rank)
+        home[name] = placement
+    planner = _Planner(program, types, home, ranks)
     for s in program.statements:
-        pass_.statement(s)
-    return Sharding({o: where[o] for o in program.outputs}, tuple(pass_.communications), tuple(pass_.steps))
+        planner.statement(s)
+    return planner.sharding(program.outputs)
 
 
-class _Pass:
-    def __init__(self, types: Mapping[str, TensorType], where: dict[str, Placement], ranks: int):
-        self.types, self.where, self.ranks = dict(types), where, ranks
-        self.names = Names(types)
+@dataclass(frozen=True)
+class _Choice:
+    """A way to divide a statement: boxes that each rank needs of each tensor, and the bytes that takes."""
+
+    split: Split | None
+    needed: Mapping[str, tuple[Box, ...]]
+    cost: int
+
+
+class _Planner:
+    def __init__(self, program: Program, types: Mapping[str, TensorType], home: dict[str, Placement], ranks: int):
+        self.types, self.home, self.ranks = dict(types), home, ranks
+        self.names = Names.of(program)
+        self.copies: dict[str, list[Copy]] = {}
+        self.times: dict[str, int] = {}  # the program that has a tensor, or -1
         self.communications: list[Communication] = []
         self.steps: list[Step] = []
+        for name in program.input_names():
+            self._place(name, home[name], -1)
+
+    def _place(self, name: str, placement: Placement, time: int) -> None:
+        self.home[name], self.times[name] = placement, time
+        held = boxes(self.types[name].shape, placement, self.ranks) if placement.reduction is None else ()
+        self.copies[name] = [Copy(name, name, held, max(time, 0))] if held else []
+
+    def sharding(self, outputs: tuple[str, ...]) -> Sharding:
+        results = {}
+        for o in dict.fromkeys(outputs):
+            if self.home[o].reduction is not None and self.types[o].dtype in ("bool", "int8", "int16", "uint8"):
+                self._whole(o, o, f"{o} is an output, and no backend of torch.distributed reduces its element type")
+            at_hand = next((c for c in self.copies[o] if c.boxes == (whole(self.types[o].shape),) * self.ranks), None)
+            if self.home[o].reduction is not None and at_hand is not None:
+                self.home[o] = REPLICATE
+                results[o] = at_hand.name
+            else:
+                results[o] = o
+        copies = {c.name: c for found in self.copies.values() for c in found}
+        placed = {o: self.home[o] for o in outputs}
+        done = tuple(self.communications), tuple(self.steps)
+        return Sharding(placed, *done, copies, results, self.types, self.ranks)
+
+    # statements
 
     def statement(self, s: Statement) -> None:
-        for name in dict.fromkeys(a.tensor for a in _accesses(s)):
-            placement = self.where.get(name, REPLICATE)
-            if placement.reduction is not None:
-                self._communicate(s, name, "all-reduce", 2, f"{s.output} reads the whole of it")
-        variable, reason = self._variable(s)
-        if variable is not None and self._parted(s, variable) and s.aggregation == "logsumexp":
+        choice = self._choose(s)
+        if choice.split is not None and choice.split.dim is None and s.aggregation == "logsumexp":
             for part in self._logsumexp(s):
                 self.statement(part)
             return
-        if variable is None and reason is not None:
-            for name in dict.fromkeys(self._sharded(s)):
-                self._communicate(s, name, "all-gather", 1, reason)
-        placement = REPLICATE if variable is None else self._placement(s, variable)
-        self.where[s.output] = placement
-        self.steps.append(Step(s, variable, placement))
-
-    def _parted(self, s: Statement, v: str) -> bool:
-        return Index(v) not in (s.index or ())
+        reads = {t: self._at_hand(s, t, need, choice.split) for t, need in choice.needed.items()}
+        time = max((c.ready for c in reads.values()), default=0)
+        if choice.split is None:
+            placement = REPLICATE
+        elif choice.split.dim is not None:
+            placement = Placement(choice.split.dim)
+        else:
+            placement = Placement(reduction=REDUCTIONS[s.aggregation])
+        self.steps.append(Step(s, choice.split, placement, time, {t: c.name for t, c in reads.items()}))
+        self._place(s.output, placement, time)
 
     def _logsumexp(self, s: Statement) -> Iterator[Statement]:
         """The maximum, and the logarithm of the sum of exponentials below it; at infinities below 0."""
         index = s.index or ()
+        index = tuple(Index(f"o{k}") for k in range(len(index)))
         top, below, total = (self.names.fresh(f"{s.output}_{n}") for n in ("max", "finite", "sum"))
-        for name in (top, below, total):
-            self.types[name] = self.types[s.output]
+        t = self.types[s.output]
+        half = t.dtype in HALVES
+        wide = replace(t, dtype="float32") if half else t
+        self.types.update({top: wide, below: wide, total: wide})
+        body = call("float32", s.body) if half else s.body
         infinite = call("eq", call("abs", Access(top, index)), INFINITY)
         finite = call("select", infinite, Float(0.0), Access(top, index))
-        yield replace(s, output=top, aggregation="max")
+        yield replace(s, output=top, aggregation="max", body=body)
         yield Statement(below, index, s.sizes, finite)
-        yield replace(s, output=total, aggregation="sum", body=call("exp", s.body - Access(below, index)))
-        yield Statement(s.output, index, s.sizes, call("log", Access(total, index)) + Access(below, index))
+        yield replace(s, output=total, aggregation="sum", body=call("exp", body - Access(below, s.index or ())))
+        result = call("log", Access(total, index)) + Access(below, index)
+        yield Statement(s.output, index, s.sizes, call(t.dtype, result) if half else result)
 
-    def _communicate(self, s: Statement, tensor: str, collective: str, rounds: int, reason: str) -> None:
-        t = self.types[tensor]
-        part = (_bytes(t) * (self.ranks - 1) + self.ranks - 1) // self.ranks
-        self.communications.append(Communication(s.output, tensor, collective, rounds * part, reason))
-        self.where[tensor] = REPLICATE
+    # ways to divide
 
-    def _sharded(self, s: Statement) -> Iterator[str]:
-        names = [a.tensor for a in _accesses(s)] + ([] if s.default is None else [s.default])
-        return (n for n in names if self.where.get(n, REPLICATE).dim is not None)
+    def _choose(self, s: Statement) -> _Choice:
+        regions = Regions(s, {name: t.shape for name, t in self.types.items()})
+        together = self._choice(regions, None)
+        if not any(self.home[t].dim is not None for t in together.needed):
+            return together
+        ways = [self._choice(regions, split) for split in self._splits(s, regions)]
+        return min((*ways, together), key=lambda way: way.cost)
 
-    def _variable(self, s: Statement) -> tuple[str | None, str | None]:
-        """The variable over whose range the ranks divide the statement; None, and why not, if something is sharded."""
-        found: set[str] = set()
-        for a in _accesses(s):
-            dim = self.where.get(a.tensor, REPLICATE).dim
-            if dim is None:
+    def _splits(self, s: Statement, regions: Regions) -> Iterator[Split]:
+        if self.ranks == 1:
+            return
+        own = self_reads(s)
+        for k, (e, n) in enumerate(zip(s.index or (), self.types[s.output].shape, strict=True)):
+            if all(access.index[k] == e for access in own):
+                yield Split(linear(e), chunks(n, self.ranks), k)
+        if reads_itself(s) or s.default is not None or s.aggregation not in (*REDUCTIONS, "logsumexp"):
+            return
+        if s.aggregation == "assign" and self.types[s.output].dtype == "bool":
+            return
+        found: dict[tuple[Affine, int], Split] = {}
+        for r in regions.reads:
+            d = self.home[r.access.tensor].dim
+            if d is None or r.shape or not r.constrains:
                 continue
-            e = a.index[dim]
-            if not isinstance(e, Index):
-                return None, f"{s.output} reads {a.tensor} at other places of dimension {dim} than an index variable's"
-            found.add(e.name)
-        if not found:
-            sharded = next(self._sharded(s), None)
-            return None, None if sharded is None else f"{sharded} is the default of {s.output}"
-        if len(found) > 1:
-            return None, f"{s.output} goes over several sharded dimensions: {', '.join(sorted(found))}"
-        (v,) = found
-        return (v, None) if (reason := self._hindrance(s, v)) is None else (None, reason)
+            form, n = linear(r.access.index[d]), self.types[r.access.tensor].shape[d]
+            others = [x.access.index[d] for x in regions.reads if x.access.tensor == r.access.tensor]
+            if depends_on_data(form) and any(linear(e) != form for e in others):
+                continue
+            found.setdefault((form, n), Split(form, chunks(n, self.ranks), None, (r.access.tensor, d)))
+        yield from found.values()
 
-    def _hindrance(self, s: Statement, v: str) -> str | None:
-        """Why the ranks cannot divide what a variable runs over."""
-        size: int | None = None
-        for a in _accesses(s):
-            for d, e in enumerate(a.index):
-                if e == Index(v) and a.tensor != s.output:
-                    n = self.types[a.tensor].shape[d]
-                    if size not in (None, n):
-                        return f"{v} goes over dimensions of different sizes in {s.output}"
-                    size = n
-        index = s.index or ()
-        if any(isinstance(e, Aggregate) and v in e.bound for root in expressions(s) for e in walk(root)):
-            return f"{v} is bound by a nested aggregation of {s.output}"
-        if any(_stands(c.expr, v) for c in s.constraints):
-            return f"a constraint of {s.output} asks for the value of {v}"
-        if any(_uses(e, v) for e in (s.guard, s.body, s.init) if e is not None):
-            return f"{s.output} asks for the value of {v}"
-        places = [k for k, e in enumerate(index) if e == Index(v)]
-        if any(_stands(e, v) for k, e in enumerate(index) if k not in places) or len(places) > 1:
-            return f"{s.output} is written at other places than {v}"
-        own = [a for a in _accesses(s) if a.tensor == s.output]
-        if own and (not places or any(a.index[places[0]] != Index(v) for a in own)):
-            return f"the recurrence {s.output} steps along {v}"
-        if places:
-            if s.sizes is None or s.sizes[places[0]] != Int(size or 0):
-                return f"{s.output} has another size than what {v} goes over"
-        elif s.aggregation not in (*REDUCTIONS, "logsumexp") or s.default is not None:
-            return f"parts of the aggregation {s.aggregation} over {v} are not put together by one reduction"
-        dim = None if s.default is None else self.where.get(s.default, REPLICATE).dim
-        return f"the default {s.default} is sharded otherwise" if dim is not None and [dim] != places else None
+    def _choice(self, regions: Regions, split: Split | None) -> _Choice:
+        s = regions.statement
+        if split is None:
+            needs = [regions.needed()] * self.ranks
+        else:
+            needs = [regions.needed(split.limit(r)) for r in range(self.ranks)]
+        names = dict.fromkeys(t for need in needs for t in need)
+        needed = {t: tuple(need.get(t, ((0, 0),) * len(self.types[t].shape)) for need in needs) for t in names}
+        if split is not None and split.owner is not None:
+            tensor, d = split.owner
+            held = self.copies[tensor][0].boxes
+            if depends_on_data(split.form):
+                needed[tensor] = held  # an element that another rank has is outside
+        cost = sum(self._cost(t, need) for t, need in needed.items())
+        if split is not None and split.dim is None:
+            cost += {"logsumexp": 2, "assign": 1}.get(s.aggregation, 0) * self._ring(s.output, "sum")
+        return _Choice(split, needed, cost)
 
-    def _placement(self, s: Statement, v: str) -> Placement:
-        for k, e in enumerate(s.index or ()):
-            if e == Index(v):
-                return Placement(k)
-        return Placement(reduction=REDUCTIONS[s.aggregation])
+    # what is at hand, and what is communicated
+
+    def _cost(self, tensor: str, need: tuple[Box, ...]) -> int:
+        if self._found(tensor, need) is not None:
+            return 0
+        reduction = self.home[tensor].reduction
+        return max(self._received(tensor, need)) if reduction is None else self._ring(tensor, reduction)
+
+    def _found(self, tensor: str, need: tuple[Box, ...]) -> Copy | None:
+        """What is at hand and holds what each rank needs."""
+        fits = (c for c in self.copies[tensor] if all(map(inside, need, c.boxes)))
+        return next(fits, None)
+
+    def _received(self, tensor: str, need: tuple[Box, ...]) -> tuple[int, ...]:
+        have, size = self.copies[tensor][0].boxes, BYTES.get(self.types[tensor].dtype, 1)
+        return tuple(
+            size * sum(count(overlap(h, n)) for other, h in enumerate(have) if other != r) for r, n in enumerate(need)
+        )
+
+    def _ring(self, tensor: str, reduction: str) -> int:
+        t = self.types[tensor]
+        total = math.prod(t.shape) * reduced_size(t.dtype, reduction)
+        return 2 * -(-total * (self.ranks - 1) // self.ranks)
+
+    def _at_hand(self, s: Statement, tensor: str, need: tuple[Box, ...], split: Split | None) -> Copy:
+        found = self._found(tensor, need)
+        if found is not None:
+            return found
+        if self.home[tensor].reduction is not None:
+            return self._whole(tensor, s.output, f"{s.output} reads the whole of it")
+        received = self._received(tensor, need)
+        full = whole(self.types[tensor].shape)
+        have = self.copies[tensor][0].boxes
+        d = self.home[tensor].dim
+        if all(n == full for n in need):
+            collective, reason = "all-gather", self._why(s, tensor, split)
+        elif all(n[:d] + n[d + 1 :] == full[:d] + full[d + 1 :] and _next_to(n[d], h[d]) for n, h in zip(need, have)):  # type: ignore[operator,index] # noqa: B905
+            rows = max(max(h[d][0] - n[d][0], n[d][1] - h[d][1]) for n, h in zip(need, have, strict=True) if count(n))  # type: ignore[index]
+            collective = "halo exchange"
+            reason = f"{s.output} reads up to {rows} beyond a rank's part of dimension {d}"
+        else:
+            collective, reason = "all-to-all", self._why(s, tensor, split)
+        return self._add(s.output, tensor, collective, reason, received, have, need, None)
+
+    def _why(self, s: Statement, tensor: str, split: Split | None) -> str:
+        d = self.home[tensor].dim
+        if split is None:
+            steps = [a for a in self_reads(s)]
+            if steps:
+                return f"the recurrence {s.output} steps along dimension {d} of {tensor}, or mixes it"
+            if s.aggregation not in (*REDUCTIONS, "logsumexp") or s.default is not None:
+                return f"parts of the aggregation {s.aggregation} of {s.output} are not put together by one reduction"
+            return f"every rank computes {s.output}, which costs less than dividing it"
+        by = (
+            f"dimension {split.dim} of {s.output}"
+            if split.owner is None
+            else f"dimension {split.owner[1]} of {split.owner[0]}"
+        )
+        shown = show_expr(split.form.to_expr(), tight=True)
+        return f"{s.output} is divided by {by} ({shown}), and reads {tensor} at other places of dimension {d}"
+
+    def _whole(self, tensor: str, before: str, reason: str) -> Copy:
+        """All of a tensor that is in parts."""
+        reduction = self.home[tensor].reduction
+        assert reduction is not None, "there is something to reduce"
+        need = (whole(self.types[tensor].shape),) * self.ranks
+        received = (self._ring(tensor, reduction),) * self.ranks
+        return self._add(before, tensor, "all-reduce", reason, received, (), need, reduction)
+
+    def _add(self, before, tensor, collective, reason, received, have, need, reduction) -> Copy:
+        time = self.times[tensor] + 1
+        copy = Copy(self.names.fresh(f"{tensor}_here"), tensor, need, time)
+        self.communications.append(
+            Communication(before, tensor, collective, reason, received, copy.name, time, have, need, reduction)
+        )
+        self.copies[tensor].append(copy)
+        return copy
 
 
-def _bytes(t: TensorType) -> int:
-    width = {"bool": 8, "bfloat16": 16}.get(t.dtype) or int(t.dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
-    count = 1
-    for n in t.shape:
-        count *= n
-    return count * width // 8
-
-
-def _accesses(s: Statement) -> list[Access]:
-    return list(accesses_in(*expressions(s)))
-
-
-def _stands(e: Expr, v: str) -> bool:
-    return any(x == Index(v) for x in walk(e))
-
-
-def _uses(e: Expr, v: str) -> bool:
-    """Does a variable stand in a value or an index other than as the index of a dimension by itself?"""
-    if isinstance(e, Access):
-        return any(i != Index(v) and _stands(i, v) for i in e.index)
-    return e == Index(v) or any(_uses(x, v) for x in children(e))
+def _next_to(need: tuple[int, int], have: tuple[int, int]) -> bool:
+    """Does a rank need its own part and no more than as much again on either side?"""
+    length = have[1] - have[0]
+    return need[0] <= have[0] and have[1] <= need[1] and max(have[0] - need[0], need[1] - have[1]) <= length

@@ -25,7 +25,7 @@ from tilec.errors import TileError, Unsupported
 from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
 from tilec.specialise import Prepared, Specialised, Specialiser
-from tilec.torch_op import symbolic
+from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.levels import through_levels
 from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
@@ -52,6 +52,8 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, valu
     """The outputs, not recorded."""
     if ordinary(tensors):
         return function.prepared(tensors, weak, values)(tensors)
+    if any(map(dtensors.is_distributed, tensors)):
+        return dtensors.run(function, tensors, weak, values)
     numbers = [place for place, w in enumerate(weak) if w]
     try:
         results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))
@@ -363,8 +365,8 @@ class TileCall(torch.autograd.Function):
         if backward.replaced:
             kept = [backward.replaced[i](t) if i in backward.replaced else t for i, t in enumerate(kept)]
         given = (*kept, *d_outputs)
-        device = next(d.device for d in d_outputs if d is not None)
-        tensors = [given[s] if isinstance(s, int) else _standing_in(s, device) for s in backward.sources]
+        like = next(d for d in d_outputs if d is not None)
+        tensors = [given[s] if isinstance(s, int) else _standing_in(s, like) for s in backward.sources]
         results = backward.run(tensors)
         return (None, *[None if place is None else results[place] for place in backward.results])
 
@@ -383,6 +385,7 @@ class TileCall(torch.autograd.Function):
         return results, tuple(None if r is None else 0 for r in results)
 
 
-def _standing_in(t: TensorType, device: torch.device) -> torch.Tensor:
+def _standing_in(t: TensorType, like: torch.Tensor) -> torch.Tensor:
     """Zeros in one element of memory: for a cotangent that is not there, or an input that lends its shape alone."""
-    return torch.zeros((), dtype=getattr(torch, t.dtype), device=device).expand(t.shape)
+    zeros = torch.zeros((), dtype=getattr(torch, t.dtype), device=like.device).expand(t.shape)
+    return dtensors.replicated_like(zeros, like)

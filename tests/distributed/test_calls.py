@@ -1,0 +1,175 @@
+"""Calls on DTensors: outputs and gradients of one rank, placed as the indices say, for the bytes that the plan says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import Received, in_ranks
+from support.sharded import check_ranks, distributed
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import tilec
+from tilec.ir.evaluate import evaluate
+from tilec.language import parse
+from tilec.transforms.autodiff.grad import grad
+
+RANKS = 3
+
+
+def _(*shape):
+    return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype(float)
+
+
+MATMUL = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+SOFTMAX = "function (X[N, D]) -> (Y) { E[i, j] = exp(X[i, j] - max(X[i, k])); Y[i, j] = E[i, j] / sum(E[i, k]); }"
+WINDOW = "function (X[N, C], K[J, C, O]) -> (Y) { Y[n, o : N - J + 1, O] = +(X[n + j, c] * K[j, c, o]); }"
+STRIDED = """function (X[N, C], K[J, C, O]) -> (Y) {
+    Y[n, o : (N + 1)/2, O] = +(X[2*n + 3*j - 3, c] * K[j, c, o]);
+}"""
+ATTENTION = """function (Q[N, E], K[M, E], V[M, F]) -> (O) {
+    S[i, j : N, M] = sum(Q[i, e] * K[j, e]);
+    L[i] = logsumexp(j <= i ? S[i, j]);
+    O[i, f : N, F] = sum(j <= i ? exp(S[i, j] - L[i]) * V[j, f]);
+}"""
+LOGSUMEXP = "function (X[N, D]) -> (Y) { Y[i : N] = logsumexp(X[i, j]); }"
+RECURRENCE = "function (X[T, D]) -> (H) { H[t, i : T, D] = tanh(H[t - 1, i] + X[t, i]) init X[0, i]; }"
+TABLE = "function (T[V, D], I[N]) -> (Y) { Y[n, d] = T[I[n], d]; }"
+MASK = "function (X[N, D], S[]) -> (Y) { Y[i, j : N, D] = rand(S[], 7*i + j) < 0.5 ? X[i, j] * i; }"
+INDICES = np.array([3, 0, 7, 9, 2, 3, -1])
+S, R, P = Shard, Replicate(), Partial("sum")
+CASES = {
+    "rows": (MATMUL, [_(7, 4), _(4, 5)], [S(0), R], "Shard(0)", ""),
+    "columns": (MATMUL, [_(7, 4), _(4, 5)], [R, S(1)], "Shard(1)", ""),
+    "terms": (MATMUL, [_(7, 4), _(4, 5)], [S(1), S(0)], "Partial(sum)", ""),
+    "terms of one": (MATMUL, [_(7, 4), _(4, 5)], [S(1), R], "Partial(sum)", ""),
+    "maxima": (MATMUL.replace("+(", ">("), [_(6, 4), _(4, 5)], [S(1), S(0)], "Partial(max)", ""),
+    "products": (MATMUL.replace("+(", "*("), [_(6, 4), _(4, 5)], [S(1), S(0)], "Partial(product)", ""),
+    "rows and columns": (MATMUL, [_(7, 4), _(4, 5)], [S(0), S(1)], "Shard(0)", "all-gather"),
+    "parts": (MATMUL, [_(7, 4), _(4, 5)], [P, R], "Replicate()", "all-reduce"),
+    "logsumexp": (LOGSUMEXP, [_(2, 24)], [S(1)], "Replicate()", "all-reduce all-reduce"),
+    "infinities": (LOGSUMEXP, [np.full((2, 24), -np.inf)], [S(1)], "Replicate()", "all-reduce all-reduce"),
+    "infinity": (LOGSUMEXP, [np.array([[np.inf, 1, -np.inf] * 5])], [S(1)], "Replicate()", "all-reduce all-reduce"),
+    "softmax of rows": (SOFTMAX, [_(5, 4)], [S(0)], "Shard(0)", ""),
+    "softmax": (SOFTMAX, [_(5, 4)], [S(1)], "Shard(1)", "all-reduce all-reduce"),
+    "window": (WINDOW, [_(13, 2), _(3, 2, 4)], [S(0), R], "Shard(0)", "halo exchange"),
+    "window's channels": (WINDOW, [_(7, 3), _(3, 3, 4)], [S(1), S(1)], "Partial(sum)", ""),
+    "window's kernels": (WINDOW, [_(7, 2), _(3, 2, 4)], [R, S(2)], "Shard(1)", ""),
+    "stride and dilation": (STRIDED, [_(23, 2), _(3, 2, 4)], [S(0), R], "Shard(0)", "halo exchange"),
+    "causal rows": (ATTENTION, [_(9, 2), _(9, 2), _(9, 3)], [S(0)] * 3, "Shard(0)", "all-gather all-to-all"),
+    "recurrence": (RECURRENCE, [_(4, 6)], [S(1)], "Shard(1)", ""),
+    "rows of a table": (TABLE, [_(8, 4), INDICES], [R, S(0)], "Shard(0)", ""),
+    "table": (TABLE, [_(8, 4), INDICES], [S(1), R], "Shard(1)", ""),
+    "draws": (MASK, [_(7, 3), np.array(5)], [S(0), R], "Shard(0)", ""),
+    "more ranks than rows": (MATMUL, [_(2, 4), _(4, 5)], [S(0), R], "Shard(0)", ""),
+    "any": ("function (X[N]) -> (Y) { Y[] = any(X[i] > 0); }", [_(6)], [S(0)], "Replicate()", "all-reduce"),
+    "mean": ("function (X[N]) -> (Y) { Y[] = mean(X[i]); }", [_(6)], [S(0)], "Replicate()", "all-reduce"),
+    "larger": ("function (X[N]) -> (Y) { Y[i : N + 1] = X[i]; }", [_(6)], [S(0)], "Shard(0)", "all-to-all"),
+    "diagonal": ("function (X[N, N]) -> (Y) { Y[i : N] = X[i, i]; }", [_(6, 6)], [S(1)], "Shard(0)", ""),
+    "argmax": (
+        "function (X[N, D]) -> (Y) { Y[i : N] = argmax(X[i, j]); }",
+        *([_(6, 40)], [S(1)], "Replicate()", "all-reduce all-reduce"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_compute_what_one_does(name):
+    source, arrays, placements, placement, collectives = CASES[name]
+    program, f = parse(source), tilec.compile(source)
+    expected = evaluate(program, arrays)
+    gradients = None
+    floating = [n for n, a in zip(program.input_names(), arrays, strict=True) if a.dtype.kind == "f"]
+    if expected[0].dtype.kind == "f":
+        cotangents = [np.random.default_rng(0).normal(size=expected[0].shape)]
+        gradients = cotangents, evaluate(grad(program, tuple(floating)), [*arrays, *cotangents])
+    check_ranks(f, (), arrays, RANKS, placements, expected, 1e-6, gradients)
+    told = f.sharding(dict(zip(program.input_names(), placements, strict=True)), *arrays, ranks=RANKS)
+    assert str(next(iter(told.outputs.values()))) == placement
+    assert " ".join(c.collective for c in told.communications) == collectives, str(told)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_communicated_is_told(name):
+    source, arrays, placements, _, _ = CASES[name]
+    f = tilec.compile(source)
+    names = f.inputs
+
+    def body(mesh):
+        given = [distributed(a, mesh, p) for a, p in zip(arrays, placements, strict=True)]
+        Received.reset()
+        result = f(*given)
+        forward = Received.bytes(), f.sharding({}, *given)
+        if not result.is_floating_point():
+            return [forward]
+        gradient = f.grad([n for n, g in zip(names, given, strict=True) if g.is_floating_point()])
+        cotangent = distributed(np.ones(result.shape), mesh, Replicate())
+        Received.reset()
+        gradient(*given, cotangent)
+        return [forward, (Received.bytes(), gradient.sharding({}, *given, cotangent))]
+
+    with Received.counted():
+        for rank, results in enumerate(in_ranks(RANKS, body)):
+            for received, told in results:
+                assert received == sum(c.received[rank] for c in told.communications), str(told)
+
+
+def test_plan_of_specs():
+    f = tilec.compile(MATMUL)
+    told = f.sharding({"A": 1, "B": Shard(0)}, tilec.spec((6, 4)), tilec.spec((4, 5)), ranks=2)
+    assert str(told) == "C: Partial(sum)"
+    window = tilec.compile(WINDOW).sharding({"X": 0}, tilec.spec((9, 2)), tilec.spec((3, 2, 4)), ranks=3)
+    (halo,) = window.communications
+    assert (halo.tensor, halo.received, halo.bytes) == ("X", (2 * 2 * 4,) * 2 + (0,), 16)
+    assert "reads up to 2 beyond" in halo.reason
+
+
+def test_backward_of_two_outputs_one_of_which_is_used():
+    f = tilec.compile("function (X[N, D]) -> (Y, Z) { Y[i, j] = X[i, j] * X[i, j]; Z[j] = sum(X[i, j]); }")
+
+    def body(mesh):
+        x = distributed(_(5, 3), mesh, Shard(0)).requires_grad_()
+        (found,) = torch.autograd.grad(f(x)[1].redistribute(placements=[Replicate()]).sum(), x)
+        return found.placements, found.full_tensor()
+
+    for placements, found in in_ranks(2, body):
+        assert placements == (Shard(0),)
+        assert (found == 1).all()
+
+
+REFUSED = {
+    "a plain tensor": (lambda mesh: [distributed(_(4, 4), mesh, R), torch.ones(4, 4)], "B is a plain tensor"),
+    "other meshes": (
+        lambda mesh: [distributed(_(4, 4), mesh, R), distributed(_(4, 4), dist.init_device_mesh("cpu", (1, 2)), R)],
+        "different meshes",
+    ),
+    "parts of another size": (
+        lambda mesh: [
+            DTensor.from_local(torch.ones(3, 4), mesh, [S(0)], shape=torch.Size((4, 4)), stride=(4, 1)),
+            distributed(_(4, 4), mesh, R),
+        ],
+        "it should hold",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    make, message = REFUSED[name]
+
+    def body(mesh):
+        with pytest.raises(tilec.TileError, match=message):
+            tilec.compile(MATMUL)(*make(mesh))
+
+    in_ranks(2, body)
+
+
+def test_refused_plans():
+    f, specs = tilec.compile(MATMUL), (tilec.spec((6, 4)), tilec.spec((4, 5)))
+    for placements, error in (({"Q": 0}, tilec.errors.NameMistake), ({"A": 2}, tilec.errors.InputMistake)):
+        with pytest.raises(error):
+            f.sharding(placements, *specs, ranks=2)
+    for ranks in (0, None):
+        with pytest.raises(tilec.errors.InputMistake):
+            f.sharding({}, *specs, ranks=ranks)

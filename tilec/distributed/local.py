@@ -1,0 +1,217 @@
+"""A rank's share of a divided program: programs over what it holds, between communications.
+
+A rank's statement is the whole one with indices shifted to the boxes at hand. Its index variables are counted from the
+rank's own first element where one variable runs over what is divided, so that the rank's program looks like the whole
+one; everywhere else they keep their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.distributed.placements import Box, shape_of
+from tilec.distributed.regions import reads_of
+from tilec.distributed.sharding import Communication, Sharding, Step
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
+from tilec.ir.program import (
+    Access,
+    Constraint,
+    Expr,
+    Index,
+    Input,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    expressions,
+    index_variables,
+    map_expressions,
+    reads,
+    rebuild,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.bind.bind import size_inputs
+from tilec.transforms.util.naming import Names, all_variables
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Communications, then a program of what is at hand (None: nothing is left to compute) under the names `arguments`;
+    `types` are those of its inputs. `stand_ins`, among the arguments, lend their shape alone; `released`: names that
+    nothing asks for afterwards."""
+
+    communications: tuple[Communication, ...]
+    program: Program | None
+    types: Mapping[str, TensorType]
+    arguments: tuple[str, ...]
+    stand_ins: frozenset[str]
+    released: tuple[str, ...]
+
+
+def stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
+    """What one rank does, in order."""
+    return _Rank(plan, rank).stages()
+
+
+class _Rank:
+    def __init__(self, plan: Sharding, rank: int):
+        self.plan, self.rank = plan, rank
+        self.shapes = {name: t.shape for name, t in plan.types.items()}
+        self.names = Names({*plan.types, *plan.copies, *(c.result for c in plan.communications)})
+        self.stand_ins: dict[str, str] = {}
+
+    def stages(self) -> tuple[Stage, ...]:
+        plan = self.plan
+        last = max([c.time for c in plan.communications] + [s.time for s in plan.steps], default=-1)
+        bodies = [[s for step in plan.steps if step.time == t for s in self._statements(step)] for t in range(last + 1)]
+        moved = [tuple(c for c in plan.communications if c.time == t) for t in range(last + 1)]
+        wanted = set(plan.results.values())
+        after: list[set[str]] = []  # what is asked for once a stage's program has run
+        for body, communications in zip(reversed(bodies), reversed(moved), strict=True):
+            after.append(set(wanted))
+            wanted |= {name for s in body for name in reads(s)} | {c.tensor for c in communications}
+        found = []
+        for body, communications, later in zip(bodies, moved, reversed(after), strict=True):
+            found.append(self._stage(body, communications, later))
+        return tuple(found)
+
+    def _stage(self, body: list[Statement], communications: tuple[Communication, ...], later: set[str]) -> Stage:
+        made = [s.output for s in body]
+        outputs = tuple(name for name in made if name in later)
+        inputs = tuple(n for n in dict.fromkeys(name for s in body for name in reads(s)) if n not in made)
+        known = {*inputs, *(c.tensor for c in communications), *(c.result for c in communications)}
+        stand_ins = frozenset(known & set(self.stand_ins.values()))
+        released = tuple(sorted(known - later - stand_ins))
+        if not outputs:
+            return Stage(communications, None, {}, (), frozenset(), released)
+        types = {name: self._type(name) for name in inputs}
+        program = Program(None, tuple(Input(n, types[n].shape) for n in inputs), outputs, tuple(body))
+        program = self._without_sizes(program)
+        types = dict(zip(program.input_names(), types.values(), strict=True))
+        return Stage(communications, program, types, inputs, stand_ins, released)
+
+    def _without_sizes(self, program: Program) -> Program:
+        """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""
+        renamed = {name: self.names.fresh(f"{name}_given") for name in size_inputs(program)}
+        casts = [Statement(n, (), (), call("int64", Access(new, ()))) for n, new in renamed.items()]
+        inputs = tuple(replace(i, name=renamed.get(i.name, i.name)) for i in program.inputs)
+        return replace(program, inputs=inputs, statements=(*casts, *program.statements))
+
+    def _type(self, name: str) -> TensorType:
+        """Of what is at hand under a name."""
+        back = {new: tensor for tensor, new in self.stand_ins.items()}
+        if name in back:
+            return replace(self.plan.types[back[name]], weak=False)
+        copy = self.plan.copies.get(name)
+        if copy is None:  # in parts
+            return self.plan.types[name]
+        return replace(self.plan.types[copy.tensor], shape=shape_of(copy.boxes[self.rank]))
+
+    # a statement
+
+    def _statements(self, step: Step) -> list[Statement]:
+        s, split = step.statement, step.split
+        held = {t: (name, self.plan.copies[name].boxes[self.rank]) for t, name in step.reads.items()}
+        before: list[Statement] = []
+        shift: dict[str, Affine] = {}
+        if split is not None:
+            low, high = split.parts[self.rank]
+            v = _counted(split.form)
+            if v is not None and v not in _bound(s):
+                shift = {v: Affine.variable(v) + (low - split.form.constant)}
+            if split.dim is None and not self._owned(step, held):
+                c = Constraint((split.form - low).to_expr(), Int(high - low))
+                s = replace(s, constraints=(*s.constraints, c))
+        init = s.init
+        s = substitute_affine(s, shift) if shift else s
+        if init is not None and shift:
+            init = replace_indices(init, shift)
+        own: dict[int, int] = {}
+        if split is not None and split.dim is not None:
+            low, high = split.parts[self.rank]
+            own = {split.dim: low}
+            sizes = list(s.sizes or ())
+            sizes[split.dim] = Int(high - low)
+            s = replace(s, sizes=tuple(sizes))
+        s = map_expressions(replace(s, init=init), lambda e: self._at_hand(e, s.output, own, held))
+        if own:
+            index = list(s.index or ())
+            for k, low in own.items():
+                index[k] = (linear(index[k]) - low).to_expr()
+            s = replace(s, index=tuple(index))
+        if s.default is not None:
+            s, before = self._with_default(s, held, own)
+        return [*before, s]
+
+    def _owned(self, step: Step, held: Mapping[str, tuple[str, Box]]) -> bool:
+        """Do the accesses alone keep a rank to its own points?"""
+        split = step.split
+        assert split is not None and split.owner is not None
+        tensor, d = split.owner
+        return (
+            any(
+                r.access.tensor == tensor and r.constrains and not r.shape and linear(r.access.index[d]) == split.form
+                for r in reads_of(step.statement)
+            )
+            and held[tensor][1][d] == split.parts[self.rank]
+        )
+
+    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], held: Mapping[str, tuple[str, Box]]) -> Expr:
+        """An expression that reads what is at hand; `own`: where the output's own elements begin."""
+
+        def visit(x: Expr) -> Expr:
+            if isinstance(x, Inside):
+                index = tuple(map(visit, x.access.index))
+                return Inside(Access(self._stand_in(x.access.tensor), index))
+            if not isinstance(x, Access):
+                return rebuild(x, visit)
+            index = tuple(map(visit, x.index))
+            if x.tensor == output:
+                return Access(output, _moved(index, [own.get(k, 0) for k in range(len(index))]))
+            if x.tensor not in held:  # never read: of a statement without points
+                return Access(self._stand_in(x.tensor), index)
+            name, box = held[x.tensor]
+            return Access(name, _moved(index, [low for low, _ in box]))
+
+        return visit(e)
+
+    def _stand_in(self, tensor: str) -> str:
+        """What has a tensor's shape, and no elements."""
+        if tensor not in self.stand_ins:
+            self.stand_ins[tensor] = self.names.fresh(f"{tensor}_shape")
+        return self.stand_ins[tensor]
+
+    def _with_default(self, s: Statement, held: Mapping[str, tuple[str, Box]], own: Mapping[int, int]):
+        """The statement with a default of its own shape."""
+        assert s.default is not None
+        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        if s.default not in held:  # of no elements
+            name = self._stand_in(s.default)
+            box: Box = tuple((0, n) for n in self.shapes[s.default])
+        else:
+            name, box = held[s.default]
+        wanted = tuple((own.get(k, 0), own.get(k, 0) + n) for k, n in enumerate(shape))
+        if box == wanted:
+            return replace(s, default=name), []
+        part = self.names.fresh(f"{s.output}_default")
+        index = tuple(Index(f"o{k}") for k in range(len(shape)))
+        offsets = [low - start for (low, _), (start, _) in zip(box, wanted, strict=True)]
+        cut = Statement(part, index, tuple(map(Int, shape)), Access(name, _moved(index, offsets)))
+        return replace(s, default=part), [cut]
+
+
+def _counted(form: Affine) -> str | None:
+    """The index variable that a form is, up to a constant."""
+    whole = form.constant.denominator == 1
+    return replace(form, constant=form.constant * 0).bare if whole else None
+
+
+def _bound(s: Statement) -> set[str]:
+    """Variables that nested aggregations bind."""
+    return all_variables(s) - set(index_variables(*expressions(s)))
+
+
+def _moved(index: tuple[Expr, ...], origin: list[int]) -> tuple[Expr, ...]:
+    return tuple((linear(i) - low).to_expr() if low else i for i, low in zip(index, origin, strict=True))

@@ -1,0 +1,263 @@
+"""Which elements of the tensors that it reads a part of a statement needs: boxes, by intervals of index variables.
+
+The intervals are those of the statement's points, cut by what the part asks for and carried from condition to condition
+until nothing changes. A box may hold more than is read (a form of two variables that depend on one another), never
+less; windows, strides, dilations and triangular masks come out exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tilec.distributed.placements import Box, hull
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+)
+from tilec.lattice.sets import Domain, Shapes, bounds_of, depends_on_data, domain, domain_of
+
+ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
+Interval = tuple[Fraction | float, Fraction | float]
+EVERYTHING: Interval = (-math.inf, math.inf)
+Intervals = dict[str, Interval]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`form` lies in low..high, both included."""
+
+    form: Affine
+    low: int | float
+    high: int | float
+
+
+@dataclass(frozen=True)
+class Read:
+    """An access, the aggregations around it, outermost first, and what it gives: `shape` alone, under `in`, or
+    elements; `constrains`: no point counts where it lies outside, whichever branches are taken."""
+
+    access: Access
+    layers: tuple[Aggregate, ...]
+    shape: bool
+    constrains: bool
+
+
+def reads_of(s: Statement) -> tuple[Read, ...]:
+    """All accesses of a statement but those in `init`."""
+    roots = [*(s.index or ()), *([] if s.guard is None else [s.guard]), s.body]
+    return tuple(r for root in roots for r in _reads(root, (), True))
+
+
+def _reads(e: Expr, layers: tuple[Aggregate, ...], constrains: bool) -> Iterator[Read]:
+    match e:
+        case Inside(access):
+            yield Read(access, layers, True, constrains)
+            for i in access.index:
+                yield from _reads(i, layers, constrains)
+        case Pad(access, value):
+            inner = access.access if isinstance(access, Inside) else access
+            yield Read(inner, layers, isinstance(access, Inside), False)
+            for i in inner.index:
+                yield from _reads(i, layers, False)
+            yield from _reads(value, layers, constrains)
+        case Access():
+            yield Read(e, layers, False, constrains)
+            for i in e.index:
+                yield from _reads(i, layers, constrains)
+        case Aggregate():
+            for child in children(e):
+                yield from _reads(child, (*layers, e), False)
+        case Call("select", (condition, *branches)):
+            yield from _reads(condition, layers, constrains)
+            for branch in branches:
+                yield from _reads(branch, layers, False)
+        case _:
+            for child in children(e):
+                yield from _reads(child, layers, constrains)
+
+
+class Regions:
+    """The reads of one statement and the boxes that parts of it need. `shapes`: of the tensors that it reads."""
+
+    def __init__(self, s: Statement, shapes: Shapes):
+        self.statement, self.shapes = s, shapes
+        points = domain(s, shapes)
+        self.reads = tuple(r for r in reads_of(s) if r.access.tensor != s.output)
+        box = bounds_of(Domain(points.variables, points.conditions))
+        self._start: Intervals | None = (
+            None if box is None else {v: (Fraction(a), Fraction(b)) for v, (a, b) in box.items()}
+        )
+        self._limits = [Limit(c.form, 0, c.bound - 1) for c in points.conditions]
+        self._limits += [] if s.guard is None else conditions_of(s.guard)
+        self._inner = {r.layers: self._layer_limits(r.layers) for r in self.reads}
+
+    def _layer_limits(self, layers: Sequence[Aggregate]) -> list[Limit]:
+        found: list[Limit] = []
+        for e in layers:
+            roots = [e.body, *([] if e.guard is None else [e.guard])]
+            inner = domain_of(roots, self.shapes, e.constraints, own=self.statement.output)
+            found += [Limit(c.form, 0, c.bound - 1) for c in inner.conditions]
+            found += [] if e.guard is None else conditions_of(e.guard)
+        return found
+
+    def needed(self, *part: Limit) -> dict[str, Box]:
+        """Of each tensor whose elements are read, the box of those that the part's points read; empty ones left out."""
+        found: dict[str, Box] = {}
+        intervals = self._narrowed(self._start, [*part, *self._limits])
+        if intervals is not None:
+            known: dict[tuple[Aggregate, ...], Intervals | None] = {(): intervals}
+            for r in self.reads:
+                if r.shape:
+                    continue
+                if r.layers not in known:
+                    bound = dict.fromkeys((v for e in r.layers for v in e.bound), EVERYTHING)
+                    known[r.layers] = self._narrowed({**intervals, **bound}, self._inner[r.layers])
+                if (inner := known[r.layers]) is not None:
+                    self._add(found, r.access, inner)
+        if self.statement.init is not None:
+            self._add_init(found, part, intervals)
+        if (default := self.statement.default) is not None:
+            self._add_default(found, default, part)
+        return found
+
+    def _add(self, found: dict[str, Box], access: Access, intervals: Intervals) -> None:
+        box = tuple(
+            clipped(reach(linear(e), intervals), n)
+            for e, n in zip(access.index, self.shapes[access.tensor], strict=True)
+        )
+        if all(start < stop for start, stop in box):
+            found[access.tensor] = hull(found.get(access.tensor), box)
+
+    def _add_init(self, found: dict[str, Box], part: Sequence[Limit], intervals: Intervals | None) -> None:
+        """`init` is read at coordinates that the recurrence reads: the part's own along the dimension that it divides,
+        any along the others."""
+        s = self.statement
+        assert s.init is not None
+        free: Intervals = dict.fromkeys(index_variables(*(s.index or ())), EVERYTHING)
+        for limit in part:
+            if (v := limit.form.bare) is not None:
+                free[v] = Fraction(limit.low), Fraction(limit.high)
+                if limit.low > limit.high:
+                    return
+        for r in _reads(s.init, (), False):
+            if not r.shape:
+                self._add(found, r.access, free)
+
+    def _add_default(self, found: dict[str, Box], default: str, part: Sequence[Limit]) -> None:
+        s = self.statement
+        box = [(0, n) for n in self.shapes[default]]
+        for limit in part:
+            for k, e in enumerate(s.index or ()):
+                if linear(e) == limit.form:
+                    box[k] = clipped((limit.low, limit.high), self.shapes[default][k])
+        if all(start < stop for start, stop in box):
+            found[default] = hull(found.get(default), tuple(box))
+
+    def _narrowed(self, start: Intervals | None, limits: Sequence[Limit]) -> Intervals | None:
+        """The intervals under these limits; None where no point is left."""
+        if start is None:
+            return None
+        box = dict(start)
+        for _ in range(ROUNDS):
+            changed = False
+            for limit in limits:
+                if limit.low > limit.high:
+                    return None
+                for v in limit.form.variables():
+                    if v not in box:
+                        continue
+                    new = _solved(limit, v, box)
+                    if new[0] > new[1]:
+                        return None
+                    if new != box[v]:
+                        box[v], changed = new, True
+            if not changed:
+                break
+        return box
+
+
+def conditions_of(guard: Expr) -> list[Limit]:
+    """What a guard says of affine forms of index variables."""
+    match guard:
+        case Call("and", (a, b)):
+            return conditions_of(a) + conditions_of(b)
+        case Call("lt" | "le" | "gt" | "ge" | "eq", (a, b)) if _integral(a) and _integral(b):
+            form, name = linear(a) - linear(b), guard.function
+            low = {"gt": 1, "ge": 0, "eq": 0}.get(name, -math.inf)
+            high = {"lt": -1, "le": 0, "eq": 0}.get(name, math.inf)
+            return [Limit(form, low, high)]
+    return []
+
+
+def _integral(e: Expr) -> bool:
+    """Is a value an affine form of index variables with integer coefficients?"""
+    match e:
+        case Index():
+            return True
+        case Call("add" | "sub" | "neg", args):
+            return all(map(_integral, args))
+        case Call("mul", (a, b)):
+            return _integral(a) and _integral(b) and (not index_variables(a) or not index_variables(b))
+    return type(e).__name__ == "Int"
+
+
+def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:
+    """The interval of a variable where the others of the form have theirs."""
+    own = limit.form.coefficient(v)
+    low, high = reach(limit.form - Affine.variable(v, own), box)
+    ends = ((limit.low - high) / own, (limit.high - low) / own)
+    below, above = min(ends), max(ends)
+    return (
+        max(box[v][0], below if math.isinf(below) else Fraction(math.ceil(below))),
+        min(box[v][1], above if math.isinf(above) else Fraction(math.floor(above))),
+    )
+
+
+def reach(form: Affine, box: Mapping[str, Interval]) -> Interval:
+    """Bounds of a form's value where its variables lie in intervals."""
+    low: Fraction | float = form.constant
+    high: Fraction | float = form.constant
+    for atom, c in form.terms:
+        a, b = box.get(atom.name, EVERYTHING) if isinstance(atom, Index) else _atom(atom, box)
+        ends = (a * c, b * c) if c > 0 else (b * c, a * c)
+        low, high = low + ends[0], high + ends[1]
+    return low, high
+
+
+def _atom(e: Expr, box: Mapping[str, Interval]) -> Interval:
+    if not isinstance(e, Call) or depends_on_data(Affine.of([(e, 1)])):
+        return EVERYTHING
+    intervals = [reach(linear(a), box) for a in e.args]
+    match e.function:
+        case "mod":
+            (low, high), (n, other) = intervals
+            if n != other or n <= 0:
+                return EVERYTHING
+            same = not math.isinf(low) and not math.isinf(high) and low // n == high // n
+            return (low % n, high % n) if same else (Fraction(0), n - 1)
+        case "clamp":
+            (low, high), (least, _), (_, most) = intervals
+            return min(max(low, least), most), min(max(high, least), most)
+        case "max" | "min":
+            pick = max if e.function == "max" else min
+            return pick(i[0] for i in intervals), pick(i[1] for i in intervals)
+    return EVERYTHING
+
+
+def clipped(interval: tuple[Fraction | float, Fraction | float], size: int) -> tuple[int, int]:
+    """The whole numbers of an interval inside a dimension, the last one excluded."""
+    low = 0 if interval[0] <= 0 else size if interval[0] >= size else math.ceil(interval[0])
+    high = -1 if interval[1] < 0 else size - 1 if interval[1] >= size else math.floor(interval[1])
+    return low, max(low, high + 1)
