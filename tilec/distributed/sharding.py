@@ -310,13 +310,12 @@ class _Planner:
         if self.home[tensor].reduction is not None:
             return self._whole(tensor, s.output, f"{s.output} reads the whole of it")
         received = self._received(tensor, need)
-        full = whole(self.types[tensor].shape)
-        have = self.copies[tensor][0].boxes
-        d = self.home[tensor].dim
-        if all(n == full for n in need):
+        have, d = self.copies[tensor][0].boxes, self.home[tensor].dim
+        assert d is not None, "what is on every rank is at hand"
+        if all(n == whole(self.types[tensor].shape) for n in need):
             collective, reason = "all-gather", self._why(s, tensor, split)
-        elif all(n[:d] + n[d + 1 :] == full[:d] + full[d + 1 :] and _next_to(n[d], h[d]) for n, h in zip(need, have)):  # type: ignore[operator,index] # noqa: B905
-            rows = max(max(h[d][0] - n[d][0], n[d][1] - h[d][1]) for n, h in zip(need, have, strict=True) if count(n))  # type: ignore[index]
+        elif _from_neighbours(have, need):
+            rows = max(max(h[d][0] - n[d][0], n[d][1] - h[d][1], 0) for n, h in zip(need, have, strict=True))
             collective = "halo exchange"
             reason = f"{s.output} reads up to {rows} beyond a rank's part of dimension {d}"
         else:
@@ -358,7 +357,11 @@ class _Planner:
         return copy
 
 
-def _next_to(need: tuple[int, int], have: tuple[int, int]) -> bool:
-    """Does a rank need its own part and no more than as much again on either side?"""
-    length = have[1] - have[0]
-    return need[0] <= have[0] and have[1] <= need[1] and max(have[0] - need[0], need[1] - have[1]) <= length
+def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:
+    """Does each rank need of the ranks beside it alone, and not all that these hold?"""
+    for r, n in enumerate(need):
+        for other, h in enumerate(have):
+            taken = count(overlap(h, n))
+            if other != r and taken and (abs(other - r) > 1 or taken == count(h)):
+                return False
+    return True
