@@ -120,7 +120,7 @@ def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection
             what = "nested" if t.is_nested else str(t.layout).removeprefix("torch._").removeprefix("torch.")
             hint = f"pass {name}.to_padded_tensor(0.0)" if t.is_nested else f"pass {name}.to_dense()"
             raise InputMistake(f"{name} is a {what} tensor; Tile reads dense ones alone", hint=hint)
-    return Arguments(_on_one_device(names, tensors), weak, numpy)
+    return Arguments(_on_one_device(names, tensors, values), weak, numpy)
 
 
 def to_array(name: str, t: torch.Tensor) -> np.ndarray:
@@ -221,7 +221,18 @@ def _unsupported(name: str, dtype: str) -> TypeMistake:
     return TypeMistake(f"{name}: element type {dtype} is not supported", hint="one of " + ", ".join(DTYPES))
 
 
-def _on_one_device(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def number_on(device: torch.device, number: bool | int | float | torch.SymInt | torch.SymFloat) -> torch.Tensor:
+    """A Python number as a tensor of rank 0, filled in on its device: a transfer would have to be waited for."""
+    whole = isinstance(number, (int, torch.SymInt))
+    dtype = torch.bool if isinstance(number, bool) else torch.int64 if whole else torch.float64
+    if isinstance(number, int) and 2**63 <= number < 2**64:  # a seed's
+        number -= 2**64
+    return torch.full((), number, dtype=dtype, device=device)  # type: ignore[arg-type]
+
+
+def _on_one_device(
+    names: Sequence[str], tensors: Sequence[torch.Tensor], values: Sequence[object]
+) -> tuple[torch.Tensor, ...]:
     devices = {t.device for t in tensors}
     if len(devices) > 1:
         movable = [t.ndim == 0 and t.device.type == "cpu" for t in tensors]
@@ -230,5 +241,11 @@ def _on_one_device(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tup
             where = ", ".join(f"{name} on {device}" for device, name in fixed.items())
             raise InputMistake(f"inputs on different devices: {where}", hint="move them to one device with .to()")
         device = next(iter(fixed)) if fixed else next(iter(devices))
-        tensors = [t.to(device) for t in tensors]
+        return tuple([_moved(t, v, device) for t, v in zip(tensors, values, strict=True)])
     return tuple(tensors)
+
+
+def _moved(t: torch.Tensor, given: object, device: torch.device) -> torch.Tensor:
+    if isinstance(given, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(given, np.generic):
+        return number_on(device, given)
+    return t.to(device, non_blocking=True)

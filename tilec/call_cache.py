@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
-from tilec.arguments import size_value, to_tensors
+from tilec.arguments import number_on, size_value, to_tensors
 from tilec.errors import Unsupported
 from tilec.specialise import CACHED_CALLS, Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import cast
-from tilec.torch_op.node import TileCall, call, record
-from tilec.torch_op.state import PLAIN, ordinary, recording, transforming, watched
+from tilec.torch_op.node import call, record
+from tilec.torch_op.settled import settled_call
+from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
 
 
 class CallCache:
-    """Calls of one function. `settled`: signature of a call -> what runs."""
+    """Calls of one function. `settled`: signature of a call -> what runs, given the inputs one by one."""
 
     def __init__(self, function: Specialiser):
         self._function = function
-        self._settled: dict[object, Callable[[Sequence[torch.Tensor]], tuple]] = {}
+        self._settled: dict[object, Callable[..., tuple]] = {}
 
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
@@ -30,7 +30,7 @@ class CallCache:
         settled = self._settled.get(signature)
         if settled is None:
             return self._first(signature, inputs)
-        outputs = settled(inputs)  # type: ignore[arg-type]
+        outputs = settled(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
@@ -54,10 +54,12 @@ class CallCache:
         if function.sizes or len(self._settled) >= CACHED_CALLS or not ordinary(tensors):
             return
         if recording(tensors):
-            settled, count = record(function, tensors, weak, ()).settled(tensors), len(function.outputs)
-            run: Callable = lambda tensors: TileCall.settled(settled, tensors)[:count]  # noqa: E731
+            recorded = record(function, tensors, weak, ())
+            run: Callable = settled_call(recorded, tensors)
+            if recorded.partition is not None and recorded.partition.extra:
+                run = _leading(run, len(function.outputs))
         elif (prepared := function.prepared(tensors, weak, ())).plain:
-            run = prepared.unrecorded
+            run = prepared.direct
         else:
             return
         numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
@@ -69,35 +71,64 @@ KEPT_NUMBERS = 64
 
 
 class Numbers:
-    """The tensors of the Python numbers that one input is given, the latest of which are kept."""
+    """The tensors of the Python numbers that one input is given, the latest of which are kept in `known`.
+
+    On CUDA each stream has its own, filled in in its order; a captured graph, which would outlive what is kept, always
+    fills in a tensor of its own.
+    """
 
     def __init__(self, function: Specialiser, position: int, device: torch.device):
         self._names = (function.inputs[position],)
         self._seeds, self._device = function.seeds, device
-        self._known: dict[object, torch.Tensor] = {}
+        self.cuda = device.type == "cuda"
+        self.known: dict[object, torch.Tensor] = {}
 
     def __call__(self, number: object) -> torch.Tensor:
-        found = self._known.get(number) if number else None  # zeros of either sign are equal
+        key = number
+        if self.cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return self._made(number)
+            key = number, torch._C._cuda_getCurrentRawStream(self._device.index or 0)
+        found = self.known.get(key) if number else None  # zeros of either sign are equal
         if found is None:
-            (found,) = to_tensors(self._names, (number,), self._seeds).tensors
-            found = found.to(self._device)
-            if len(self._known) >= KEPT_NUMBERS:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[number] = found
+            found = self._made(number)
+            found.conversions = {}  # type: ignore[attr-defined]
+            if len(self.known) >= KEPT_NUMBERS:
+                self.known.pop(next(iter(self.known)), None)
+            self.known[key] = found
         return found
+
+    def _made(self, number: object) -> torch.Tensor:
+        (found,) = to_tensors(self._names, (number,), self._seeds).tensors  # which says what is wrong with it
+        return number_on(self._device, number) if self.cuda else found  # type: ignore[arg-type]
+
+
+def _leading(run: Callable, count: int) -> Callable:
+    return lambda *tensors: run(*tensors)[:count]
 
 
 def _with_numbers(run: Callable, numbers: Sequence[tuple[int, Numbers]]) -> Callable:
-    def call(inputs: Sequence[object]) -> tuple:
+    ((first, one), *others) = numbers
+    get = one.known.get
+
+    def single(*inputs: object) -> tuple:
+        number = inputs[first]
+        found = get(number) if number else None
+        return run(*inputs[:first], one(number) if found is None else found, *inputs[first + 1 :])
+
+    if not others and not one.cuda:
+        return single
+
+    def call(*inputs: object) -> tuple:
         tensors = list(inputs)
         for position, tensor_of in numbers:
             tensors[position] = tensor_of(tensors[position])
-        return run(tensors)
+        return run(*tensors)
 
     return call
 
 
-strided = torch.strided
+(Tensor, Parameter), _recording, _keys = PLAIN, torch.is_grad_enabled, torch._C._dispatch_keys
 
 
 def _size(name: str, given: object, tensor: torch.Tensor) -> int:
@@ -106,17 +137,22 @@ def _size(name: str, given: object, tensor: torch.Tensor) -> int:
 
 
 def _signature(inputs: Sequence[object]) -> tuple | None:
-    """What a call depends on where all inputs are plain tensors and torch neither transforms nor traces it."""
-    if transforming() or watched() or forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+    """What a call depends on where torch neither transforms nor traces it. A tensor's dispatch keys tell strided ones
+    with memory of their own from all others."""
+    if not untouched():
         return None
-    found: list[object] = [torch.is_grad_enabled()]
+    found: list[object] = [_recording()]
     for t in inputs:
-        if type(t) in NUMBERS:
-            found.append(type(t))
-        elif type(t) not in PLAIN or t.layout is not strided or t.is_neg() or t.is_nested or t._is_zerotensor():  # type: ignore[attr-defined]
-            return None
+        kind = type(t)
+        if kind is Tensor or kind is Parameter:
+            try:
+                found += (t.shape, t.dtype, t.get_device(), t.requires_grad, _keys(t).raw_repr())  # type: ignore[attr-defined,arg-type]
+            except RuntimeError:  # a nested tensor has no shape
+                return None
+        elif kind in NUMBERS:
+            found.append(kind)
         else:
-            found.append((t.shape, t.dtype, t.device, t.requires_grad))  # type: ignore[attr-defined]
+            return None
     return tuple(found)
 
 

@@ -88,6 +88,14 @@ class Prepared:
         """What runs where torch records nothing and autocast is off."""
         return getattr(self.executable, "unrecorded", self.executable) if self.plain else self
 
+    @property
+    def direct(self) -> Callable[..., tuple]:
+        """The same, given the inputs one by one."""
+        if self.plain and hasattr(self.executable, "direct"):
+            return self.executable.direct
+        run = self.unrecorded
+        return lambda *tensors: run(tensors)
+
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         if self.replaced:
             tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]

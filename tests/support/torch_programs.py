@@ -29,14 +29,21 @@ class Example:
 
 
 @cache
-def compiled(name: str) -> Callable[..., torch.Tensor]:
+def compiled(name: str, backend: str | None = None) -> Callable[..., torch.Tensor]:
     """The Tile function over its floating inputs."""
     example = EXAMPLES[name]
-    function = tilec.compile(example.source)
+    function = tilec.compile(example.source, backend=backend)
     if not example.integers:
         return function
-    integers = [torch.tensor(i) for i in example.integers]
-    return lambda *inputs: function(*inputs, *[i.to(inputs[0].device) for i in integers])
+    integers = {"cpu": [torch.tensor(i) for i in example.integers]}
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        device = inputs[0].device
+        if str(device) not in integers:
+            integers[str(device)] = [i.to(device) for i in integers["cpu"]]
+        return function(*inputs, *integers[str(device)])
+
+    return call
 
 
 def _convolution(i: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

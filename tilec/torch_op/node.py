@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._C import _functorch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
@@ -144,10 +143,6 @@ class Recorded:
     @property
     def inputs(self) -> tuple[str, ...]:
         return self.forward.inputs
-
-    def settled(self, tensors: Sequence[torch.Tensor]) -> Settled:
-        """The same for plain tensors on the device of these."""
-        return Settled(self, self.forward.prepared(tensors, self.weak, self.run.values).unrecorded)
 
     @cached_property
     def run(self) -> Ready:
@@ -304,15 +299,6 @@ class Pass:
     replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A recorded call of plain tensors on one device, of which nothing has to be asked: `run` gives outputs and
-    extras."""
-
-    recorded: Recorded
-    run: Callable[[Sequence[torch.Tensor]], Results]
-
-
 class TileCall(torch.autograd.Function):
     """Run a recorded call on tensors; the backward pass runs its gradient, which is recorded in turn if asked."""
 
@@ -322,20 +308,13 @@ class TileCall(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
-    def forward(recorded: Recorded | Settled, *tensors: torch.Tensor) -> Results:
+    def forward(recorded: Recorded, *tensors: torch.Tensor) -> Results:
         # torch takes no operation in place on what a node returns as a view, though nothing else has its memory
         return tuple([r if r is None or not r._is_view() else r.detach() for r in recorded.run(tensors)])
-
-    @classmethod
-    def settled(cls, recorded: Settled, tensors: Sequence[torch.Tensor]) -> Results:
-        """`apply` where all is known."""
-        return super(torch.autograd.Function, cls).apply(recorded, *map(_functorch.unwrap_if_dead, tensors))  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         recorded, *tensors = inputs
-        if type(recorded) is Settled:
-            recorded = recorded.recorded
         ctx.recorded = recorded
         ctx.set_materialize_grads(False)
         every = (*output, *tensors)

@@ -15,6 +15,17 @@ _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
 
 
+_autocasting = torch._C._is_any_autocast_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_traced = torch._C._get_tracing_state
+
+
+def untouched() -> bool:
+    """Are plain tensors computed with as they are: does torch neither transform, trace nor watch calls, carry tangents
+    or cast?"""
+    return not (transforming() or _modes() or forward_ad._current_level >= 0 or _autocasting() or _traced() is not None)
+
+
 def recording(tensors: Sequence[torch.Tensor]) -> bool:
     """Does torch record what is done with these, outside torch.func's transforms?"""
     return (

@@ -123,7 +123,7 @@ def _given(source: Source, tensors: Tensors, carried: Tensors, device: torch.dev
         case Carried(tensor):
             return carried[tensor]
         case Start(time):
-            return torch.tensor(time, device=device)
+            return torch.full((), time, device=device)
 
 
 def _take(result: torch.Tensor, sink: Sink, tensors: Tensors, carried: Tensors) -> None:

@@ -127,7 +127,7 @@ def slab_lines(
 
     def call(size: int) -> str:
         lowering, given, asks = _lowering(run, size, types, wanted)
-        asked = [f"torch.tensor({first}, device=device)"] if asks else []
+        asked = [f"torch.full((), {first}, device=device)"] if asks else []
         arguments = ", ".join([*(part(g.tensor, g.axis) for g in given), *asked])
         return f"{', '.join(parts[t] for t in wanted)}, = {function(lowering)}({arguments})"
 

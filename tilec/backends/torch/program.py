@@ -32,15 +32,15 @@ class TorchProgram:
     def __init__(self, name: str, text: str, statements: tuple[str, ...]):
         self._text = text
         self.kernels = (Kernel(name, text, statements),)
-        self._function = _compiled(name, text)
+        self.direct = _compiled(name, text)  # of the inputs one by one, where nothing is recorded anyway
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return self._function(*inputs)
+            return self.direct(*inputs)
 
     def unrecorded(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The same where nothing is recorded anyway."""
-        return self._function(*inputs)
+        return self.direct(*inputs)
 
     def source(self) -> str:
         return self._text

@@ -10,6 +10,15 @@ from typing import cast
 import numpy as np
 import torch
 
+from tilec.backends.torch.certainty import askable
+from tilec.backends.torch.certainty import below_infinity as below_infinity
+from tilec.backends.torch.certainty import finite as finite
+from tilec.backends.torch.exponentials import exponential_product as exponential_product
+from tilec.backends.torch.exponentials import exponential_step as exponential_step
+from tilec.backends.torch.exponentials import log_factor as log_factor
+from tilec.backends.torch.exponentials import log_product as log_product
+from tilec.backends.torch.exponentials import log_step as log_step
+from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 
 Tensor = torch.Tensor
@@ -91,8 +100,10 @@ def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool,
     """Fill `out` [steps, lanes...] with the states h = a x h + b after `start`, from the last step if `falling`.
 
     `a` and `b` broadcast to out's shape. False where the result may not be what step by step comes out: where it holds
-    an infinity or NaN that a composition of steps could have made.
+    an infinity or NaN that a composition of steps could have made, or where that cannot be asked.
     """
+    if not askable(out):
+        return False
     times, plus, one, zero = SCANS[semiring]
     steps, lanes = out.shape[0], out.shape[1:]
     length = max(1, math.isqrt(steps))
@@ -122,6 +133,17 @@ def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool,
 def still(t: Tensor, rank: int) -> Tensor:
     """A tensor over time and lanes that is the same at all times, without its time; one of rank 0 has none."""
     return t[0] if rank and t.dim() == rank else t
+
+
+def number_as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A Python number's tensor in another type; one that is kept for later calls keeps its conversions too."""
+    conversions = getattr(t, "conversions", None)
+    if conversions is None:
+        return t.to(dtype)
+    found = conversions.get(dtype)
+    if found is None:
+        found = conversions[dtype] = t.to(dtype)
+    return found
 
 
 def clamped(index: int, size: int) -> int:
@@ -168,7 +190,7 @@ def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor)
     left, right = (
-        x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)
+        x if isinstance(x, Tensor) else torch.full((), x, dtype=like.dtype, device=like.device) for x in (a, b)
     )
     left, right = torch.broadcast_tensors(left, right)
     return left, right
@@ -192,16 +214,6 @@ def own_precision() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
-
-
-def finite(*tensors: Tensor) -> bool:
-    """Whether all elements are; may say no wrongly where a sum overflows, which only costs time."""
-    for t in tensors:
-        if t.is_floating_point():
-            total = t.sum(dtype=torch.float32) if t.element_size() < 4 else t.sum()
-            if not torch.isfinite(total):
-                return False
-    return True
 
 
 def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
@@ -278,11 +290,6 @@ def _format(t: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def below_infinity(*tensors: Tensor) -> bool:
-    """Whether all elements are below +inf and no NaN."""
-    return all(t.numel() == 0 or bool(t.amax() < float("inf")) for t in tensors)
-
-
 def log_cumulative(t: Tensor, dim: int) -> Tensor:
     """logsumexp of all elements up to each, 16-bit ones in float32; what follows +inf is +inf, what follows NaN NaN."""
     return torch.logcumsumexp(t, dim)
@@ -303,109 +310,3 @@ def confined(t: Tensor, axis: int, start: int, count: int, outside: float) -> Te
     result = torch.full_like(t, outside)
     result.narrow(axis, start, count).copy_(t.narrow(axis, start, count))
     return result
-
-
-CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
-
-
-def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
-    """`logsumexp_k(a[..., i, k] + b[..., k, j])` by a matrix product of exponentials, shifted by row and column maxima.
-
-    What underflow loses of a sum of K terms is a few K * 2^-126 (float64: 2^-1022), so where the sum is at least
-    K * 2^-99 (2^-966) it is as accurate as the product's arithmetic. The other elements, and those that are not finite,
-    are computed again term by term, within `budget` bytes; where no term is above -inf they are just that.
-    """
-    count = a.shape[-1]
-    top_a, top_b = _finite_or_zero(a.amax(-1, keepdim=True)), _finite_or_zero(b.amax(-2, keepdim=True))
-    total = torch.matmul(torch.exp(a - top_a), torch.exp(b - top_b))
-    result = torch.log(total).add_(top_a).add_(top_b)
-    certain = (total >= count * CERTAIN[a.dtype]) & (total < float("inf"))
-    if not certain.all():
-        _log_again(a, b, result, ~certain, budget)
-    return result
-
-
-def log_factor(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A right operand of `log_step`: itself, its column maxima, and its exponentials below them."""
-    top = _finite_or_zero(b.amax(-2, keepdim=True))
-    return b, top, torch.exp(b - top)
-
-
-def log_step(a: Tensor, factor: tuple[Tensor, Tensor, Tensor], budget: int) -> Tensor:
-    """`log_product` by the same matrix again and again; where something is not sure, by that function."""
-    b, top_b, exponentials = factor
-    top_a = a.amax(-1, keepdim=True)
-    total = torch.matmul(torch.sub(a, top_a).exp_(), exponentials)
-    least, most = torch.aminmax(total)
-    if least >= a.shape[-1] * CERTAIN[a.dtype] and most < float("inf"):
-        return total.log_().add_(top_a).add_(top_b)
-    return log_product(a, b, budget)
-
-
-def _finite_or_zero(t: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(t), t, 0.0)
-
-
-def exponential_product(
-    w: Tensor,
-    weights: Tensor | int,
-    right: tuple[Tensor, Tensor],
-    u: Tensor,
-    outer: Tensor | int,
-    valid: Tensor | None,
-) -> Tensor | None:
-    """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * factor[.., k, j]`, times
-    `outer[.., i, j]`, where `valid`, with `right` the `right_factor` of v and factor; None where that is not sure to be
-    as accurate as adding the terms up."""
-    top_u, (top_v, powers) = _finite_or_zero(u.amax(-1, keepdim=True)), right
-    exponent = w + top_u + top_v.mT
-    if valid is not None:
-        exponent = exponent.masked_fill(~valid, float("-inf"))
-    if not exponent.amax() <= -math.log(powers.shape[-2] * CERTAIN[u.dtype]):
-        return None
-    inner = exponent.exp_() * weights
-    if valid is not None:
-        inner = inner.masked_fill(~valid, 0.0)
-    result = torch.matmul(inner, powers) * torch.exp(u - top_u) * outer
-    return result if finite(result) else None
-
-
-def right_factor(v: Tensor, factor: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Row maxima of v, and its exponentials below them times a factor."""
-    top = _finite_or_zero(v.amax(-1, keepdim=True))
-    return top, torch.exp(v - top) * factor
-
-
-def exponential_step(
-    w: Tensor,
-    weights: Tensor | int,
-    right: tuple[Tensor, Tensor],
-    u: Tensor,
-    outer: Tensor | int,
-    valid: Tensor | None,
-    shape: Ints,
-    places: Ints,
-) -> Tensor | None:
-    """`exponential_product` with its dimensions taken apart and put in order: `places` says which of `shape` each
-    dimension of the result is, -1 for one of size 1."""
-    result = exponential_product(w, weights, right, u, outer, valid)
-    if result is None:
-        return None
-    result = result.reshape(shape).permute([p for p in places if p >= 0])
-    return result[tuple(slice(None) if p >= 0 else None for p in places)]
-
-
-def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
-    """Compute the failed elements of a log product term by term, into `result`."""
-    if below_infinity(a, b):
-        support = torch.matmul((a != float("-inf")).to(a.dtype), (b != float("-inf")).to(a.dtype))
-        result.masked_fill_(support == 0, float("-inf"))
-        failed = failed & (support > 0)
-    batch = result.shape[:-2]
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    step = max(1, budget // (4 * a.element_size() * a.shape[-1]))
-    places = failed.nonzero()
-    for first in range(0, len(places), step):
-        *lead, i, j = places[first : first + step].unbind(-1)
-        terms = a[(*lead, i)] + b.mT[(*lead, j)]
-        result[(*lead, i, j)] = torch.logsumexp(terms, -1)

@@ -289,7 +289,7 @@ class Frame:
         code = self._atom(e.access) if isinstance(e.access, Access) else "1"
         if inside is None:
             return code
-        tensors = f"torch.tensor({code}, device=device)" if code.isdigit() else code
+        tensors = f"torch.full((), {code}, device=device)" if code.isdigit() else code
         return f"torch.where({inside[0]}, {tensors}, {self.index(linear(e.value))})"
 
     # conditions

@@ -216,7 +216,7 @@ class _Body:
         if self.aggregation == "assign" and not self.reductions and self._needs_reached():
             return code
         if value.number is not None:
-            identity = f"torch.tensor({identity}, dtype=torch.{before}, device=device)"
+            identity = f"torch.full((), {identity}, dtype=torch.{before}, device=device)"
         return f"torch.where({mask}, {code}, {identity})"
 
     def _fill(self) -> str:

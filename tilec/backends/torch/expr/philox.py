@@ -33,8 +33,8 @@ class Counters:
             total = total + coefficient * values
         return total
 
-    def run(self) -> tuple[int, torch.Size] | None:
-        """The first of them and their shape, where they are consecutive in row-major order."""
+    def run(self) -> tuple[Tensor, torch.Size] | None:
+        """The first of them (of rank 0) and their shape, where they are consecutive in row-major order."""
         shape = torch.broadcast_shapes(*(values.shape for _, values in self.terms))
         by_dimension = {v.shape.index(v.numel()): (c, v) for c, v in self.terms if v.numel() > 1}
         first, count = self.offset, 1
@@ -42,7 +42,8 @@ class Counters:
             if shape[d] > 1 and (d not in by_dimension or by_dimension[d][0] != count):
                 return None
             count *= shape[d]
-        return first + sum(c * int(v.reshape(-1)[0]) for c, v in self.terms if v.numel()), shape
+        starts = [c * v.reshape(-1)[0] for c, v in self.terms if v.numel()]
+        return sum(starts, torch.full((), _wrapped(first), device=self.terms[0][1].device)), shape
 
 
 def philox(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,27 +83,32 @@ def _drawn(function: str, seed: Tensor, counter: Tensor | Counters) -> Tensor:
         run = counter.run() if seed.numel() == 1 else None
         return _drawn(function, seed, counter.tensor()) if run is None else _run(function, seed, *run)
     if seed.numel() == 1 and seed.dim() <= counter.dim() and _consecutive(counter):
-        return _run(function, seed, int(counter.reshape(-1)[0]), counter.shape)
+        return _run(function, seed, counter.reshape(-1)[0], counter.shape)
     seeds, counters = torch.broadcast_tensors(seed, counter)
     lanes = _four(function, seeds, counters >> 2)
     return lanes.gather(-1, (counters & 3).unsqueeze(-1)).squeeze(-1)
 
 
-def _run(function: str, seed: Tensor, first: int, shape: torch.Size) -> Tensor:
-    """The draws of consecutive counters."""
+def _run(function: str, seed: Tensor, first: Tensor, shape: torch.Size) -> Tensor:
+    """The draws of consecutive counters. A device other than the CPU is not asked which is the first."""
     count = math.prod(shape)
-    first = (first + 2**63) % 2**64 - 2**63
     if seed.device.type == "cpu":
-        lanes = _lanes(function, int(seed.reshape(())), first >> 2, (first % 4 + count + 3) // 4)
-        return lanes.view(-1)[first % 4 : first % 4 + count].view(shape)
-    blocks = torch.arange((first % 4 + count + 3) // 4, device=seed.device) + (first >> 2)
+        start = int(first)
+        lanes = _lanes(function, int(seed.reshape(())), start >> 2, (start % 4 + count + 3) // 4)
+        return lanes.view(-1)[start % 4 : start % 4 + count].view(shape)
+    blocks = torch.arange((count + 6) // 4, device=seed.device) + (first >> 2)
     lanes = _four(function, seed.reshape(1), blocks)
-    return lanes.view(-1)[first % 4 : first % 4 + count].view(shape)
+    return lanes.view(-1)[torch.arange(count, device=seed.device) + (first & 3)].view(shape)
+
+
+def _wrapped(number: int) -> int:
+    """The number modulo 2^64, as int64 has it."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _consecutive(counter: Tensor) -> bool:
     count = counter.numel()
-    if count < 2:
+    if count < 2 or counter.device.type != "cpu":
         return False
     flat = counter.reshape(-1)
     first, last = int(flat[0]), int(flat[-1])
@@ -177,4 +183,5 @@ def _high(word: Tensor) -> Tensor:
 
 
 def _column(words: tuple[int, int], like: Tensor) -> Tensor:
-    return torch.tensor(words, device=like.device).view(-1, *[1] * (like.dim() - 1))
+    column = torch.stack([torch.full((), word, device=like.device) for word in words])
+    return column.view(-1, *[1] * (like.dim() - 1))

@@ -82,18 +82,24 @@ class Evaluator:
             return literal(fit(v.number, dtype))
         return v.code if v.held == dtype else f"{v.code}.to(torch.{dtype})"
 
+    def operand(self, v: Value, dtype: str) -> str:
+        """The same for arithmetic, whose result is a tensor of its own: a Python number's conversion may be kept."""
+        if v.number is None and v.held != dtype and v.type.weak and not v.variables and v.code.isidentifier():
+            return f"rt.number_as({v.code}, torch.{dtype})"
+        return self.cast(v, dtype)
+
     def tensor(self, v: Value, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
         return self.frame.assign(
-            "number", f"torch.tensor({literal(fit(v.number, dtype))}, dtype=torch.{dtype}, device=device)"
+            "number", f"torch.full((), {literal(fit(v.number, dtype))}, dtype=torch.{dtype}, device=device)"
         )
 
     def condition(self, v: Value) -> str:
         """Text of `v != 0` as a bool tensor."""
         if v.number is not None:
-            return self.frame.assign("number", f"torch.tensor({bool(v.number)}, device=device)")
+            return self.frame.assign("number", f"torch.full((), {bool(v.number)}, device=device)")
         return v.code if v.held == "bool" else f"({v.code} != 0)"
 
     def _make(self, e: Expr) -> Value:
@@ -205,7 +211,7 @@ class Evaluator:
         if function == "select" and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
         if function in ARITHMETIC and is_floating(held) and args[0].number is None:
-            return f"torch.{function}({self.cast(args[0], held)}, {self.cast(args[1], held)}, out={{0}})"
+            return f"torch.{function}({self.operand(args[0], held)}, {self.operand(args[1], held)}, out={{0}})"
         return None
 
     def _counters(self, e: Call) -> str | None:
@@ -260,7 +266,8 @@ class Evaluator:
         if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
             operands = [self.tensor(a, held) for a in args]
         else:
-            operands = [self.cast(a, held) for a in args]
+            cast = self.operand if function in ARITHMETIC else self.cast
+            operands = [cast(a, held) for a in args]
         if template.count("{0}") > 1:
             operands[0] = self.frame.assign("t", operands[0])
         return template.format(*operands), held

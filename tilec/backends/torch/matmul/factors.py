@@ -237,8 +237,8 @@ def emit(
     frame = Frame(domain, order, types, local, names, loops, semiring.zero)
     tests = [t for c in operand.conditions for t in frame.tests(c)]
     if not operand.factors:
-        one = f"torch.tensor({literal(semiring.one)}, dtype=torch.{dtype}, device=device)"
-        zero = f"torch.tensor({literal(semiring.zero)}, dtype=torch.{dtype}, device=device)"
+        one = f"torch.full((), {literal(semiring.one)}, dtype=torch.{dtype}, device=device)"
+        zero = f"torch.full((), {literal(semiring.zero)}, dtype=torch.{dtype}, device=device)"
         return frame.prologue, frame.lines, f"torch.where({' & '.join(tests)}, {one}, {zero})"
     evaluator = Evaluator(frame, *operand.factors)
     values = [evaluator.value(e) for e in operand.factors]

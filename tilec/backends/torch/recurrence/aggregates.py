@@ -29,7 +29,7 @@ def nested(outer: Level, e: Aggregate) -> Expr:
     element = aggregate_type(e.aggregation, expression_type(e.body, outer.task.types))
     identity = identity_text(e.aggregation, element.dtype)
     if domain is None:
-        constant = f"torch.tensor({identity}, dtype=torch.{element.dtype}, device=device)"
+        constant = f"torch.full((), {identity}, dtype=torch.{element.dtype}, device=device)"
         return outer.pseudo("nothing", element, outer.step.assign("number", constant), frozenset())
     bound = tuple(v for v in domain.low if v not in outer.order)
     name = outer.names.fresh("part")
@@ -84,7 +84,7 @@ def _broadcast(level: Level, e: Aggregate, bound: Sequence[str], element: Elemen
         condition = evaluator.value(test)
         variables |= condition.variables
         identity = level.step.assign(
-            "number", f"torch.tensor({identity_text(e.aggregation, dtype)}, dtype=torch.{dtype}, device=device)"
+            "number", f"torch.full((), {identity_text(e.aggregation, dtype)}, dtype=torch.{dtype}, device=device)"
         )
         code = f"torch.where({evaluator.condition(condition)}, {code}, {identity})"
     wide = [v for v in bound if level.domain.extent[v] > 1]

@@ -36,7 +36,7 @@ from tilec.backends.triton.runtime.compiled import (
 )
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.straight import Run, straight
-from tilec.errors import InputMistake
+from tilec.errors import InputMistake, Unsupported
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 
@@ -93,8 +93,7 @@ def _operation(step: object, device: torch.device) -> Operation:
         case Repeat():
             return _repeated(step)
         case Table(tensor, rows):
-            table = torch.tensor(rows, dtype=torch.int32, device=device)
-            return lambda tensors, stream: tensors.__setitem__(tensor, table)
+            return _table(tensor, torch.tensor(rows, dtype=torch.int32, device=device))
         case Release(names):
             return _release(names)
         case TorchLines():
@@ -104,6 +103,20 @@ def _operation(step: object, device: torch.device) -> Operation:
         case Slabs():
             return _slabs(step, device)
     raise AssertionError(f"no step: {step!r}")
+
+
+_captured: list[torch.Tensor] = []  # constants that CUDA graphs read by address, which may outlive their plans
+
+
+def _captured_too(constant: torch.Tensor) -> torch.Tensor:
+    """A constant that a call reads, kept for good where the call is captured."""
+    if constant.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(constant)
+    return constant
+
+
+def _table(name: str, table: torch.Tensor) -> Operation:
+    return lambda tensors, stream: tensors.__setitem__(name, _captured_too(table))
 
 
 def _repeated(step: Repeat) -> Operation:
@@ -142,7 +155,7 @@ def _slabs(step: Slabs, device: torch.device) -> Operation:
                 view = tensors[tensor].narrow(axis, first, count)
                 own[name] = view.clone(memory_format=torch.contiguous_format) if copied else view
             if starts is not None:
-                own[starts[0]] = starts[1][number]
+                own[starts[0]] = _captured_too(starts[1][number])
             places = [tensors[tensor].narrow(axis, first, count) for _, tensor, axis, _ in rows]
             for place, (name, _, _, in_place) in zip(places, rows, strict=True):
                 if in_place:
@@ -164,9 +177,9 @@ def _combining(text: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
 
 
 def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
-    """The number of each slab's first row, of rank 0, each at an aligned address."""
-    numbers = torch.arange(0, size, rows, device=device)
-    return list(torch.stack((numbers, numbers), 1)[:, 0])
+    """The number of each slab's first row, of rank 0, each at an aligned address. They are there when this returns, for
+    whichever stream reads them."""
+    return list(torch.tensor([(first, first) for first in range(0, size, rows)], device=device)[:, 0])
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -243,6 +256,9 @@ class TritonProgram:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         check_device(device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            hint = "call it once like this before the capture, its gradient too where that is captured"
+            raise Unsupported("a call with new shapes, types or strides compiles, and cannot be captured", hint=hint)
         setting = replace(_setting(device), misaligned=_misaligned(self._names, inputs))
         by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
         plan = self._make_plan([t.stride() for t in inputs], setting, by_name)

@@ -1,0 +1,121 @@
+"""Calls like one before, of which nothing has to be asked any more: the forward pass goes straight to what runs, and so
+does the backward pass where its cotangents are plain tensors and nothing else records, transforms or watches it.
+
+It is a node of its own, in the older form of a Function, which costs a call less in each pass; what is unusual is
+left to `TileCall`, whose rules it shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from tilec.torch_op.node import Pass, Recorded, Results, TileCall
+from tilec.torch_op.state import PLAIN, untouched
+
+strided = torch.strided
+
+
+class Settled:
+    """A recorded call of plain tensors on one device, ready to run: of its tensors, one by one, `run` gives outputs and
+    extras."""
+
+    def __init__(self, recorded: Recorded, tensors: Sequence[torch.Tensor]):
+        self.recorded = recorded
+        self.run = recorded.forward.prepared(tensors, recorded.weak, recorded.run.values).direct
+        self.keep = _picker(recorded.kept)
+        self.device = tensors[0].device if tensors[0].is_cuda else None  # where addresses are handed over
+        self.passes: dict[object, FastPass] = {}
+
+
+class FastPass:
+    """A backward pass over what was kept and the cotangents, as `run` of those that `pick` picks."""
+
+    def __init__(self, backward: Pass, tensors: Sequence[torch.Tensor]):
+        how = backward.run
+        self.run = how.function.prepared(tensors, how.weak, how.values).direct
+        self.pick = _picker(tuple([s for s in backward.sources if isinstance(s, int)]))
+        self.places = (None, *backward.results)
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
+    """What gives the elements at these places, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda every: ()
+    (place,) = places
+    return lambda every: (every[place],)
+
+
+class SettledCall(torch.autograd.Function):
+    """The node of a settled call."""
+
+    @staticmethod
+    def forward(ctx: Any, settled: Settled, *tensors: torch.Tensor) -> Results:
+        results = settled.run(*tensors)
+        for r in results:
+            if r is not None and r._is_view():  # which torch would take no operation in place on
+                results = tuple([r if r is None or not r._is_view() else r.detach() for r in results])
+                break
+        ctx.settled = settled
+        ctx.recorded = recorded = settled.recorded
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*settled.keep((*results, *tensors)))
+        integers = [r for r in results if r is not None and not r.is_floating_point()]
+        if integers or recorded.constant:
+            ctx.mark_non_differentiable(*integers, *[results[place] for place in recorded.constant])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+        settled: Settled = ctx.settled
+        key = ctx.needs_input_grad, tuple([d is not None for d in d_outputs])
+        fast = settled.passes.get(key)
+        if fast is None:
+            results = TileCall.backward(ctx, *d_outputs)
+            _settle(settled, key, ctx, d_outputs)
+            return results
+        kept = ctx.saved_tensors
+        if not _plain(settled, kept, d_outputs):
+            return TileCall.backward(ctx, *d_outputs)
+        results = fast.run(*fast.pick((*kept, *d_outputs)))
+        return tuple([None if place is None else results[place] for place in fast.places])
+
+
+_apply = super(torch.autograd.Function, SettledCall).apply  # torch's own binds the arguments to a signature each time
+
+
+def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Results]:
+    """The recorded call of tensors like these, one by one."""
+    return partial(_apply, Settled(recorded, tensors))
+
+
+def _settle(settled: Settled, key: tuple, ctx: Any, d_outputs: Results) -> None:
+    needed, there = key[0][1:], key[1]
+    kept = ctx.saved_tensors
+    if any(needed) and any(there) and _plain(settled, kept, d_outputs):
+        backward = settled.recorded.backward(needed, there)
+        if not backward.replaced and all(isinstance(s, int) for s in backward.sources):
+            given = (*kept, *d_outputs)
+            settled.passes[key] = FastPass(backward, [given[s] for s in backward.sources if isinstance(s, int)])
+
+
+def _plain(settled: Settled, kept: Sequence[torch.Tensor], d_outputs: Results) -> bool:
+    """May a backward pass of these go straight to what runs? Hooks may give back other tensors than were kept."""
+    if torch.is_grad_enabled() or not untouched():
+        return False
+    for d in d_outputs:
+        if d is None:
+            continue
+        if type(d) not in PLAIN or d.layout is not strided or d.is_neg() or d._is_zerotensor():
+            return False
+    device = settled.device
+    for t in kept:
+        if type(t) not in PLAIN or device is not None and t.device != device:
+            return False
+    return True
