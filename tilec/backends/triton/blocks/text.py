@@ -23,6 +23,7 @@ from tilec.backends.common.blocks.ir import (
     Value,
 )
 from tilec.backends.common.code import identifier
+from tilec.backends.triton.blocks.boxes import Box
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.ir.functions import FUNCTIONS
 
@@ -52,13 +53,16 @@ def stride_name(tensor: str, dimension: int) -> str:
     return f"{identifier(tensor)}_s{dimension}"
 
 
-def kernel_text(kernel: Kernel, wide: Sequence[str], heading: Sequence[str] = ()) -> str:
-    """The file of a kernel. Its arguments are the tensors, the sizes, and the strides of each tensor. `wide`: tensors
-    whose positions need 64 bits. `heading`: comments."""
-    arguments = [identifier(t.name) for t in kernel.tensors]
+def kernel_text(
+    kernel: Kernel, wide: Sequence[str], heading: Sequence[str] = (), loads: Mapping[int, Box] | None = None
+) -> str:
+    """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
+    `wide`: tensors whose positions need 64 bits. `heading`: comments. `loads`: those that maps bring, by value."""
+    arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
+    arguments += [identifier(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = _Writer(kernel, frozenset(wide), set(arguments))
+    writer = _Writer(kernel, frozenset(wide), set(arguments), loads or {})
     lines = [f"# {line}" for line in heading]
     lines += writer.lines(kernel.body)
     body = "\n".join(f"    {line}" for line in lines)
@@ -66,8 +70,8 @@ def kernel_text(kernel: Kernel, wide: Sequence[str], heading: Sequence[str] = ()
 
 
 class _Writer:
-    def __init__(self, kernel: Kernel, wide: frozenset[str], taken: set[str]):
-        self.kernel, self.wide = kernel, wide
+    def __init__(self, kernel: Kernel, wide: frozenset[str], taken: set[str], loads: Mapping[int, Box]):
+        self.kernel, self.wide, self.loads = kernel, wide, loads
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
         self.names: dict[int, str] = {}
         self.numbers: dict[int, float | int | bool] = {}
@@ -153,6 +157,8 @@ class _Writer:
                 if value.number in self.numbers:
                     return f"tl.full((), {self.names[value.number]}, {triton_type(out.type.dtype)})"
                 return f"{self.names[value.number]}.to({triton_type(out.type.dtype)})"
+            case Load(out) if out.number in self.loads:
+                return self._boxed(out, self.loads[out.number])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
                 place = self._place(tensor, index, axes)
@@ -172,6 +178,13 @@ class _Writer:
                 how = "" if precision is None else f', input_precision="{precision}"'
                 return f"tl.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
+
+    def _boxed(self, out: Value, box: Box) -> str:
+        offsets = ", ".join("0" if v is None else self.names[v.number] for v in box.offsets)
+        shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
+        text = f"{box.parameter}.load([{offsets}])"
+        text = text if len(box.axes) == len(box.offsets) else f"{text}.reshape({shape})"
+        return text if box.axes == out.type.axes else f"tl.trans({text})"
 
     def _apply(self, op: Apply) -> str:
         template = WRITTEN.get(op.function) or FUNCTIONS[op.function].triton

@@ -10,11 +10,12 @@ from tilec.backends.common.blocks.ir import Kernel
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
+from tilec.backends.triton.blocks.boxes import HOPPER, Box, boxes
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.plan import Launch, Pointer, Setting, python_name
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer, Setting, python_name
 from tilec.backends.triton.plan.sizes import NARROWEST, reach
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
@@ -28,6 +29,7 @@ FLOATS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4,
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 PROGRAMS = 2 * PLANNED_FOR.multiprocessors
+MANY = 2**26  # points of a kernel that tensor maps pay for
 
 
 def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
@@ -96,9 +98,28 @@ def chain_launch(
     """The launch that computes a chain's targets."""
     made, tiling = block_program(kernel, types, setting, tiling)
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    text = kernel_text(made, wide, [show_statement(s) for s in kernel.statements])
-    arguments: list[tuple[str, object]] = [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
+    loads, maps = _boxes(made, kernel, types, strides, setting)
+    text = kernel_text(made, wide, [show_statement(s) for s in kernel.statements], loads)
+    arguments: list[tuple[str, object]] = list(maps.items())
+    arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
     arguments += list(made.sizes.items())
     arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
     grid = (made.grid, 1, 1)
     return Launch(made.name, text, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)
+
+
+def _boxes(
+    made: Kernel,
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    setting: Setting,
+) -> tuple[dict[int, Box], dict[str, Descriptor]]:
+    """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's work
+    on tensor maps does not show."""
+    points = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
+    points *= 1 if kernel.looped is None else kernel.extent[kernel.looped]
+    if setting.device.capability != HOPPER or points < MANY:
+        return {}, {}
+    shapes = {t.name: types[t.name].shape for t in made.tensors}
+    return boxes(made, shapes, strides, setting.misaligned)

@@ -34,7 +34,8 @@ class Setting:
 @dataclass(frozen=True)
 class Descriptor:
     """A TMA tensor map over a view of a tensor: `offset` elements from its first one, `shape`, `strides` in elements
-    (the last is 1), boxes of `block`; `layout` is the text of the Gluon layout."""
+    (the last is 1), boxes of `block`; `layout` is the text of the Gluon layout, empty for kernels of Triton
+    proper."""
 
     tensor: str
     offset: int

@@ -119,10 +119,15 @@ class Address:
 
 
 def tensor_map(d: Descriptor, tensor: torch.Tensor, rounds: bool = False) -> Any:
-    """The descriptor over a tensor, as Gluon takes it. `rounds`: float32 to the nearest tf32, where this Triton can."""
+    """The descriptor over a tensor, as Gluon takes it, or as Triton does where it says nothing of a layout. `rounds`:
+    float32 to the nearest tf32, where this Triton can."""
+    base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + d.offset)
+    if not d.layout:
+        from triton.tools.tensor_descriptor import TensorDescriptor as Plain
+
+        return Plain(base, list(d.shape), list(d.strides), list(d.block))
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + d.offset)
     options = {"round_f32_to_tf32": True} if rounds and "round_f32_to_tf32" in fields_of(TensorDescriptor) else {}
     return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d), **options)
 
@@ -184,7 +189,8 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     for place, (name, value) in enumerate(launch.arguments):
         if isinstance(value, Descriptor):
             block = ",".join(map(str, value.block))
-            signature[name] = f"tensordesc<{POINTERS[dtypes[value.tensor]][1:]}[{block}],{_layout(value)!r}>"
+            layout = f",{_layout(value)!r}" if value.layout else ""
+            signature[name] = f"tensordesc<{POINTERS[dtypes[value.tensor]][1:]}[{block}]{layout}>"
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif isinstance(value, Pointer):

@@ -50,7 +50,10 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Map
     steps = [s for p in (*(part.plan for part in parts), plan) for s in p.steps]
     if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in steps):
         imports["import tilec.backends.torch.runtime as rt"] = None
-    if any(isinstance(v, Descriptor) for launch in launches for _, v in launch.arguments):
+    described = [v for launch in launches for _, v in launch.arguments if isinstance(v, Descriptor)]
+    if any(not v.layout for v in described):
+        imports["import triton.tools.tensor_descriptor as maps"] = None
+    if any(v.layout for v in described):
         imports["from triton.experimental.gluon import language as gl"] = None
         imports["from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"] = None
     titles: dict[int, str] = {}
@@ -165,5 +168,6 @@ def _argument(v: object) -> str:
         case Descriptor(tensor, offset, shape, strides, block, layout):
             name = python_name(tensor)
             base = f"torch.as_strided({name}, (1,), (1,), {name}.storage_offset() + {offset})"
-            return f"TensorDescriptor({base}, {list(shape)}, {list(strides)}, {list(block)}, {layout})"
+            given = f"{base}, {list(shape)}, {list(strides)}, {list(block)}"
+            return f"TensorDescriptor({given}, {layout})" if layout else f"maps.TensorDescriptor({given})"
     return repr(v)

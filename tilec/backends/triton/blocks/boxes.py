@@ -1,0 +1,122 @@
+"""Loads of block programs that are boxes of a tensor: Hopper's copy engine (TMA) brings these by tensor maps, without
+the registers and instructions that an address for each element takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.blocks.ir import Apply, Kernel, Load, Loop, Number, Op, Positions, Size, Value, results
+from tilec.backends.common.code import identifier
+from tilec.backends.common.scalars import NARROW
+from tilec.backends.triton.plan.plan import Descriptor
+
+HOPPER = 90
+ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension
+LONGEST = 256  # elements of a box along one dimension
+RANK = 5
+
+
+@dataclass(frozen=True)
+class Box:
+    """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is."""
+
+    parameter: str
+    offsets: tuple[Value | None, ...]
+    axes: tuple[str, ...]
+
+
+def boxes(
+    kernel: Kernel,
+    shapes: Mapping[str, Sequence[int]],
+    strides: Mapping[str, Sequence[int]],
+    misaligned: Collection[str],
+) -> tuple[dict[int, Box], dict[str, Descriptor]]:
+    """The loads that can be boxes, by the number of their value, and the maps by the kernel's argument. Operands of
+    products in 16 bits alone: maps of float32 round to tf32."""
+    made: dict[int, Op] = {v.number: op for op in _all(kernel.body) for v in results(op)}
+    found: dict[int, Box] = {}
+    maps: dict[str, Descriptor] = {}
+    for op in made.values():
+        if not isinstance(op, Load) or op.tensor in misaligned or len(op.out.type.axes) != 2:
+            continue
+        shape, steps = shapes[op.tensor], strides[op.tensor]
+        places = _places(op, made)
+        if places is None or not _fits(op, kernel, shape, steps) or not _implied(op, kernel, shape, made):
+            continue
+        axes = tuple(v.type.axes[0] for v in op.index if v.type.axes)
+        block = tuple(kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index)
+        parameter = f"{identifier(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
+        maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
+        found[op.out.number] = Box(parameter, places, axes)
+    return found, maps
+
+
+def _all(ops: Sequence[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        if isinstance(op, Loop):
+            yield from _all(op.body)
+
+
+def _places(op: Load, made: Mapping[int, Op]) -> tuple[Value | None, ...] | None:
+    """Where each dimension of the box begins; None for 0. None where the positions are no box."""
+    found: list[Value | None] = []
+    for v in op.index:
+        match made.get(v.number) if v.type.axes else None:
+            case None if not v.type.axes:
+                found.append(v)
+            case Positions():
+                found.append(None)
+            case Apply(_, "add", (x, y)) if not (x.type.axes and y.type.axes):
+                start, along = (x, y) if y.type.axes else (y, x)
+                if not isinstance(made.get(along.number), Positions):
+                    return None
+                found.append(start)
+            case _:
+                return None
+    return tuple(found)
+
+
+def _fits(op: Load, kernel: Kernel, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the tensor has a map and the box is one of it."""
+    size = {"float16": 2, "bfloat16": 2}.get(op.out.type.dtype, 0)
+    blocks = [kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index]
+    if op.out.type.dtype not in NARROW or not 2 <= len(shape) <= RANK or 0 in shape or op.other:
+        return False
+    if len({v.type.axes for v in op.index if v.type.axes}) != sum(bool(v.type.axes) for v in op.index) or max(
+        blocks
+    ) > LONGEST:
+        return False
+    outer = [n for n, s in zip(strides[:-1], shape[:-1], strict=True) if s > 1]
+    aligned = all(n > 0 and n * size % ALIGNMENT == 0 for n in outer) and all(
+        n * size % ALIGNMENT == 0 for n in strides[:-1]
+    )
+    return strides[-1] == 1 and aligned and blocks[-1] * size >= ALIGNMENT and math.prod(shape) < 2**62
+
+
+def _implied(op: Load, kernel: Kernel, shape: Sequence[int], made: Mapping[int, Op]) -> bool:
+    """Whether the condition holds for all elements inside of the tensor: a box is 0 outside of it, as `other` is."""
+    if op.condition is None:
+        return True
+    length = {v.number: n for v, n in zip(op.index, shape, strict=True)}
+
+    def number(v: Value) -> int | None:
+        match made.get(v.number):
+            case Number(_, value):
+                return int(value)
+            case Size(_, name):
+                return kernel.sizes[name]
+        return None
+
+    def holds(v: Value) -> bool:
+        match made.get(v.number):
+            case Apply(_, "and", (x, y)):
+                return holds(x) and holds(y)
+            case Apply(_, "lt", (x, y)):
+                limit = number(y)
+                return x.number in length and limit is not None and limit >= length[x.number]
+        return False
+
+    return holds(op.condition)
