@@ -12,6 +12,7 @@ from tilec.backends.common.blocks.interpret import rounded, run_kernel
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.places import Tiling
 from tilec.backends.common.chains.recognise import Chained, chained
+from tilec.backends.common.chains.visits import build_lists, shapes_of, visits_of
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
@@ -105,10 +106,11 @@ VARIANTS = {
 
 @dataclass
 class Ran:
-    """Values by name, and the outputs of each kernel that ran."""
+    """Values by name, the outputs of each kernel that ran, and the lengths of the lists of blocks."""
 
     values: dict[str, np.ndarray]
     kernels: list[tuple[str, ...]] = field(default_factory=list)
+    visited: list[np.ndarray] = field(default_factory=list)
 
 
 def inputs_of(a: Attention, dtype: str, sizes: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
@@ -124,8 +126,15 @@ def types_of(a: Attention, dtype: str, arrays: dict[str, np.ndarray]) -> dict[st
     return {n: TensorType(x.shape, "int32" if n in a.integers else dtype) for n, x in arrays.items()}
 
 
-def run(program: Program, types: dict[str, TensorType], arrays: dict[str, np.ndarray], tiling: Tiling) -> Ran:
-    """The program with its chains interpreted, everything else in float32 by torch."""
+def run(
+    program: Program,
+    types: dict[str, TensorType],
+    arrays: dict[str, np.ndarray],
+    tiling: Tiling,
+    listed: bool = True,
+) -> Ran:
+    """The program with its chains interpreted, everything else in float32 by torch. `listed`: kernels walk lists of
+    blocks where there are such."""
     lowering = lower(program, types, {})
     found = chained(lowering.stages["flat"], lowering.types)
     ran = Ran(dict(arrays))
@@ -135,7 +144,13 @@ def run(program: Program, types: dict[str, TensorType], arrays: dict[str, np.nda
             continue
         if s.output in found.kernels:
             kernel = found.kernels[s.output]
-            made = build_kernel("chain", kernel, found.types, tiling)
+            visits = visits_of(kernel, found.types) if listed else None
+            if visits is not None:
+                lists = build_lists("lists", visits, kernel, found.types, tiling)
+                empty = {n: np.empty(s, np.int32) for n, s in shapes_of(visits, kernel, tiling).items()}
+                ran.values.update(run_kernel(lists, {**ran.values, **empty}))
+                ran.visited.append(ran.values[visits.counts])
+            made = build_kernel("chain", kernel, found.types, tiling, visits)
             shapes = {o: np.empty(found.types[o].shape, np.float32) for o in kernel.outputs}
             ran.values.update(run_kernel(made, {**ran.values, **shapes}))
             ran.kernels.append(kernel.outputs)

@@ -21,6 +21,7 @@ from tilec.backends.common.blocks.ir import (
     Positions,
     Program,
     Reduce,
+    Running,
     Size,
     Store,
     Value,
@@ -138,6 +139,10 @@ class Builder:
         key = (Reduce, aggregation, axis, value, careful)
         dtype = value.type.dtype
         return self._add(key, axes, dtype, hint, lambda out: Reduce(out, aggregation, axis, value, careful))
+
+    def running_sum(self, axis: str, value: Value, hint: str = "t") -> Value:
+        key = (Running, axis, value)
+        return self._add(key, value.type.axes, value.type.dtype, hint, lambda out: Running(out, axis, value))
 
     def dot(
         self, axis: str, left: Value, right: Value, accumulator: Value | None = None, precision: str | None = None

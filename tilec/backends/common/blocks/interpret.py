@@ -23,6 +23,7 @@ from tilec.backends.common.blocks.ir import (
     Positions,
     Program,
     Reduce,
+    Running,
     Size,
     Store,
     Value,
@@ -159,6 +160,8 @@ class _Run:
             case Reduce(_, aggregation, axis, value, careful):
                 place = value.type.axes.index(axis)
                 return REDUCED[aggregation, careful and aggregation != "sum"](self.values[value.number], axis=place)
+            case Running(_, axis, value):
+                return np.cumsum(self.values[value.number], axis=value.type.axes.index(axis))
             case Dot(out, axis, left, right, accumulator, _):
                 a = np.moveaxis(self.values[left.number], left.type.axes.index(axis), -1)
                 b = np.moveaxis(self.values[right.number], right.type.axes.index(axis), 0)

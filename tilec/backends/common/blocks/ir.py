@@ -122,6 +122,15 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Running:
+    """Sums along one axis from its beginning to each place, that included."""
+
+    out: Value
+    axis: str
+    value: Value
+
+
+@dataclass(frozen=True)
 class Dot:
     """The sum of products along one axis that both operands have, in float32, added to the accumulator.
     `precision`: of float32 operands, as Triton names them; None for 16-bit ones."""
@@ -150,7 +159,7 @@ class Loop:
     results: tuple[Value, ...]
 
 
-Op = Number | Size | Program | Positions | Fill | Apply | Cast | Load | Store | Reduce | Dot | Loop
+Op = Number | Size | Program | Positions | Fill | Apply | Cast | Load | Store | Reduce | Running | Dot | Loop
 
 # beside the rows of the table of scalar functions: powers and logarithms to base 2, quotients of integers that are not
 # negative and what these leave, extremes that need not propagate NaN

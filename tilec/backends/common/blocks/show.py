@@ -17,6 +17,7 @@ from tilec.backends.common.blocks.ir import (
     Positions,
     Program,
     Reduce,
+    Running,
     Size,
     Store,
     Value,
@@ -70,6 +71,8 @@ def _right(op: Op) -> str:
             return f"load {tensor}[{_listed(index)}]" + (f" where {condition} else {other}" if condition else "")
         case Reduce(_, aggregation, axis, value, _):
             return f"{aggregation} of {value} over {axis}"
+        case Running(_, axis, value):
+            return f"running sum of {value} along {axis}"
         case Dot(_, axis, left, right, accumulator, precision):
             added = f"{accumulator} + " if accumulator is not None else ""
             return f"{added}dot({left}, {right}) over {axis}" + (f" in {precision}" if precision else "")

@@ -14,6 +14,7 @@ from tilec.backends.common.blocks.ir import (
     Op,
     Positions,
     Reduce,
+    Running,
     Store,
     Value,
     operands,
@@ -89,6 +90,8 @@ def _check(op: Op, kernel: Kernel) -> None:
         case Reduce(out, _, axis, value, _):
             _expect(set(out.type.axes) == set(value.type.axes) - {axis}, op, "axes")
             _expect(axis in value.type.axes, op, "nothing to reduce")
+        case Running(out, axis, value):
+            _expect(out.type == value.type and axis in value.type.axes, op, "axes")
         case Dot(out, axis, left, right, accumulator, _):
             _expect(axis in left.type.axes and axis in right.type.axes, op, "an operand lacks the axis")
             _expect(len(left.type.axes) == len(right.type.axes) == len(out.type.axes) == 2, op, "two axes each")

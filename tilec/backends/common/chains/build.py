@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tilec.backends.common.blocks.builder import INTEGER
 from tilec.backends.common.blocks.ir import Kernel, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.places import Places, Tiling, tensors_of
+from tilec.backends.common.chains.visits import Visits, shapes_of
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import index_variables
@@ -25,12 +27,20 @@ from tilec.transforms.lower.factor import product_of
 INFINITY = math.inf
 
 
-def build_kernel(name: str, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling) -> Kernel:
-    """The block program. `types` of all tensors and inner sums."""
-    return verify_kernel(_Build(kernel, types, tiling).program(name))
+def build_kernel(
+    name: str, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling, visits: Visits | None = None
+) -> Kernel:
+    """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks."""
+    return verify_kernel(_Build(kernel, types, tiling, visits).program(name))
 
 
 class _Build(Places):
+    def __init__(
+        self, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling, visits: Visits | None = None
+    ):
+        super().__init__(kernel, types, tiling)
+        self.visits = visits
+
     def program(self, name: str) -> Kernel:
         kernel, b = self.kernel, self.b
         positions = self._positions()
@@ -46,6 +56,8 @@ class _Build(Places):
         body = b.body
         used = _tensors(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
+        if self.visits is not None:
+            tensors += [Tensor(n, INTEGER, len(s)) for n, s in shapes_of(self.visits, kernel, self.tiling).items()]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
         grid = math.prod(self.extent[v] for v in kernel.batch)
         grid *= math.prod(-(-self.extent[v] // self.axes[v]) for v in kernel.blocked)
@@ -117,6 +129,10 @@ class _Build(Places):
             return b.loop(b.number(0), self.size(v), 1, state, go, hint=v)
         if looped is None:
             return tuple(self._step(positions, True, state, places))
+        if self.visits is not None:
+            for masked in (False, True):
+                state = self._listed(self.visits, masked, positions, tuple(state), places)
+            return tuple(state)
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         step = self.axes[looped]
         residual = any(not f.coefficient(looped) for f in self.bounds)
@@ -134,6 +150,29 @@ class _Build(Places):
             return self._step(here, piece.masked, carried, places)
 
         return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
+
+    def _listed(
+        self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places
+    ) -> tuple[Value, ...]:
+        """The walk over a list. Each round reads which block is the next one's, as it takes long to arrive."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+        step = self.axes[looped]
+        index = [*(positions[v] for v in visits.batch), self.tiles[self.kernel.blocked[0]], b.number(int(masked))]
+        tiles = b.apply("floordiv", b.apply("add", self.size(looped), b.number(step - 1)), b.number(step))
+        last = b.apply("sub", tiles, b.number(1))
+
+        def at(place: Value) -> Value:
+            return b.load(visits.blocks, INTEGER, [*index, place])
+
+        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+            following = at(b.apply("smaller", b.apply("add", count, b.number(1)), last))
+            first = b.apply("mul", carried[0], b.number(step), hint=f"first_{looped}")
+            here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
+            return [following, *self._step(here, masked, carried[1:], places)]
+
+        count = b.load(visits.counts, INTEGER, index)
+        return b.loop(b.number(0), count, 1, (at(b.number(0)), *state), go, hint="count")[1:]
 
     def _step(
         self, positions: dict[str, Value], masked: bool, carried: Sequence[Value], places: Mapping
@@ -195,12 +234,13 @@ class _Build(Places):
         """Where points are valid; None where all are."""
         b, kernel = self.b, self.kernel
         condition: Value | None = None
+        known = () if masked or self.visits is None else self.visits.conditions
         forms = t.bounds if masked else [f for f in t.bounds if f not in self.bounds]
         for f in forms:
             positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
             negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
             condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
-        for c in t.conditions:
+        for c in (c for c in t.conditions if c not in known):
             condition = at.both(condition, at.condition(c))
         looped = kernel.looped
         if looped is not None and masked and self.extent[looped] % self.axes[looped]:

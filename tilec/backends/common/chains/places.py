@@ -31,6 +31,11 @@ def feature_block(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
+def size_name(v: str) -> str:
+    """The argument that is a variable's extent."""
+    return f"n_{v}".replace("'", "_")
+
+
 def tensors_of(e: Expr) -> list[str]:
     return [a.tensor for a in accesses_in(e)]
 
@@ -57,9 +62,10 @@ class Places:
         self.bounds = sorted(set.intersection(*shared), key=repr)
         self.row: dict[str, Value] = {}  # final values of targets without features
         self.seen: dict[tuple, int] = {}
+        self.tiles: dict[str, Value] = {}
 
     def size(self, v: str) -> Value:
-        return self.b.size(f"n_{v}".replace("'", "_"), self.extent[v])
+        return self.b.size(size_name(v), self.extent[v])
 
     def _positions(self) -> dict[str, Value]:
         """Of the variables that a program has: its number taken apart."""
@@ -76,6 +82,7 @@ class Places:
             rest = b.apply("floordiv", rest, tiles, hint="rest")
             if falling:
                 tile = b.apply("sub", b.apply("sub", tiles, b.number(1)), tile, hint="tile")
+            self.tiles[v] = tile
             start = b.apply("mul", tile, block, hint="start")
             found[v] = b.apply("add", start, b.positions(v), hint=v)
             last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))

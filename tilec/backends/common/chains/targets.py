@@ -194,8 +194,13 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     if isinstance(body, Call) and body.function == "float32":
         (body,) = body.args  # values are held so
     if s.aggregation == "sum":
-        zeros = zero_outside(body)
-        bounds |= {b for b in map(bound_of, zeros) if b is not None and not _implied(b, extent)}
+        zeros = zero_outside(body, types)
+        for c in sorted(zeros, key=repr):
+            form = bound_of(c)
+            if form is None:
+                others[c] = None
+            elif not _implied(form, extent):
+                bounds.add(form)
         body = where(body, zeros)
     if any(e.function in RANDOM and len(e.args) == 1 for e in walk(body) if isinstance(e, Call)):
         return None

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from tilec.backends.common.chains.values import bound_of, conjuncts
+from tilec.backends.common.chains.values import conjuncts
 from tilec.ir.functions import ZERO
-from tilec.ir.program import Call, Expr, Float, Int, rebuild
+from tilec.ir.program import Call, Expr, Float, Int, accesses_in, rebuild
+from tilec.ir.types import TensorType, kind
 
 
-def zero_outside(e: Expr) -> frozenset[Expr]:
-    """Comparisons of affine integers outside of which a value is zero, for factors that are finite there: as in
+def zero_outside(e: Expr, types: Mapping[str, TensorType]) -> frozenset[Expr]:
+    """Conditions on indices and integers outside of which a value is zero, for factors that are finite there: as in
     `in(...)`, what a condition drops is no product of zero with something infinite."""
     match e:
         case Call("select", (c, x, y)) if _is_zero(y):
-            return frozenset(p for p in conjuncts(c) if bound_of(p) is not None) | zero_outside(x)
+            return frozenset(p for p in conjuncts(c) if is_mask(p, types)) | zero_outside(x, types)
         case Call("mul", (x, y)):
-            return zero_outside(x) | zero_outside(y)
+            return zero_outside(x, types) | zero_outside(y, types)
         case Call("div", (x, _)) | Call("neg", (x,)):
-            return zero_outside(x)
+            return zero_outside(x, types)
         case Call("add" | "sub", (x, y)):
-            return zero_outside(x) & zero_outside(y)
+            return zero_outside(x, types) & zero_outside(y, types)
         case Call(function, (x,)) if function in ("float32", "bfloat16", "float16"):
-            return zero_outside(x)
+            return zero_outside(x, types)
     return frozenset()
+
+
+def is_mask(condition: Expr, types: Mapping[str, TensorType]) -> bool:
+    """Whether a condition depends on indices, integers and truth values alone."""
+    return all(kind(types[a.tensor].dtype) < 2 for a in accesses_in(condition))
 
 
 def _is_zero(e: Expr) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.ir import Apply, Kernel, Load, Loop, Number, Op, Positions, Size, Value, results
-from tilec.backends.common.code import identifier
 from tilec.backends.common.scalars import NARROW
-from tilec.backends.triton.plan.plan import Descriptor
+from tilec.backends.triton.plan.plan import Descriptor, python_name
 
 HOPPER = 90
 ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension
@@ -47,7 +46,7 @@ def boxes(
             continue
         axes = tuple(v.type.axes[0] for v in op.index if v.type.axes)
         block = tuple(kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index)
-        parameter = f"{identifier(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
+        parameter = f"{python_name(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
         maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
         found[op.out.number] = Box(parameter, places, axes)
     return found, maps

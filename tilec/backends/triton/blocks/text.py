@@ -18,6 +18,7 @@ from tilec.backends.common.blocks.ir import (
     Positions,
     Program,
     Reduce,
+    Running,
     Size,
     Store,
     Value,
@@ -25,6 +26,7 @@ from tilec.backends.common.blocks.ir import (
 from tilec.backends.common.code import identifier
 from tilec.backends.triton.blocks.boxes import Box
 from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.plan.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 
 WRITTEN: Mapping[str, str] = {
@@ -50,7 +52,7 @@ def triton_type(dtype: str) -> str:
 
 def stride_name(tensor: str, dimension: int) -> str:
     """The kernel's argument that is the distance of neighbours along a dimension of a tensor, in elements."""
-    return f"{identifier(tensor)}_s{dimension}"
+    return f"{python_name(tensor)}_s{dimension}"
 
 
 def kernel_text(
@@ -59,7 +61,7 @@ def kernel_text(
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
     `wide`: tensors whose positions need 64 bits. `heading`: comments. `loads`: those that maps bring, by value."""
     arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
-    arguments += [identifier(t.name) for t in kernel.tensors]
+    arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
     writer = _Writer(kernel, frozenset(wide), set(arguments), loads or {})
@@ -139,7 +141,7 @@ class _Writer:
                 text = f"{text}.to(tl.int64)"
             terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
         terms.sort(key=lambda t: t[0])
-        return " + ".join([identifier(tensor), *(t for _, t in terms)])
+        return " + ".join([python_name(tensor), *(t for _, t in terms)])
 
     def _right(self, op: Op) -> str:
         match op:
@@ -170,6 +172,8 @@ class _Writer:
                 dimension = value.type.axes.index(axis)
                 template = REDUCED[aggregation, careful and aggregation != "sum"]
                 return template.format(self.names[value.number], dimension)
+            case Running(_, axis, value):
+                return f"tl.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
             case Dot(out, axis, left, right, accumulator, precision):
                 a, b = self.names[left.number], self.names[right.number]
                 a = a if left.type.axes[1] == axis else f"tl.trans({a})"

@@ -6,17 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.blocks.builder import INTEGER
 from tilec.backends.common.blocks.ir import Kernel
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
+from tilec.backends.common.chains.visits import Visits, build_lists, shapes_of, visits_of
 from tilec.backends.triton.blocks.boxes import HOPPER, Box, boxes
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer, Setting, python_name
-from tilec.backends.triton.plan.sizes import NARROWEST, reach
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Pointer,
+    Release,
+    Setting,
+    Step,
+    python_name,
+)
+from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
@@ -29,7 +40,8 @@ FLOATS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4,
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 PROGRAMS = 2 * PLANNED_FOR.multiprocessors
-MANY = 2**26  # points of a kernel that tensor maps pay for
+MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
+LISTS = Tiling(warps=4, stages=1)
 
 
 def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
@@ -81,11 +93,40 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
 
 
 def block_program(
-    kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting, tiling: Tiling | None = None
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    setting: Setting,
+    tiling: Tiling | None = None,
+    visits: Visits | None = None,
 ) -> tuple[Kernel, Tiling]:
     tiling = tiling or choose_tiling(kernel, types, setting)
-    name = python_name(kernel.outputs[-1]) + "_chain"
-    return build_kernel(name, kernel, types, tiling), tiling
+    return build_kernel(_name(kernel), kernel, types, tiling, visits), tiling
+
+
+def _name(kernel: ChainKernel) -> str:
+    return python_name(kernel.outputs[-1]) + "_chain"
+
+
+def chain_steps(
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    setting: Setting,
+    tiling: Tiling | None = None,
+) -> list[Step]:
+    """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
+    visits = visits_of(kernel, types) if _points(kernel) >= MANY else None
+    tiling = tiling or choose_tiling(kernel, types, setting)
+    if visits is None:
+        return [chain_launch(kernel, types, strides, setting, tiling)]
+    shapes = shapes_of(visits, kernel, tiling)
+    types = {**types, **{n: TensorType(s, INTEGER) for n, s in shapes.items()}}
+    strides = {**strides, **{n: contiguous(s) for n, s in shapes.items()}}
+    made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, types, tiling)
+    steps: list[Step] = [Allocate(n, s, INTEGER) for n, s in shapes.items()]
+    steps.append(_launched(made, kernel, types, strides, LISTS, {}, {}))
+    steps.append(chain_launch(kernel, types, strides, setting, tiling, visits))
+    return [*steps, Release(tuple(shapes))]
 
 
 def chain_launch(
@@ -94,11 +135,23 @@ def chain_launch(
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling | None = None,
+    visits: Visits | None = None,
 ) -> Launch:
-    """The launch that computes a chain's targets."""
-    made, tiling = block_program(kernel, types, setting, tiling)
+    """The launch of a chain's kernel. `visits`: lists that are there."""
+    made, tiling = block_program(kernel, types, setting, tiling, visits)
+    return _launched(made, kernel, types, strides, tiling, *_boxes(made, kernel, types, strides, setting))
+
+
+def _launched(
+    made: Kernel,
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    tiling: Tiling,
+    loads: Mapping[int, Box],
+    maps: Mapping[str, Descriptor],
+) -> Launch:
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    loads, maps = _boxes(made, kernel, types, strides, setting)
     text = kernel_text(made, wide, [show_statement(s) for s in kernel.statements], loads)
     arguments: list[tuple[str, object]] = list(maps.items())
     arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
@@ -106,6 +159,11 @@ def chain_launch(
     arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
     grid = (made.grid, 1, 1)
     return Launch(made.name, text, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)
+
+
+def _points(kernel: ChainKernel) -> int:
+    points = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
+    return points if kernel.looped is None else points * kernel.extent[kernel.looped]
 
 
 def _boxes(
@@ -117,9 +175,7 @@ def _boxes(
 ) -> tuple[dict[int, Box], dict[str, Descriptor]]:
     """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's work
     on tensor maps does not show."""
-    points = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
-    points *= 1 if kernel.looped is None else kernel.extent[kernel.looped]
-    if setting.device.capability != HOPPER or points < MANY:
+    if setting.device.capability != HOPPER or _points(kernel) < MANY:
         return {}, {}
     shapes = {t.name: types[t.name].shape for t in made.tensors}
     return boxes(made, shapes, strides, setting.misaligned)

@@ -10,7 +10,7 @@ from functools import partial
 from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import reads_of, with_reads
-from tilec.backends.triton.chains.launch import chain_launch
+from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import riders
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
@@ -109,7 +109,7 @@ def _chain_unit(
     """A chain's kernel. `strides` learns its outputs'."""
     strides.update((o, contiguous(types[o].shape)) for o in kernel.outputs)
     steps: list[Step] = [Allocate(o, types[o].shape, types[o].dtype) for o in kernel.outputs]
-    steps.append(chain_launch(kernel, types, strides, setting))
+    steps += chain_steps(kernel, types, strides, setting)
     return Unit(kernel.statements, kernel.outputs, tuple(steps), reads_of(kernel))
 
 
