@@ -8,6 +8,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   what is kept grows with what the call returns and not with the points it visits;
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
+An extremum that the gradient looks for among sums computed again is computed again beside them.
+
 A recurrence that is not kept is computed again in the backward pass: whole, or, where the states of all such take more
 than TILEC_STATE_BUDGET bytes, in chunks of time (`transforms/checkpoint/chunks.py`), from states that are kept between
 these.
@@ -98,7 +100,7 @@ def partition(
 
 
 def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
-    kept = joint.choose(program.outputs) if extras else joint.with_outputs(program.outputs, ())
+    kept = joint.found_again(joint.choose(program.outputs) if extras else joint.with_outputs(program.outputs, ()))
     extra = tuple(t for t in kept if t not in program.outputs)
     backward = joint.backward(kept)
     if not extra:
@@ -110,10 +112,10 @@ def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types
     if len(constant) == len(extra):
         return Partition(forward, backward, None, extra, constant, joint.typed(backward.values))
     beyond = _Joint.of(forward, wrt, types, {})
-    extended = beyond.backward(kept)
+    extended = beyond.backward(beyond.found_again(kept))
     needed = joint.typed((*backward.values, *extended.values))
     if set(needed) - set(backward.values):  # derivatives of the extras ask for more
-        plain = joint.backward(joint.with_outputs(program.outputs, ()))
+        plain = joint.backward(joint.found_again(joint.with_outputs(program.outputs, ())))
         if joint.bytes_of(needed) > joint.bytes_of(plain.values):
             return Partition(None, plain, None, (), (), joint.typed(plain.values))
     return Partition(forward, backward, extended, extra, constant, needed)
@@ -254,6 +256,31 @@ class _Joint:
                         chosen = larger
         return tuple(n for n in chosen if n in self.backward(chosen).values)
 
+    def found_again(self, kept: Sequence[str]) -> tuple[str, ...]:
+        """`kept` without extrema that the gradient looks for, by equality, among values that it computes again, and
+        without what was counted so: another kernel may round a sum otherwise, and then no value equals the extremum."""
+        made = {s.output: s for s in self.program.statements}
+        while True:
+            again = self._summed_again(kept)
+            compared = [
+                (s.output, names) for s in made.values() for names in _compared(s) if not again.isdisjoint(names)
+            ]
+            sought = {n for _, names in compared for n in names if n in made and made[n].aggregation in ("max", "min")}
+            counted = {output for output, names in compared if not sought.isdisjoint(names)}
+            left = tuple(n for n in kept if n not in sought | counted)
+            if len(left) == len(kept):
+                return left
+            kept = left
+
+    def _summed_again(self, kept: Sequence[str]) -> set[str]:
+        """What the gradient computes again that sums of floating values go into."""
+        found: set[str] = set()
+        for s in self.needed(kept):
+            summed = s.aggregation != "assign" and s.aggregation not in ("max", "min", "any", "all")
+            if is_floating(self.types[s.output].dtype) and (summed or not found.isdisjoint(values_read(s))):
+                found.add(s.output)
+        return found
+
     def _may_be_kept(self, t: TensorType) -> bool:
         """Weak values and integers of rank 0 mean another thing as inputs: they are computed again."""
         return not t.weak and (is_floating(t.dtype) or t.shape != ())
@@ -282,6 +309,14 @@ def values_read(s: Statement) -> set[str]:
     lend their shape alone."""
     found = {e.tensor for root in expressions(s) for e in _evaluated(root) if isinstance(e, Access)}
     return found if s.default is None else found | {s.default}
+
+
+def _compared(s: Statement) -> Iterator[set[str]]:
+    """Of each test for equality in a statement, the tensors whose elements it reads."""
+    for root in expressions(s):
+        for e in _evaluated(root):
+            if isinstance(e, Call) and e.function in ("eq", "ne"):
+                yield {x.tensor for x in _evaluated(e) if isinstance(x, Access)}
 
 
 def _evaluated(e: Expr) -> Iterator[Expr]:

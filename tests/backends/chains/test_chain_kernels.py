@@ -8,7 +8,9 @@ import tilec
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling
 from tilec.ir.types import TensorType
+from tilec.language.show import show_statement
 from tilec.pipeline import lower
+from tilec.saving import partition
 
 SIZES = {"B": 2, "N": 50, "M": 37, "E": 20, "F": 24}
 
@@ -67,15 +69,85 @@ def test_inner_sums_in_registers(name, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [
-    f"function (X[N, D], Y[M, D]) -> (O) {{ {SQUARES}; O[i : N] = <(T[i, j]); }}",
     f"function (X[N, D], Y[M, D], L[N], G[N]) -> (O) {{ {SQUARES}; O[j : M] = +(T[i, j] == L[i] ? G[i]); }}",
-], ids=["an extremum", "its gradient"])  # fmt: skip
-def test_what_is_found_again_by_equality_is_stored(text, monkeypatch):
-    """The values of an extremum and of its gradient come from one kernel: another may round otherwise, and then no
-    value equals the extremum."""
+    f"""function (X[N, D], Y[M, D], G[N]) -> (L, O) {{ {SQUARES}; L[i : N] = <(T[i, j]);
+        O[j : M] = +(T[i, j] == L[i] ? G[i]); }}""",
+], ids=["an input", "an extremum of the same values"])  # fmt: skip
+def test_what_is_found_by_equality_is_stored(text, monkeypatch):
+    """The values of an extremum and those that are compared with it come from one kernel: another may round otherwise,
+    and then no value equals the extremum."""
     monkeypatch.setattr(recognise, "LARGE", 0)
     types = {"X": TensorType((50, 3), "float32"), "Y": TensorType((37, 3), "float32")}
     types |= {"L": TensorType((50,), "float32"), "G": TensorType((50,), "float32")}
     program = tilec.compile(text).program
     lowered = lower(program, {n: types[n] for n in program.input_names()}, {})
     assert not recognise.chained(lowered.stages["flat"], lowered.types).kernels
+
+
+SCORES = "S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e])"
+EXTREMA = {
+    "a softmax and its row maximum": f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O, T) {{
+        {SCORES};
+        T[b, i] = max(S[b, i, j]);
+        W[b, i, j] = exp(S[b, i, j] - T[b, i]);
+        O[b, i, f] = sum(W[b, i, j] * V[b, j, f]) / sum(W[b, i, j]);
+    }}""",
+    "a maximum beside a softmax": f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
+        {SCORES};
+        T[b, i] = max(S[b, i, j]);
+        L[b, i] = logsumexp(S[b, i, j]);
+        O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]) * T[b, i];
+    }}""",
+    "nearest distances": """function (Q[B, N, E], K[B, M, E]) -> (T) {
+        S[b, i, j : B, N, M] = sum((Q[b, i, e] - K[b, j, e]) * (Q[b, i, e] - K[b, j, e]));
+        T[b, i] = min(S[b, i, j]);
+    }""",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize("name", EXTREMA)
+def test_gradients_find_extrema_among_their_own_values(name, width, dtype):
+    """The forward pass may take the extremum from scores that are never stored; the backward pass takes it once more
+    from those that it compares with it, and keeps no count of ties either."""
+    program = tilec.compile(EXTREMA[name]).program
+    types = {n: TensorType((4, 128, width), dtype) for n in program.input_names()}
+    parts = partition(program, tuple(types), types, {}, True)
+    assert not {"T", "Ties"} & {*parts.backward.values}
+    compared = [s for s in parts.backward.program.statements if "==" in show_statement(s)]
+    assert compared and {"T", "S"} <= {s.output for s in parts.backward.program.statements}
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    assert not recognise.chained(lowered.stages["flat"], lowered.types).kernels
+
+
+def test_nearest_distances_are_not_stored(monkeypatch):
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    text = f"function (X[N, D], Y[M, D]) -> (O) {{ {SQUARES}; O[i : N] = <(T[i, j]); }}"
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in (("X", (50, 3)), ("Y", (37, 3)))}
+    types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(32, 16))
+    assert ran.kernels == [("O",)]
+    squares = ((arrays["X"][:, None].astype(float) - arrays["Y"]) ** 2).sum(2)
+    np.testing.assert_allclose(ran.values["O"], squares.min(1), rtol=1e-5)
+
+
+def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
+    """Which points count depends on what the walk is yet to find: a kernel of its own."""
+    text = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (L, O) {{
+        {SCORES};
+        L[b, i] = logsumexp(S[b, i, j]);
+        O[b, i, f] = sum(L[b, i] > 3.75 ? exp(S[b, i, j]) * V[b, j, f]);
+    }}"""
+    g = np.random.default_rng(0)
+    shapes = {"Q": (2, 40, 8), "K": (2, 33, 8), "V": (2, 33, 8)}
+    arrays = {n: (g.standard_normal(s) / 2).astype(np.float32) for n, s in shapes.items()}
+    types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(16, 16))
+    assert ran.kernels == [("L",), ("O",)]
+    scores = np.einsum("bie,bje->bij", arrays["Q"], arrays["K"]).astype(float)
+    seen = np.log(np.exp(scores).sum(-1, keepdims=True)) > 3.75
+    assert seen.any() and not seen.all()
+    y = (np.exp(scores) * seen) @ arrays["V"]
+    assert np.linalg.norm(ran.values["O"] - y) <= 1e-5 * np.linalg.norm(y)

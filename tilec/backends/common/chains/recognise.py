@@ -135,10 +135,6 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             assert reduced is not None
             kernels.append([reduced])
             shapes.append(place)
-    # the gradient of an extremum finds the values that equal it, which are computed there once more
-    used = set().union(*map(_read, targets)).union(*(reads(s) for s in program.statements if s.output not in by_output))
-    if any(t.aggregation in ("max", "min") and t.output not in used for t in targets):
-        return []
     made = [_kernel(k, matrices) for k in kernels]
     return [k for k in made if k is not None] if None not in made else []
 
@@ -190,6 +186,8 @@ def _reduced(
 ) -> Reduced | None:
     """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
     `own`, otherwise than there can be while they are not complete."""
+    if own & {a.tensor for a in accesses_in(*t.conditions)}:
+        return None
     if t.aggregation != "sum":
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}

@@ -88,7 +88,9 @@ def _has_bounds(e: Expr, sides: tuple[str, str], types: Types) -> bool:
         case Access(tensor, index):
             names = [linear(i).bare for i in index]
             plain = all(n is not None or not linear(i).terms for n, i in zip(names, index, strict=True))
-            return kind(types[tensor].dtype) < 2 and types[tensor].dtype != "uint8" and plain and not {*sides} <= {*names}
+            return (
+                kind(types[tensor].dtype) < 2 and types[tensor].dtype != "uint8" and plain and not {*sides} <= {*names}
+            )
         case Call("div", (x, Int(n))):
             return n > 0 and _has_bounds(x, sides, types)
         case Call(function, args) if function in ARITHMETIC and function != "div":
@@ -150,7 +152,12 @@ class _Lists:
         shapes = shapes_of(self.visits, self.kernel, tiling)
         tensors += [Tensor(t, INTEGER, len(s), True) for t, s in shapes.items()]
         return Kernel(
-            name, b.axes, tuple(dict.fromkeys(tensors)), dict(b.sizes), math.prod(shapes[self.visits.counts][:-1]), b.body
+            name,
+            b.axes,
+            tuple(dict.fromkeys(tensors)),
+            dict(b.sizes),
+            math.prod(shapes[self.visits.counts][:-1]),
+            b.body,
         )
 
     def _read(self) -> list[Access]:
@@ -299,5 +306,3 @@ class _Lists:
             if v in names:
                 return b.reduce("min", axis, x), b.reduce("max", axis, x)
         return x, x
-
-

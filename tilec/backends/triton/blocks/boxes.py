@@ -84,9 +84,10 @@ def _fits(op: Load, kernel: Kernel, shape: Sequence[int], strides: Sequence[int]
     blocks = [kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index]
     if op.out.type.dtype not in NARROW or not 2 <= len(shape) <= RANK or 0 in shape or op.other:
         return False
-    if len({v.type.axes for v in op.index if v.type.axes}) != sum(bool(v.type.axes) for v in op.index) or max(
-        blocks
-    ) > LONGEST:
+    if (
+        len({v.type.axes for v in op.index if v.type.axes}) != sum(bool(v.type.axes) for v in op.index)
+        or max(blocks) > LONGEST
+    ):
         return False
     outer = [n for n, s in zip(strides[:-1], shape[:-1], strict=True) if s > 1]
     aligned = all(n > 0 and n * size % ALIGNMENT == 0 for n in outer) and all(

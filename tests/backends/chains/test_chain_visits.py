@@ -1,0 +1,147 @@
+"""Lists of the blocks that a kernel visits: how many there are, and that points outside of them do not count."""
+
+import numpy as np
+import pytest
+from support.chains import Attention, both_ways, inputs_of, run, softmax, types_of
+
+import tilec
+from tilec.backends.common.blocks.ir import Load
+from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.recognise import chained
+from tilec.backends.common.chains.visits import visits_of
+from tilec.backends.triton.blocks.boxes import boxes
+from tilec.backends.triton.chains import launch
+from tilec.backends.triton.chains.launch import block_program, chain_steps
+from tilec.backends.triton.plan.plan import Launch, Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
+
+PLAIN = "0.25 * S[b, i, j]"
+N = 64
+
+
+def attention(guard, others="", shapes=()):
+    return Attention(softmax(PLAIN, guard, others), None, tuple(shapes), integers=tuple(n for n, _ in shapes))
+
+
+def lengths(a, arrays):
+    """How many blocks of columns are walked without and with a mask, by blocks of rows of 16."""
+    types = types_of(a, "float32", arrays)
+    ran = run(tilec.compile(a.text).program, types, arrays, Tiling(16, 16))
+    return [counts.tolist() for counts in ran.visited], ran.values["O"]
+
+
+def test_documents_in_order():
+    a = attention("D[i] == D[j]", ", D[N]", [("D", ("N",))])
+    arrays = inputs_of(a, "float32", {"B": 1, "N": N, "M": N, "E": 8, "F": 8})
+    arrays["D"] = np.repeat([0, 1, 2], [16, 24, 24]).astype(np.int32)
+    ((found,), _) = lengths(a, arrays)
+    assert found == [[1, 0], [1, 1], [0, 3], [1, 1]]
+
+
+def test_documents_and_causal():
+    a = attention("i >= j & D[i] == D[j]", ", D[N]", [("D", ("N",))])
+    arrays = inputs_of(a, "float32", {"B": 1, "N": N, "M": N, "E": 8, "F": 8})
+    arrays["D"] = np.repeat([0, 1], [32, 32]).astype(np.int32)
+    ((found,), _) = lengths(a, arrays)
+    assert found == [[0, 1], [1, 1], [0, 1], [1, 1]]
+
+
+def test_prefix():
+    a = attention("i >= j | j < 32")
+    arrays = inputs_of(a, "float32", {"B": 1, "N": N, "M": N, "E": 8, "F": 8})
+    ((found,), _) = lengths(a, arrays)
+    assert found == [[2, 0], [2, 0], [2, 1], [3, 1]]
+
+
+def test_lengths_by_batch():
+    a = attention("j < Len[b]", ", Len[B]", [("Len", ("B",))])
+    arrays = inputs_of(a, "float32", {"B": 3, "N": 16, "M": N, "E": 8, "F": 8})
+    arrays["Len"] = np.array([0, 20, 64], np.int32)
+    ((found,), value) = lengths(a, arrays)
+    assert found == [[[0, 0]], [[1, 1]], [[4, 0]]]
+    assert not value[0].any()
+
+
+@pytest.mark.parametrize("guard", ["D[i] + 2000000000 > D[j]", "D[i] * D[i] >= D[j]"])
+def test_arithmetic_that_may_overflow_decides_nothing(guard):
+    a = attention(guard, ", D[N]", [("D", ("N",))])
+    arrays = inputs_of(a, "float32", {"B": 1, "N": N, "M": N, "E": 8, "F": 8})
+    arrays["D"] = np.full(N, 1_000_000_000, np.int32)
+    ((found,), _) = lengths(a, arrays)
+    assert found == [[0, 4]] * 4
+
+
+def test_what_no_block_decides_has_no_lists():
+    """Floating values, elements of whole matrices, affine bounds alone."""
+    for guard, others, shapes in (
+        ("i >= j", "", ()),
+        ("A[i] < A[j]", ", A[N]", ()),
+        ("D[i, j] == 1", ", D[N, M]", [("D", ("N", "M"))]),
+    ):
+        a = attention(guard, others, shapes)
+        types = {n: TensorType((1, N, 8), "float32") for n in "QKV"}
+        types |= {"A": TensorType((N,), "float32"), "D": TensorType((N, N), "int32")}
+        program = tilec.compile(a.text).program
+        lowered = lower(program, {n: types[n] for n in program.input_names()}, {})
+        found = chained(lowered.stages["flat"], lowered.types)
+        assert found.kernels and all(visits_of(k, found.types) is None for k in found.kernels.values())
+
+
+def test_gradients_visit_lists_too():
+    a = Attention(
+        softmax(PLAIN, "i >= j & D[b, i] == D[b, j]", ", D[B, N]"),
+        lambda s, i, j, d: (s / 4).masked_fill((i < j) | (d[:, :, None] != d[:, None]), -np.inf),
+        (("D", ("B", "N")),),
+        integers=("D",),
+    )
+    mine, theirs, forward, backward = both_ways(
+        a, "float32", {"B": 2, "N": 50, "M": 50, "E": 8, "F": 8}, Tiling(16, 32)
+    )
+    assert len(forward) == 1 and len(backward) >= 2
+    for x, y in zip(mine, theirs, strict=True):
+        assert np.linalg.norm(x - y) <= 3e-6 * np.linalg.norm(y)
+
+
+def plans(size=4096):
+    text = softmax(PLAIN, "i >= j & D[i] == D[j]", ", D[N]")
+    types = {n: TensorType((16, size, 64), "bfloat16") for n in "QKV"} | {"D": TensorType((size,), "int64")}
+    lowered = lower(tilec.compile(text).program, types, {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    return kernel, found.types, {n: contiguous(t.shape) for n, t in found.types.items()}
+
+
+def test_small_programs_have_no_lists():
+    for size, launches in ((4096, 2), (512, 1)):
+        kernel, types, strides = plans(size)
+        steps = chain_steps(kernel, types, strides, Setting())
+        assert sum(isinstance(s, Launch) for s in steps) == launches
+
+
+def test_boxes_are_of_aligned_tensors():
+    """Operands come by tensor maps where an address, a distance or an element type does not forbid it."""
+    kernel, types, strides = plans()
+    made, _ = block_program(kernel, types, Setting(), visits=visits_of(kernel, types))
+    shapes = {t.name: types[t.name].shape for t in made.tensors if t.name in types}
+    shapes |= {t.name: (1,) * t.rank for t in made.tensors if t.name not in types}
+    strides |= {n: (1,) * len(s) for n, s in shapes.items() if n not in strides}
+    loads, maps = boxes(made, shapes, strides, ())
+    assert {d.tensor for d in maps.values()} == {"Q", "K", "V"} and len(loads) == 5
+    assert {d.block for d in maps.values()} == {(1, 64, 64)}
+    for changed, misaligned in (({"K": (1, 64 * 16, 16)}, ()), ({"K": (4096 * 68, 68, 1)}, ()), ({}, ("K",))):
+        loads, maps = boxes(made, shapes, {**strides, **changed}, misaligned)
+        assert {d.tensor for d in maps.values()} == {"Q", "V"}
+    narrower = {**types, **{n: TensorType((16, 4096, 64), "float32") for n in "QKV"}}
+    made, _ = block_program(kernel, narrower, Setting())
+    assert any(isinstance(op, Load) for op in made.body) and boxes(made, shapes, strides, ()) == ({}, {})
+
+
+def test_a_launch_by_boxes_compiles(monkeypatch):
+    monkeypatch.setattr(launch, "MANY", 0)
+    f = tilec.compile(softmax(PLAIN, "i >= j & D[i] == D[j]", ", D[N]"), backend="triton")
+    given = [*[tilec.spec((16, 256, 64), "bfloat16")] * 3, tilec.spec((256,), "int64")]
+    lowered = f.lower(*given, target="sm_90")
+    assert "maps.TensorDescriptor(" in lowered.source() and "O_chain_blocks" in lowered.source()
+    assert "cp.async.bulk.tensor" in lowered.asm("ptx") and "wgmma" in lowered.asm("ptx")

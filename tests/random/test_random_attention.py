@@ -1,0 +1,70 @@
+"""Random programs of chains, value and gradients: by the interpreter of block programs, and on a device where there is
+one, against torch in float64."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from support.chains import run
+from support.random_attention import draw, reference
+
+import tilec
+from tilec.backends.common.chains import recognise
+from tilec.backends.common.chains.places import Tiling
+from tilec.backends.triton.chains import launch
+from tilec.ir.types import TensorType
+from tilec.saving import partition
+
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
+TILINGS = (Tiling(16, 16), Tiling(32, 16), Tiling(16, 32), Tiling(32, 32))
+
+
+def close(x, y):
+    return np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y) + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12 * SCALE))
+def test_interpreted(seed, monkeypatch):
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    rng = random.Random(seed)
+    drawn, tiling = draw(rng), rng.choice(TILINGS)
+    narrow = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in drawn.arrays.items()}
+    types = {n: TensorType(x.shape, x.dtype.name) for n, x in narrow.items()}
+    program = tilec.compile(drawn.text).program
+    parts = partition(program, drawn.wrt, types, {}, True)
+    forward = run(parts.forward or program, types, narrow, tiling)
+    (value,) = reference(drawn)
+    assert close(forward.values["O"], value), drawn.text
+    cotangent = np.random.default_rng(seed).standard_normal(value.shape).astype(np.float32)
+    given = {n: forward.values[n] for n in parts.backward.values}
+    given |= {n: narrow[n] for n in parts.backward.shapes} | {"DO": cotangent}
+    backward = run(parts.backward.program, dict(parts.backward.types), given, tiling)
+    assert forward.kernels
+    for name, exact in zip(parts.backward.program.outputs, reference(drawn, cotangent), strict=True):
+        assert close(backward.values[name], exact), (name, drawn.text)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(20 * SCALE))
+def test_on_a_device(seed, dtype, monkeypatch):
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(launch, "MANY", 0)
+    drawn = draw(random.Random(1000 + seed), 400)
+    given = {n: torch.tensor(x, device="cuda") for n, x in drawn.arrays.items()}
+    given = {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}
+    for n in drawn.wrt:
+        given[n].requires_grad_()
+    for n, x in given.items():
+        drawn.arrays[n] = x.detach().double().cpu().numpy() if x.is_floating_point() else x.cpu().numpy()
+    value = tilec.compile(drawn.text, backend="triton")(*given.values())
+    cotangent = torch.randn_like(value)
+    made = torch.autograd.grad(value, [given[n] for n in drawn.wrt], cotangent)
+    exact = [*reference(drawn), *reference(drawn, cotangent.double().cpu().numpy())]
+    for x, y in zip((value, *made), exact, strict=True):
+        x = x.detach().double().cpu().numpy()
+        assert np.linalg.norm(x - y) <= (3e-2 if dtype is torch.bfloat16 else 1e-4) * np.linalg.norm(y) + 1e-6, (
+            drawn.text
+        )
