@@ -154,6 +154,8 @@ def difference(got: torch.Tensor, roughly: torch.Tensor, exact: torch.Tensor, lo
     """What is wrong with a result, "" if nothing; `roughly` is the torch backend's in the same element type.
 
     Where `roughly` is itself no approximation (an overflow, a comparison of rounded values), any value will do."""
+    if roughly.shape != exact.shape:
+        return f"the torch backend's has shape {tuple(roughly.shape)}, not {tuple(exact.shape)}"
     if got.dtype != roughly.dtype or got.shape != exact.shape:
         return f"{got.dtype} of shape {tuple(got.shape)}, not {roughly.dtype} of shape {tuple(exact.shape)}"
     if not got.is_floating_point():

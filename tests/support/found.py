@@ -184,4 +184,12 @@ FOUND = {
         "function (A[N], B[N]) -> (T) { T = (A > 0) ? argmin((p < 2) ? B[p] : B[p] * 2) : 3; }",
         [F, F[::-1].copy()],
     ),
+    "a condition of one element, and a default": (
+        "function (A[2], B[3], C[4]) -> (T) { T[i : 4] = <(B[2] ? A[j + 2]) default C; }",
+        [F[:2], np.array([True, True, False]), F[:4]],
+    ),
+    "a fraction of one variable in an element of an index, padded": (
+        "function (A[3], B[3]) -> (T) { T[i : 2] = A[i] + pad(A[B[(2*i + i + 1)/3]], 0.5); }",
+        [F[:3], np.array([2, 0, 1])],
+    ),
 }

@@ -235,7 +235,8 @@ class Frame:
                 continue
             (v,) = one
             start = self.domain.low[v] + form.constant
-            if form == Affine.variable(v) + form.constant and 0 <= start <= size - self.domain.extent[v]:
+            along = form == Affine.variable(v) + form.constant and form.is_integral
+            if along and 0 <= start <= size - self.domain.extent[v]:
                 first, last = self.loops.get(v, ("0", str(self.domain.extent[v])))
                 slices.append(f"{first} + {start}:{last} + {start}")
             else:

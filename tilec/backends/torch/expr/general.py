@@ -228,8 +228,8 @@ class _Body:
     def _reduce(
         self, code: str, dtype: str, variables: frozenset[str], reached: str | None, has_axes: bool
     ) -> tuple[str, str | None]:
-        """Text of the reduced value, and of the test that a point was valid. `has_axes`: the test before has the
-        frame's, and is not one truth for all points."""
+        """Text of the reduced value, and of the test that a point was valid. `has_axes`: the test depends on variables,
+        and is not one truth for all points."""
         frame = self.frame
         absent = [v for v in self.reductions if v not in variables and self.domain.extent[v] != 1]
         if absent or not variables:
@@ -244,7 +244,9 @@ class _Body:
         dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
         aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation
         part = REDUCE[aggregation].format(code, dims, dtype)
-        seen = f"torch.any({reached}, {dims})" if reached is not None and has_axes else reached
+        seen = reached
+        if reached is not None:  # one truth may have axes of size 1, or none
+            seen = f"torch.any({reached}, {dims})" if has_axes else f"{reached}.reshape(())"
         if not self.inner.headers:
             self._lines = frame.lines
             return part, seen
