@@ -68,3 +68,21 @@ def test_float32_against_float64(scale):
     wanted = torch.logsumexp(a.double()[:, :, None] + b.double(), 1)
     unit = torch.finfo(torch.float32).eps * wanted.abs()
     assert ((product(a, b).double() - wanted).abs() <= 3e-6 + 2 * unit).all()
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_large_and_a_small_operand_are_rounded_once(steps):
+    """Rounded apart, what a column of the small one loses would be the same in every row, and in every step."""
+    product = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + B[k, j]); }"
+    repeated = """function (F0[M, K], B[K, N]) -> (F) {
+        F[t, i, j : 4, M, N] = logsumexp(F[t - 1, i, k] + B[k, j]) init F0[i, j];
+    }"""
+    generator = torch.Generator().manual_seed(0)
+    a, b = 2800 + torch.randn(64, 32, generator=generator), torch.randn(32, 32, generator=generator)
+    f = tilec.compile(repeated if steps else product, backend="torch")
+    for left, right in ((a, b), (b.mT, a.mT)) if not steps else ((a, b),):
+        found = f(left, right)
+        before = left if not steps else found[steps - 1]
+        exact = torch.logsumexp(before.double()[:, :, None] + right.double()[None], 1)
+        result = found[steps] if steps else found
+        assert (result.double() - exact).abs().max() < 0.52 * 2.0**-12

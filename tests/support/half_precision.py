@@ -47,6 +47,13 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], float]] = {
         ((33, 65), ()),
         2,
     ),
+    "a softmax by its logsumexp, which is nearly ten": (
+        """function (S[N, M], V[M, D]) -> (O) {
+            L[i : N] = logsumexp(S[i, j] + 5); O[i, d : N, D] = +(exp(S[i, j] + 5 - L[i]) * V[j, d]);
+        }""",
+        ((3, 64), (64, 2)),
+        1,
+    ),
     "gradients of a hidden Markov model": (MARKOV, MARKOV_SHAPES, 64),
 }
 

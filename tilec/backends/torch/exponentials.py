@@ -20,14 +20,17 @@ def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
     What underflow loses of a sum of K terms is a few K * 2^-126 (float64: 2^-1022), so where the sum is at least
     K * 2^-99 (2^-966) it is as accurate as the product's arithmetic. The other elements, and those that are not finite,
     are computed again term by term, within `budget` bytes; where no term is above -inf they are just that. All elements
-    are, where it cannot be asked which.
+    are, where it cannot be asked which. The larger maxima are added last: small ones may be constants of a recurrence,
+    which would be rounded alike at each step.
     """
     if not askable(a):
         return _log_directly(a, b, budget)
     count = a.shape[-1]
     top_a, top_b = _finite_or_zero(a.amax(-1, keepdim=True)), _finite_or_zero(b.amax(-2, keepdim=True))
     total = torch.matmul(torch.exp(a - top_a), torch.exp(b - top_b))
-    result = torch.log(total).add_(top_a).add_(top_b)
+    larger_b = 0 not in total.shape and bool(top_a.abs().amax() < top_b.abs().amax())
+    first, last = (top_a, top_b) if larger_b else (top_b, top_a)
+    result = torch.log(total).add_(first).add_(last)
     certain = (total >= count * CERTAIN[a.dtype]) & (total < float("inf"))
     if not certain.all():
         _log_again(a, b, result, ~certain, budget)
@@ -49,7 +52,7 @@ def log_step(a: Tensor, factor: tuple[Tensor, Tensor, Tensor], budget: int) -> T
     total = torch.matmul(torch.sub(a, top_a).exp_(), exponentials)
     least, most = torch.aminmax(total)
     if least >= a.shape[-1] * CERTAIN[a.dtype] and most < float("inf"):
-        return total.log_().add_(top_a).add_(top_b)
+        return total.log_().add_(top_b).add_(top_a)
     return log_product(a, b, budget)
 
 

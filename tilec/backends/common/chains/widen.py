@@ -1,4 +1,4 @@
-"""Statistics of chains in float32.
+"""Statistics of chains, and every logsumexp of many terms, in float32.
 
 What a row of a matrix is reduced to stands for all of its 16-bit values, and gradients take the exponential of its
 difference from them: rounded to 16 bits it would cost all of their accuracy. It is small, so it is held in float32;
@@ -7,6 +7,7 @@ types of products' operands and of outputs stay what they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
+    reads_itself,
     rebuild,
 )
 from tilec.ir.types import TensorType
@@ -35,6 +37,7 @@ from tilec.transforms.lower.factor import Factor, factors_of, product_of
 from tilec.transforms.util.naming import Names
 
 Types = Mapping[str, TensorType]
+MANY = 4  # elements of a tensor that is read to one of the result: a float32 costs little beside them
 
 
 def widen_statistics(program: Program, inputs: Types) -> Program:
@@ -47,13 +50,15 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
 
 
 def _statistics(program: Program, types: Types) -> set[str]:
-    """Statements of 16 bits that are no matrix values and that chains read as values of rows or columns, and chains'
-    own statistics. What products multiply and matrices that are read are as large as inputs: they stay as they are."""
+    """Statements of 16 bits that are no matrix values and that chains read as values of rows or columns, chains' own
+    statistics, and logsumexps of many values. What products multiply and matrices that are read are as large as inputs:
+    they stay as they are."""
     kernels = chained(program, types).kernels.values()
     read = {n for k in kernels for n in reads_of(k)} - {n for k in kernels for n in _large(k)}
     made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
     features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}
+    made |= {s.output for s in program.statements if s.aggregation == "logsumexp" and _is_small(s, types)}
     return {n for n in (read | made) & stated - features if types[n].dtype in NARROW and plain_index(_of(program, n))}
 
 
@@ -71,6 +76,11 @@ def _large(kernel: ChainKernel) -> set[str]:
             if t.feature in used or {t.row, t.column} <= used:
                 found.add(a.tensor)
     return found
+
+
+def _is_small(s: Statement, types: Types) -> bool:
+    read = () if reads_itself(s) else (math.prod(types[a.tensor].shape) for a in accesses_in(s.body))
+    return MANY * math.prod(types[s.output].shape) <= max(read, default=0)
 
 
 def _of(program: Program, name: str) -> Statement:

@@ -250,6 +250,16 @@ def beside_(total, base, most: tl.constexpr):
 
 
 @triton.jit
+def log_above_(total, left, right, base):
+    """log(total) + base. Where base is left + right, rounded, what that lost is added to the logarithm: with `left` the
+    state of a recurrence and `right` a constant, it would be the same at each step, and add up."""
+    back = base - left
+    lost = (left - (base - back)) + (right - back)
+    exact = (base == left + right) & (tl.abs(base) < float("inf"))
+    return (libdevice.log(total) + tl.where(exact, lost, 0.0)) + base
+
+
+@triton.jit
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
     same = top_a == top_b

@@ -266,7 +266,7 @@ class LogWriter(ExponentialWriter):
         sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
         k.emit(f"acc = tl.where({sure}, acc, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
-        k.emit("acc = libdevice.log(acc) + base")
+        k.emit(f"acc = log_above_(acc, {left}, {right}, base)")
 
     def _certain(self, total: str, base: str) -> str:
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
