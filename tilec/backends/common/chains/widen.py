@@ -29,6 +29,7 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
+    reads,
     reads_itself,
     rebuild,
 )
@@ -58,7 +59,8 @@ def _statistics(program: Program, types: Types) -> set[str]:
     made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
     features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}
-    made |= {s.output for s in program.statements if s.aggregation == "logsumexp" and _is_small(s, types)}
+    logs = {s.output for s in program.statements if s.aggregation == "logsumexp" and _is_small(s, types)}
+    made |= logs & {n for s in program.statements for n in reads(s)}
     return {n for n in (read | made) & stated - features if types[n].dtype in NARROW and plain_index(_of(program, n))}
 
 
