@@ -38,8 +38,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    if given.interpret:
-        os.environ["TRITON_INTERPRET"] = "1"
     device = "cpu" if given.interpret else given.device
     settings = Settings(given.seed, given.backend, device, given.interpret, given.target)
     if given.case is not None:
@@ -153,4 +151,7 @@ def keep(state: Path | None, settings: Settings, name: str, verdict: Verdict) ->
 
 
 if __name__ == "__main__":
+    if "--interpret" in sys.argv and os.environ.get("TRITON_INTERPRET") != "1":
+        os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported, and by now it is
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     sys.exit(main())

@@ -17,6 +17,7 @@ import run as runner
 import torch
 from gpu_cases import families, make, plan, tables
 from gpu_examine import Settings, Verdict, difference, examine, laid_out, poisoned_memory
+from gpu_magnitude import magnitudes
 from gpu_programs import SIZED
 
 import tilec
@@ -236,6 +237,34 @@ def test_differences_of_integers_and_types() -> None:
     half = exact.half()
     assert difference(half, half, exact) == ""
     assert difference(half + 0.5, half, exact) != ""
+
+
+def test_what_cancels_may_be_off_by_a_rounding_of_the_terms() -> None:
+    got, nothing = torch.tensor([2.0**-23]), torch.zeros(1)
+    exact = nothing.double()
+    assert difference(got, nothing, exact) != ""
+    assert difference(got, nothing, exact, terms=torch.tensor([2.0])) == ""
+    assert difference(got, nothing, exact, terms=torch.tensor([1.9])) != ""
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("O = A * B - B * A;", [12.0, 2.0]),
+        ("O[i : N] = +(A[i] - A[j]);", [7.0, 5.0]),
+        ("T = A - B; O = T * T;", [25.0, 4.0]),
+        ("O = exp(A - A) - 1;", [2.0, 2.0]),
+        ("O[i : N] = O[i - 1] - A[i] init 3 - A[0];", [7.0, 8.0]),
+        ("O[i : N] = sin(O[i - 1] - A[i]) init 3 - A[0];", [math.sin(1), math.sin(1 - math.sin(1))]),
+        ("O[] = <(A[i] - B[i]);", 5.0),
+        ("O[i : 3] = pad(A[i], 3 - 1.5) default D;", [2.0, 1.0, 1.5]),
+    ],
+)
+def test_magnitudes_of_terms(body: str, wanted: object) -> None:
+    f = tilec.compile(f"function (A[N], B[N], D[3]) -> (O) {{ {body} }}")
+    given = [torch.tensor(x, dtype=torch.float64) for x in ([2.0, -1.0], [3.0, -1.0], [0.0, 0.0, 0.0])]
+    (found,) = magnitudes(f, given)
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("layout", sorted({*gpu_cases.LAYOUTS}))
