@@ -4,13 +4,16 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from support.conditionals import CONDITIONALS
 from support.found import FOUND
+from support.naming import agree
 from support.narrowed import narrowed
 from support.programs import PHASES, Case, Options, programs
 from support.stages import REFUSALS, gradient, run_backend, setting_of
 
+import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse, show
 from tilec.pipeline import lower
@@ -28,7 +31,7 @@ FAMILIES = {
 }
 
 
-def agree(program, arrays):
+def same(program, arrays):
     """The interpreted kernels give what the oracle does; None for a program that it refuses."""
     setting = setting_of(program, arrays)
     try:
@@ -42,11 +45,11 @@ def agree(program, arrays):
 
 
 def agree_with_gradient(program, arrays):
-    results = agree(program, arrays)
+    results = same(program, arrays)
     first = None if results is None else gradient(program, arrays)
     if first is not None:
         random = np.random.default_rng(0)
-        agree(first, [*arrays, *(random.integers(-2, 3, r.shape).astype(float) for r in results)])
+        same(first, [*arrays, *(random.integers(-2, 3, r.shape).astype(float) for r in results)])
     return results
 
 
@@ -63,6 +66,14 @@ def test_random_programs_in_slabs(budget, monkeypatch):
 
     run()
     assert any(ran)
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["elementwise", "bodies"])
+def test_naming_an_intermediate_changes_nothing(indexed):
+    def run(source, arrays):
+        return tilec.compile(source, backend="triton")(*map(torch.from_numpy, arrays)).numpy()
+
+    assert agree(run, indexed, range(12 * SCALE)) > 2 * SCALE
 
 
 @pytest.mark.parametrize("case", CONDITIONALS)

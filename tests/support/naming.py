@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import numpy as np
+
+from tilec.errors import TileError
 
 TYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint8", "bool")
 BINARY = ("+", "-", "*", "/", "%", "<", "==", "max", "min", "pow", "&", "<<")
@@ -88,3 +91,31 @@ def named(seed: int, indexed: bool) -> tuple[str, str, dict[str, np.ndarray]]:
     result = "Y[i, j : 2, 3] = Z[i, j] ? ({}) : 0;" if indexed else "Y = Z ? ({}) : 0;"
     whole, apart = result.format(root.text()), " ".join([*statements, result.format(value)])
     return f"{header} {{ {whole} }}", f"{header} {{ {apart} }}", drawing.arrays
+
+
+Run = Callable[[str, Sequence[np.ndarray]], np.ndarray]
+
+
+def agree(run: Run, indexed: bool, seeds: Iterable[int]) -> int:
+    """Compare these expressions with their named forms; how many had values to compare."""
+    compared = 0
+    for seed in seeds:
+        whole, apart, inputs = named(seed, indexed)
+        arrays = [np.asarray(a) for a in inputs.values()]
+        one, other = _outcome(run, whole, arrays), _outcome(run, apart, arrays)
+        if isinstance(one, str) or isinstance(other, str):
+            assert isinstance(one, str) and one == other, (whole, apart)
+            continue
+        assert one.dtype == other.dtype, (whole, apart)
+        if "float16" not in whole and all(a.dtype != np.float16 for a in arrays):  # a name rounds to 16 bits
+            np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=f"{whole}\n{apart}")
+            compared += 1
+    return compared
+
+
+def _outcome(run: Run, source: str, arrays: Sequence[np.ndarray]) -> np.ndarray | str:
+    """The result, or the name of the mistake that refuses the text."""
+    try:
+        return run(source, arrays)
+    except TileError as error:
+        return type(error).__name__
