@@ -60,6 +60,7 @@ LAYERS = (
     ("tilec.api",),
     ("tilec.nn",),
     ("tilec.gallery",),
+    ("tilec.torch_import",),
     ("tilec",),
     ("tilec.cli", "tilec.bench"),
     ("tilec.__main__",),
@@ -71,7 +72,15 @@ HOMES = {
     "lark": ("tilec.language",),
     "torch": (
         *("tilec.backends", "tilec.arguments", "tilec.specialise", "tilec.torch_op", "tilec.call_cache"),
-        *("tilec.function", "tilec.api", "tilec.nn", "tilec.gallery", "tilec.bench", "tilec.cli.doctor"),
+        *(
+            "tilec.function",
+            "tilec.api",
+            "tilec.nn",
+            "tilec.gallery",
+            "tilec.torch_import",
+            "tilec.bench",
+            "tilec.cli.doctor",
+        ),
     ),
     "opt_einsum": ("tilec.backends",),
 }

@@ -6,8 +6,9 @@
     print(f.grad())             # ... which is a Tile program
 
 `load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
-`spec` stands for an argument in `Function.lower` and `tune`; `nn.Tile` is a module of torch. Everything that can be
-wrong is a subclass of `TileError` and points at its place in the source.
+`spec` stands for an argument in `Function.lower` and `tune`; `nn.Tile` is a module of torch, `from_torch` translates
+torch code to Tile, `tilec.gallery` holds operations to start from. Everything that can be wrong is a subclass of
+`TileError` and points at its place in the source.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tilec.errors import (
 )
 from tilec.function import Function, Saved
 from tilec.lowered import Lowered
+from tilec.torch_import import from_torch
 from tilec.version import __version__
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "__version__",
     "compile",
     "errors",
+    "from_torch",
     "interpret",
     "load",
     "nn",

@@ -1,0 +1,287 @@
+"""Operations that move elements: views, slices, gathers, scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilec.torch_import.elementwise import number
+from tilec.torch_import.writer import Value, Writer, name_of, refuse
+
+aten = torch.ops.aten
+Size = int | torch.SymInt
+
+
+def place(dim: int, rank: int) -> int:
+    return dim % rank if rank else 0
+
+
+def reshaped(w: Writer, meta: torch.Tensor, x: Value, *_: object) -> Value:
+    sizes = ", ".join(map(w.size, meta.shape))
+    if list(map(w.size, meta.shape)) == list(map(w.size, x.shape)):
+        return x
+    if not meta.dim():
+        return w.state([], [], w.access(x, ["0"] * x.rank), meta.dtype)
+    return Value(f"reshape({x.text}, {sizes})", tuple(meta.shape), meta.dtype, is_name=False)
+
+
+def moved(w: Writer, meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
+    """`order[d]` is the dimension of `x` that stands at `d`."""
+    out = w.indices(x.rank)
+    read = [""] * x.rank
+    for there, dim in enumerate(order):
+        read[place(dim, x.rank)] = out[there]
+    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+
+
+def exchanged(w: Writer, meta: torch.Tensor, x: Value, a: int = 0, b: int = 1) -> Value:
+    order = list(range(x.rank))
+    if x.rank > 1:
+        a, b = place(a, x.rank), place(b, x.rank)
+        order[a], order[b] = order[b], order[a]
+    return moved(w, meta, x, order)
+
+
+def matrix_transposed(w: Writer, meta: torch.Tensor, x: Value) -> Value:
+    return exchanged(w, meta, x, -2, -1)
+
+
+def expanded(w: Writer, meta: torch.Tensor, x: Value, *_: object, **__: object) -> Value:
+    out = w.indices(meta.dim())
+    return w.state(out, meta.shape, w.broadcast(x, out, meta.shape), meta.dtype)
+
+
+def along(dim_of: Callable[..., tuple[int, str]]) -> Callable[..., Value]:
+    """An operation that reads one dimension at another index: `dim_of(w, x, index, ...)` gives both."""
+
+    def write(w: Writer, meta: torch.Tensor, x: Value, *more: object, **options: object) -> Value:
+        out = w.indices(meta.dim())
+        dim, read = dim_of(w, x, out, *more, **options)
+        return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
+
+    return write
+
+
+def start_of(w: Writer, start: Size, size: Size) -> str:
+    """Where a slice begins; from the end where negative, 0 where that is before the beginning."""
+    if isinstance(start, int) and start < 0:
+        return f"max(0, {w.offset(size)} - {-start})"
+    if isinstance(start, int) and isinstance(size, int):
+        return str(min(start, size))
+    return w.offset(start)
+
+
+def sliced(
+    w: Writer, meta: torch.Tensor, x: Value, dim: int = 0, start: Size | None = None, end: object = None, step: int = 1
+) -> Value:
+    dim = place(dim, x.rank)
+    if not start and step == 1 and w.size(meta.shape[dim]) == w.size(x.shape[dim]):
+        return x
+    out = w.indices(x.rank)
+    read = f"{step}*{out[dim]}" if step != 1 else out[dim]
+    if start:
+        read += f" + {start_of(w, start, x.shape[dim])}"
+    return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
+
+
+def selected(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Size) -> Value:
+    dim = place(dim, x.rank)
+    out = w.indices(meta.dim())
+    read = f"{w.offset(x.shape[dim])} - {-at}" if isinstance(at, int) and at < 0 else w.offset(at)
+    return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim:]]), meta.dtype)
+
+
+def split(w: Writer, metas: Sequence[torch.Tensor], x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
+    dim = place(dim, x.rank)
+    parts, before = [], ""
+    for meta in metas:
+        out = w.indices(x.rank)
+        read = out[dim] + (f" + {before}" if before else "")
+        parts.append(w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype))
+        before = f"{before} + {w.offset(meta.shape[dim])}" if before else w.offset(meta.shape[dim])
+    return tuple(parts)
+
+
+def unbound(w: Writer, metas: Sequence[torch.Tensor], x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(selected(w, meta, x, dim, n) for n, meta in enumerate(metas))
+
+
+def item(w: Writer, meta: torch.Tensor, parts: Sequence[Value], at: int) -> Value:
+    return parts[at]
+
+
+def joined(w: Writer, meta: torch.Tensor, parts: Sequence[Value], dim: int = 0) -> Value:
+    """One tensor after another: a branch for each, which reads it only where it is taken."""
+    parts = [p for p in parts if not (p.rank == 1 and p.shape[0] == 0 and meta.dim() > 1)]
+    dim = place(dim, meta.dim())
+    out = w.indices(meta.dim())
+    before, branches = "", []
+    for p in parts:
+        read = out[dim] + (f" - {_less(before)}" if before else "")
+        before = f"{before} + {w.offset(p.shape[dim])}" if before else w.offset(p.shape[dim])
+        branches.append((before, w.access(p, [*out[:dim], read, *out[dim + 1 :]])))
+    conditions = [f"{out[dim]} < {end} ? {access} : " for end, access in branches[:-1]]
+    return w.state(out, meta.shape, "".join(conditions) + branches[-1][1], meta.dtype)
+
+
+def _less(text: str) -> str:
+    return f"({text})" if "+" in text else text
+
+
+def padded(w: Writer, meta: torch.Tensor, x: Value, widths: Sequence[int], value: float = 0) -> Value:
+    out = w.indices(x.rank)
+    read = list(out)
+    for n, width in enumerate(widths[::2]):
+        dim = x.rank - 1 - n
+        if width:
+            read[dim] = f"{out[dim]} - {width}" if width > 0 else f"{out[dim]} + {-width}"
+    return w.state(out, meta.shape, f"pad({w.access(x, read)}, {number(value)})", meta.dtype)
+
+
+def flipped(w: Writer, meta: torch.Tensor, x: Value, dims: Sequence[int]) -> Value:
+    out = w.indices(x.rank)
+    turned = {place(d, x.rank) for d in dims}
+    read = [f"{w.offset(n)} - 1 - {i}" if d in turned else i for d, (n, i) in enumerate(zip(x.shape, out, strict=True))]
+    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+
+
+def rolled(w: Writer, meta: torch.Tensor, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        raise refuse("roll without dims")
+    out = w.indices(x.rank)
+    read = list(out)
+    for shift, dim in zip(shifts, dims, strict=True):
+        at = place(dim, x.rank)
+        read[at] = f"({out[at]} - {shift}) % {w.offset(x.shape[at])}".replace("- -", "+ ")
+    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+
+
+def windows(w: Writer, meta: torch.Tensor, x: Value, dim: int, size: int, step: int) -> Value:
+    dim = place(dim, x.rank)
+    out = w.indices(x.rank + 1)
+    read = [
+        *out[:dim],
+        f"{step}*{out[dim]} + {out[-1]}" if step != 1 else f"{out[dim]} + {out[-1]}",
+        *out[dim + 1 : -1],
+    ]
+    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+
+
+def triangle(sign: str) -> Callable[..., Value]:
+    def write(w: Writer, meta: torch.Tensor, x: Value, diagonal: int = 0) -> Value:
+        out = w.indices(x.rank)
+        offset = f" + {diagonal}" if diagonal > 0 else f" - {-diagonal}" if diagonal else ""
+        inside = f"{out[-2]}{offset} >= {out[-1]}" if sign == "low" else f"{out[-2]}{offset} <= {out[-1]}"
+        return w.state(out, meta.shape, f"{inside} ? {w.access(x, out)} : 0", meta.dtype)
+
+    return write
+
+
+def diagonal(w: Writer, meta: torch.Tensor, x: Value, offset: int = 0, a: int = 0, b: int = 1) -> Value:
+    a, b = place(a, x.rank), place(b, x.rank)
+    out = w.indices(meta.dim())
+    others = iter(out[:-1])
+    on = {a: f"{out[-1]} + {-offset}" if offset < 0 else out[-1], b: f"{out[-1]} + {offset}" if offset > 0 else out[-1]}
+    return w.state(out, meta.shape, w.access(x, [on.get(d) or next(others) for d in range(x.rank)]), meta.dtype)
+
+
+def embedded(w: Writer, meta: torch.Tensor, table: Value, at: Value, *_: object) -> Value:
+    out = w.indices(meta.dim())
+    return w.state(out, meta.shape, w.access(table, [w.access(at, out[:-1]), out[-1]]), meta.dtype)
+
+
+def rows(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value) -> Value:
+    dim = place(dim, x.rank)
+    out = w.indices(meta.dim())
+    return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, [out[dim]]), *out[dim + 1 :]]), meta.dtype)
+
+
+def gathered(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, **_: object) -> Value:
+    dim = place(dim, x.rank)
+    out = w.indices(meta.dim())
+    return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, out), *out[dim + 1 :]]), meta.dtype)
+
+
+def indexed(w: Writer, meta: torch.Tensor, x: Value, at: Sequence[Value | None]) -> Value:
+    """`x[..., a, b, ...]` with tensors of integers; their own dimensions stand where the first one does."""
+    tensors = [(d, t) for d, t in enumerate(at) if t is not None]
+    dims = [d for d, _ in tensors]
+    if any(t.dtype in (torch.bool, torch.uint8) for _, t in tensors):
+        raise refuse("an index of booleans, whose result has a size that depends on values")
+    if dims != list(range(dims[0], dims[-1] + 1)):
+        raise refuse("indices of tensors with slices between them")
+    rank = max(t.rank for _, t in tensors)
+    out = w.indices(meta.dim())
+    inner, shape = out[dims[0] : dims[0] + rank], meta.shape[dims[0] : dims[0] + rank]
+    plain = iter([*out[: dims[0]], *out[dims[0] + rank :]])
+    read = []
+    for d in range(x.rank):
+        if d in dims:  # negative ones count from the end
+            read.append(f"{w.broadcast(dict(tensors)[d], inner, shape)} % {w.offset(x.shape[d])}")
+        else:
+            read.append(next(plain))
+    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+
+
+def scattered(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, source: Value) -> Value:
+    """`x.scatter_add(dim, at, source)`."""
+    dim = place(dim, x.rank)
+    i = w.indices(at.rank)
+    added = w.state([*i[:dim], w.access(at, i), *i[dim + 1 :]], meta.shape, f"+({w.access(source, i)})", meta.dtype)
+    return Value(f"{x.text if x.is_name else f'({x.text})'} + {added.text}", tuple(meta.shape), meta.dtype, 7, False)
+
+
+def rows_added(
+    w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, source: Value, *, alpha: float = 1
+) -> Value:
+    """`x.index_add(dim, at, source)`."""
+    dim = place(dim, x.rank)
+    i = w.indices(x.rank)
+    body = w.access(source, i) if alpha == 1 else f"{number(alpha)} * {w.access(source, i)}"
+    added = w.state([*i[:dim], w.access(at, [i[dim]]), *i[dim + 1 :]], meta.shape, f"+({body})", meta.dtype)
+    return Value(f"{x.text if x.is_name else f'({x.text})'} + {added.text}", tuple(meta.shape), meta.dtype, 7, False)
+
+
+def one_hot(w: Writer, meta: torch.Tensor, at: Value, classes: int = -1) -> Value:
+    out = w.indices(meta.dim())
+    return w.state(out, meta.shape, f"{name_of(meta.dtype)}({w.access(at, out[:-1])} == {out[-1]})", meta.dtype)
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    aten.view.default: reshaped,
+    aten.reshape.default: reshaped,
+    aten._unsafe_view.default: reshaped,
+    aten.flatten.using_ints: reshaped,
+    aten.unsqueeze.default: reshaped,
+    aten.squeeze.default: reshaped,
+    aten.squeeze.dim: reshaped,
+    aten.squeeze.dims: reshaped,
+    aten.permute.default: moved,
+    aten.transpose.int: exchanged,
+    aten.t.default: exchanged,
+    aten.mT.default: matrix_transposed,
+    aten.expand.default: expanded,
+    aten.slice.Tensor: sliced,
+    aten.select.int: selected,
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    aten.chunk.default: split,
+    aten.unbind.int: unbound,
+    aten.cat.default: joined,
+    aten.constant_pad_nd.default: padded,
+    aten.flip.default: flipped,
+    aten.roll.default: rolled,
+    aten.unfold.default: windows,
+    aten.tril.default: triangle("low"),
+    aten.triu.default: triangle("high"),
+    aten.diagonal.default: diagonal,
+    aten.embedding.default: embedded,
+    aten.index_select.default: rows,
+    aten.gather.default: gathered,
+    aten.index.Tensor: indexed,
+    aten.scatter_add.default: scattered,
+    aten.index_add.default: rows_added,
+    aten.one_hot.default: one_hot,
+}

@@ -1,0 +1,248 @@
+"""Layers: norms, attention, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilec.torch_import.elementwise import number
+from tilec.torch_import.indexing import place
+from tilec.torch_import.writer import Value, Writer, refuse
+
+aten = torch.ops.aten
+
+
+def _normalised(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    own: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    scale_at: Callable[[Sequence[str]], Sequence[str]],
+    eps: float,
+    centred: bool = True,
+) -> Value:
+    """`own` are the dimensions that statistics sum over; `scale_at` gives the indices of weight and bias."""
+    x = w.named(x)
+    read = w.indices(x.rank)
+    kept = [i for d, i in enumerate(read) if d not in own]
+    shape = [n for d, n in enumerate(x.shape) if d not in own]
+    here = w.access(x, read)
+    if centred:
+        mean = w.state(kept, shape, f"mean({here})", meta.dtype, hint="mean")
+        here = f"({here} - {w.access(mean, kept)})"
+    spread = w.state(kept, shape, f"mean({here} * {here})", meta.dtype, hint="variance" if centred else "square")
+    body = f"{here} * rsqrt({w.access(spread, kept)} + {number(eps)})"
+    if weight is not None:
+        body += f" * {w.access(weight, scale_at(read))}"
+    if bias is not None:
+        body += f" + {w.access(bias, scale_at(read))}"
+    return w.state(read, meta.shape, body, meta.dtype)
+
+
+def layer_norm(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: object,
+) -> Value:
+    own = range(x.rank - len(shape), x.rank)
+    return _normalised(w, meta, x, own, weight, bias, lambda read: read[own[0] :], eps)
+
+
+def rms_norm(
+    w: Writer, meta: torch.Tensor, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
+    own = range(x.rank - len(shape), x.rank)
+    small = torch.finfo(meta.dtype).eps if eps is None else eps
+    return _normalised(w, meta, x, own, weight, None, lambda read: read[own[0] :], small, centred=False)
+
+
+def group_norm(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: object,
+) -> Value:
+    """Channels are divided into groups by a reshape, and put together again."""
+    size = int(x.shape[1]) // groups
+    parts = (x.shape[0], groups, size, *x.shape[2:])
+    text = ", ".join(map(w.size, parts))
+    apart = w.named(Value(f"reshape({w.named(x).text}, {text})", parts, x.dtype, is_name=False), "groups")
+    own = range(2, len(parts))
+    wide = meta.unflatten(1, (groups, size))
+    found = _normalised(w, wide, apart, own, weight, bias, lambda read: [f"{size}*{read[1]} + {read[2]}"], eps)
+    return Value(
+        f"reshape({found.text}, {', '.join(map(w.size, meta.shape))})", tuple(meta.shape), meta.dtype, is_name=False
+    )
+
+
+def batch_norm(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: object,
+) -> Value:
+    if training:
+        own = [d for d in range(x.rank) if d != 1]
+        return _normalised(w, meta, x, own, weight, bias, lambda read: [read[1]], eps)
+    assert mean is not None and variance is not None
+    read = w.indices(x.rank)
+    c = [read[1]]
+    body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {number(eps)})"
+    body += "" if weight is None else f" * {w.access(weight, c)}"
+    body += "" if bias is None else f" + {w.access(bias, c)}"
+    return w.state(read, meta.shape, body, meta.dtype)
+
+
+def batch_norm_of_batch(
+    w: Writer,
+    metas: Sequence[torch.Tensor],
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    return (batch_norm(w, metas[0], x, weight, bias, None, None, training, momentum, eps),)
+
+
+def batch_norm_kept(
+    w: Writer,
+    metas: Sequence[torch.Tensor],
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    return (batch_norm(w, metas[0], x, weight, bias, mean, variance, False, momentum, eps),)
+
+
+def attention(
+    w: Writer,
+    meta: torch.Tensor,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    if p or enable_gqa:
+        raise refuse("scaled_dot_product_attention with dropout or enable_gqa")
+    if scale is None and not isinstance(q.shape[-1], int):
+        factor = f"rsqrt({w.size(q.shape[-1])})"
+    else:
+        factor = number(float(q.shape[-1]) ** -0.5 if scale is None else scale)
+    q, k, v = (w.named(x) for x in (q, k, v))
+    lead = w.indices(meta.dim() + 2)
+    *batch, i, j, e, f = lead
+    shape = list(meta.shape[:-2])
+    scores = f"{factor} * sum({w.access(q, [*batch, i, e])} * {w.access(k, [*batch, j, e])})"
+    guard = f"{i} - {j} >= 0 ? " if is_causal else ""
+    wide = [*shape, q.shape[-2], k.shape[-2]]
+    if mask is not None and mask.dtype == torch.bool:
+        guard = f"{w.broadcast(mask, [*batch, i, j], wide)} ? "
+    elif mask is not None:
+        scores += f" + {w.broadcast(mask, [*batch, i, j], wide)}"
+    s = w.access(w.state([*batch, i, j], wide, scores, meta.dtype, hint="scores"), [*batch, i, j])
+    total = w.state([*batch, i], wide[:-1], f"logsumexp({guard}{s})", meta.dtype, hint="total")
+    body = f"sum({guard}exp({s} - {w.access(total, [*batch, i])}) * {w.access(v, [*batch, j, f])})"
+    return w.state([*batch, i, f], meta.shape, body, meta.dtype)
+
+
+def cross_entropy(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    reduction: int = 1,
+    ignored: object = -100,
+    smoothing: float = 0.0,
+) -> Value:
+    """Labels outside the classes count nothing, which is what `ignore_index` means."""
+    if weight is not None or smoothing or target.dtype.is_floating_point or not _negative(ignored):
+        raise refuse("cross_entropy with weights, smoothing, probabilities as targets or another ignore_index")
+    x, target = w.named(x), w.named(target)
+    at = w.indices(target.rank + 1)
+    rows, v = at[:-1], at[-1]
+    channel = 1 if x.rank > 1 else 0
+    everything = [*rows[:channel], v, *rows[channel:]]
+    picked = [*rows[:channel], w.access(target, rows), *rows[channel:]]
+    total = w.state(rows, target.shape, f"logsumexp({w.access(x, everything)})", meta.dtype, hint="total")
+    term = f"{w.access(total, rows)} - {w.access(x, picked)}"
+    if reduction == 0:
+        return w.state(rows, meta.shape, term, meta.dtype)
+    return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})", meta.dtype)
+
+
+def _negative(value: object) -> bool:
+    return isinstance(value, int) and value < 0
+
+
+def losses(body: str) -> Callable[..., Value]:
+    """`{0}` and `{1}` are the elements of prediction and target."""
+
+    def write(w: Writer, meta: torch.Tensor, x: Value, y: Value, reduction: int = 1) -> Value:
+        x, y = w.named(x), w.named(y)
+        shape = torch.broadcast_shapes(x.shape, y.shape)
+        i = w.indices(len(shape))
+        term = body.format(w.broadcast(x, i, shape), w.broadcast(y, i, shape))
+        if reduction == 0:
+            return w.state(i, meta.shape, term, meta.dtype)
+        return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})", meta.dtype)
+
+    return write
+
+
+def similarity(w: Writer, meta: torch.Tensor, a: Value, b: Value, dim: int = 1, eps: float = 1e-8) -> Value:
+    a, b = w.named(a), w.named(b)
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    i = w.indices(len(shape))
+    out = [x for d, x in enumerate(i) if d != place(dim, len(shape))]
+    x, y = w.broadcast(a, i, shape), w.broadcast(b, i, shape)
+    body = f"sum({x} * {y}) / (max(sqrt(sum({x} * {x})), {number(eps)}) * max(sqrt(sum({y} * {y})), {number(eps)}))"
+    return w.state(out, meta.shape, body, meta.dtype)
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    aten.layer_norm.default: layer_norm,
+    aten.rms_norm.default: rms_norm,
+    aten.group_norm.default: group_norm,
+    aten._native_batch_norm_legit.no_stats: batch_norm_of_batch,
+    aten._native_batch_norm_legit_no_training.default: batch_norm_kept,
+    aten.scaled_dot_product_attention.default: attention,
+    aten.cross_entropy_loss.default: cross_entropy,
+    aten.mse_loss.default: losses("({0} - {1}) * ({0} - {1})"),
+    aten.l1_loss.default: losses("abs({0} - {1})"),
+    aten.cosine_similarity.default: similarity,
+    aten.binary_cross_entropy_with_logits.default: lambda w, m, x, y, weight=None, pos=None, reduction=1: losses(
+        "softplus({0}) - {0} * {1}"
+    )(w, m, x, y, reduction),
+}

@@ -1,0 +1,221 @@
+"""Convolutions and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilec.torch_import.writer import Value, Writer, refuse
+
+aten = torch.ops.aten
+
+
+def _each(value: int | Sequence[int], count: int) -> list[int]:
+    found = [value] * count if isinstance(value, int) else list(value)
+    return found * count if len(found) == 1 else found
+
+
+def _index(step: int, out: str, dilation: int, inner: str, before: int) -> str:
+    text = f"{out if step == 1 else f'{step}*{out}'} + {inner if dilation == 1 else f'{dilation}*{inner}'}"
+    return f"{text} - {before}" if before > 0 else f"{text} + {-before}" if before else text
+
+
+def convolution(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: object = 1,
+    padding: object = 0,
+    dilation: object = 1,
+    groups: int = 1,
+) -> Value:
+    """Channels in second place; without a batch the first."""
+    count = weight.rank - 2
+    if isinstance(padding, str):
+        raise refuse(f"a convolution with padding={padding!r}")
+    steps, before, apart = (_each(v, count) for v in (stride, padding, dilation))  # type: ignore[arg-type]
+    inside = w.indices(2 * count + 3)
+    batch, out, channel = inside[0], inside[1], inside[2]
+    at, taps = inside[3 : 3 + count], inside[3 + count :]
+    space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
+    per, inner = w.size(weight.shape[1]), channel
+    read = channel
+    if groups > 1 and per == "1":
+        per_group = int(weight.shape[0]) // groups
+        if per_group != 1:
+            return _grouped(w, meta, x, weight, bias, groups, space, batch, channel, at, taps)
+        read, inner = out, "0"
+    elif groups > 1:
+        return _grouped(w, meta, x, weight, bias, groups, space, batch, channel, at, taps)
+    lead = [batch] if x.rank == count + 2 else []
+    body = f"sum({w.access(x, [*lead, read, *space])} * {w.access(weight, [out, inner, *taps])})"
+    if bias is not None:
+        body += f" + {w.access(bias, [out])}"
+    return w.state([*lead, out, *at], meta.shape, body, meta.dtype)
+
+
+def _grouped(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    groups: int,
+    space: list[str],
+    batch: str,
+    channel: str,
+    at: list[str],
+    taps: list[str],
+) -> Value:
+    """The output's channel is `group * size + member`."""
+    lead = [batch] if x.rank == len(at) + 2 else []
+    size, per = int(weight.shape[0]) // groups, w.size(weight.shape[1])
+    group, member = "g", "d"
+    out = f"{size}*{group} + {member}"
+    read = f"{per}*{group} + {channel}"
+    factors = f"{w.access(x, [*lead, read, *space])} * {w.access(weight, [out, channel, *taps])}"
+    left = [*lead, out, *at]
+    limits = [f"{member} < {size}", f"{group} < {groups}"]
+    found = w.state(left, meta.shape, f"+({factors})", meta.dtype, constraints=limits)
+    if bias is None:
+        return found
+    i = w.indices(meta.dim())
+    channel_at = i[len(lead)]
+    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [channel_at])}", meta.dtype)
+
+
+def transposed(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: object = 1,
+    padding: object = 0,
+    output_padding: object = 0,
+    groups: int = 1,
+    dilation: object = 1,
+) -> Value:
+    if groups != 1:
+        raise refuse("a transposed convolution of several groups")
+    count = weight.rank - 2
+    steps, before, apart = (_each(v, count) for v in (stride, padding, dilation))  # type: ignore[arg-type]
+    inside = w.indices(2 * count + 3)
+    batch, out, channel = inside[0], inside[1], inside[2]
+    at, taps = inside[3 : 3 + count], inside[3 + count :]
+    lead = [batch] if x.rank == count + 2 else []
+    space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
+    body = f"+({w.access(x, [*lead, channel, *at])} * {w.access(weight, [channel, out, *taps])})"
+    found = w.state([*lead, out, *space], meta.shape, body, meta.dtype)
+    if bias is None:
+        return found
+    i = w.indices(meta.dim())
+    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [i[len(lead)]])}", meta.dtype)
+
+
+def any_convolution(
+    w: Writer,
+    meta: torch.Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: object,
+    padding: object,
+    dilation: object,
+    is_transposed: bool,
+    output_padding: object,
+    groups: int,
+) -> Value:
+    if is_transposed:
+        return transposed(w, meta, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convolution(w, meta, x, weight, bias, stride, padding, dilation, groups)
+
+
+def pool(name: str, count: int) -> Callable[..., Value]:
+    def write(
+        w: Writer,
+        meta: torch.Tensor,
+        x: Value,
+        size: object,
+        stride: object = (),
+        padding: object = 0,
+        *more: object,
+        **options: object,
+    ) -> Value:
+        sizes = _each(size, count)  # type: ignore[arg-type]
+        steps = _each(stride, count) if stride not in ((), []) else sizes  # type: ignore[arg-type]
+        before = _each(padding, count)  # type: ignore[arg-type]
+        apart = [1] * count
+        every = ""
+        if name == "max":
+            apart = _each(more[0] if more else options.get("dilation", 1), count)  # type: ignore[arg-type]
+        else:
+            ceil, inside, divisor = [*more, *[False, True, None][len(more) :]][:3]
+            if divisor is not None or (ceil and inside and any(before)):
+                raise refuse("an average pool with a divisor, or whose border is counted in ceiling mode")
+            if inside and any(before):
+                every = " / " + str(torch.Size(sizes).numel())
+        out = w.indices(x.rank + count)
+        out, taps = out[: x.rank], out[x.rank :]
+        lead, at = out[: x.rank - count], out[x.rank - count :]
+        space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
+        body = f"{'sum' if every else name}({w.access(x, [*lead, *space])}){every}"
+        limits = [f"{t} < {n}" for t, n in zip(taps, sizes, strict=True)]
+        return w.state(out, meta.shape, body, meta.dtype, constraints=limits)
+
+    return write
+
+
+def pool_and_positions(
+    w: Writer, metas: Sequence[torch.Tensor], *arguments: object, **options: object
+) -> tuple[Value, ...]:
+    return (pool("max", 2)(w, metas[0], *arguments, **options),)
+
+
+def pool_to(count: int) -> Callable[..., Value]:
+    """Adaptive average pools, where windows are equal and side by side."""
+
+    def write(w: Writer, meta: torch.Tensor, x: Value, size: object) -> Value:
+        sizes = list(meta.shape[-count:])
+        far = list(x.shape[-count:])
+        if any(
+            not (isinstance(n, int) and (n == 1 or (isinstance(m, int) and m % n == 0)))
+            for n, m in zip(sizes, far, strict=True)
+        ):
+            raise refuse("an adaptive pool whose windows differ in size")
+        (*out,) = w.indices(x.rank)
+        taps = w.indices(x.rank + count)[x.rank :]
+        read = list(out)
+        limits = []
+        for d, (n, m, t) in enumerate(zip(sizes, far, taps, strict=True), x.rank - count):
+            window = w.offset(m) if n == 1 else str(m // n)
+            read[d] = t if n == 1 else f"{window}*{out[d]} + {t}"
+            limits.append(f"{t} < {window}")
+        return w.state(out, meta.shape, f"mean({w.access(x, read)})", meta.dtype, constraints=limits)
+
+    return write
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    aten.conv1d.default: convolution,
+    aten.conv2d.default: convolution,
+    aten.conv3d.default: convolution,
+    aten.conv_transpose1d.default: transposed,
+    aten.conv_transpose2d.input: transposed,
+    aten.conv_transpose3d.input: transposed,
+    aten.convolution.default: any_convolution,
+    aten.max_pool1d.default: pool("max", 1),
+    aten.max_pool2d.default: pool("max", 2),
+    aten.max_pool3d.default: pool("max", 3),
+    aten.max_pool2d_with_indices.default: pool_and_positions,
+    aten.avg_pool1d.default: pool("mean", 1),
+    aten.avg_pool2d.default: pool("mean", 2),
+    aten.avg_pool3d.default: pool("mean", 3),
+    aten.adaptive_avg_pool1d.default: pool_to(1),
+    aten.adaptive_avg_pool2d.default: pool_to(2),
+    aten.adaptive_avg_pool3d.default: pool_to(3),
+}

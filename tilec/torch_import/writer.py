@@ -1,0 +1,140 @@
+"""What handlers write with: tensors as Tile expressions, names, indices, statements."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from tilec.errors import TileError, Unsupported
+from tilec.ir.types import DTYPES
+from tilec.torch_import.sizes import Sizes
+
+INDICES = "i j k l m n p q r s t u v w".split()
+LONGEST = 60  # characters of an expression that is not given a name of its own
+TIGHT = 100  # binds tighter than every operator
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor: `text` is its name, or an elementwise expression whose loosest operator binds as `level` says."""
+
+    text: str
+    shape: tuple[int | torch.SymInt, ...]
+    dtype: torch.dtype
+    level: int = TIGHT
+    is_name: bool = True
+    hint: str = ""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Writer:
+    """What handlers write with: names, indices, statements."""
+
+    def __init__(self) -> None:
+        self.sizes = Sizes()
+        self.statements: list[str] = []
+        self.taken: set[str] = set()
+        self.quotients: dict[str, str] = {}
+        self.node: Node | None = None
+
+    def fresh(self, hint: str) -> str:
+        """A name for a tensor that nothing else has."""
+        words = [w for w in re.split(r"[^A-Za-z0-9]+", hint) if w]
+        base = "".join(w[:1].upper() + w[1:] for w in words) or "X"
+        base = base if base[0].isalpha() else f"X{base}"
+        number, name = 2, base
+        while name in self.taken or keyword.iskeyword(name):
+            name, number = f"{base}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+    def indices(self, count: int, besides: Sequence[str] = ()) -> list[str]:
+        """So many index variables, none of `besides`."""
+        free = [i for i in (*INDICES, *(f"i{n}" for n in range(1, 50))) if i not in besides]
+        return free[:count]
+
+    def named(self, value: Value, hint: str = "") -> Value:
+        """The same tensor under a name, for accesses."""
+        if value.is_name:
+            return value
+        name = self.fresh(hint or value.hint or self.hint())
+        self.statements.append(f"{name} = {value.text};")
+        return Value(name, value.shape, value.dtype)
+
+    def access(self, value: Value, indices: Sequence[str]) -> str:
+        """`X[i, j]`; a dimension of 1 that meets a longer one is read at 0 by whoever passes "0" there."""
+        return f"{self.named(value).text}[{', '.join(indices)}]"
+
+    def broadcast(self, value: Value, indices: Sequence[str], shape: Sequence[int | torch.SymInt]) -> str:
+        """An access as NumPy broadcasts a tensor to `shape`, whose indices are given."""
+        own = indices[len(indices) - value.rank :]
+        far = shape[len(shape) - value.rank :]
+        there = (
+            "0" if self.size(n) == "1" and self.size(m) != "1" else i
+            for n, m, i in zip(value.shape, far, own, strict=True)
+        )
+        return self.access(value, list(there))
+
+    def size(self, size: int | torch.SymInt) -> str:
+        return self.sizes.text(size)
+
+    def offset(self, size: int | torch.SymInt) -> str:
+        """A size for use in an index, where division is exact: a quotient gets a name, as sizes truncate."""
+        text = self.size(size)
+        if "/" not in text:
+            return text
+        if text not in self.quotients:
+            self.quotients[text] = self.fresh("Size")
+            self.statements.append(f"{self.quotients[text]} = {text};")
+        return self.quotients[text]
+
+    def state(
+        self,
+        indices: Sequence[str],
+        shape: Sequence[int | torch.SymInt],
+        body: str,
+        dtype: torch.dtype,
+        *,
+        constraints: Sequence[str] = (),
+        hint: str = "",
+    ) -> Value:
+        """A statement `NAME[indices : shape] = body, constraints;`."""
+        name = self.fresh(hint or self.hint())
+        sizes = f" : {', '.join(map(self.size, shape))}" if shape else ""
+        left = f"{name}[{', '.join(indices)}{sizes}]"
+        self.statements.append(f"{left} = {', '.join([body, *constraints])};")
+        return Value(name, tuple(shape), dtype)
+
+    def hint(self) -> str:
+        """What the operation at work calls its result."""
+        assert self.node is not None
+        return re.sub(r"_default|_\d+$", "", self.node.name)
+
+
+def constant(writer: Writer, tensor: torch.Tensor) -> Value:
+    """A tensor that the code holds, where it is a single number."""
+    if tensor.numel() != 1:
+        hint = "pass it as an argument, then it becomes an input"
+        raise Unsupported(f"the code holds a constant tensor of shape {tuple(tensor.shape)}", hint=hint)
+    value = writer.state([], [], f"{name_of(tensor.dtype)}({tensor.item()})", tensor.dtype, hint="Constant")
+    return value
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Tile's name of an element type."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise Unsupported(f"element type {name} is not supported")
+    return name
+
+
+def refuse(what: str) -> TileError:
+    return Unsupported(f"no translation of {what}")
