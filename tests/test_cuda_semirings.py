@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.bench.sweep.points import OURS, RANGES, log_product
+from tilec.bench.sweep.points import OUR_CURVE, RANGES, log_product_point
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,8 +18,8 @@ pytestmark = [
 @pytest.mark.parametrize("n", [100, 640])  # from 2^27 terms on exponentials are computed first
 @pytest.mark.parametrize("range_", RANGES)
 def test_log_products_of_any_range(range_: str, n: int) -> None:
-    setup = log_product(n, range_)(torch.Generator("cuda").manual_seed(n), "cuda")
-    assert setup.check(setup.builds[OURS]()()) <= 1
+    setup = log_product_point(n, range_)(torch.Generator("cuda").manual_seed(n), "cuda")
+    assert setup.check(setup.builds[OUR_CURVE]()()) <= 1
 
 
 @pytest.mark.parametrize("range_", RANGES)

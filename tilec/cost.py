@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir.program import Access, Call, Pad, Program, Statement, reads, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.lattice.sets import bounds
-
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def _touched(program: Program, unit: Sequence[Statement]) -> set[str]:
 
 
 def size_in_bytes(t: TensorType) -> int:
-    return prod(t.shape) * BYTES.get(t.dtype, 1)
+    return prod(t.shape) * ITEM_BYTES[t.dtype]
 
 
 def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from tilec.arguments import by_name, size_value, types_of
 from tilec.call_cache import CallCache
 from tilec.cost import size_in_bytes
-from tilec.derived.axes import Axes, in_axes, out_axes
+from tilec.derived.axes import AxesSpec, in_axes, out_axes
 from tilec.derived.deferred import Deferred
 from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
@@ -144,7 +144,7 @@ class Function(Displayed):
         return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
 
     @public
-    def vmap(self, in_dims: Axes = 0, out_dims: Axes = 0, randomness: str = "same") -> Function | Deferred:
+    def vmap(self, in_dims: AxesSpec = 0, out_dims: AxesSpec = 0, randomness: str = "same") -> Function | Deferred:
         """The function over a batch, a Function like any other, equal to a loop over the batch's elements.
 
         `in_dims` says which dimension of each input is the batch's: one number for all inputs that are no sizes, one

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from tilec.backends.base import Executable, Kernel
+from tilec.backends.base import Executable, KernelSource
 from tilec.cost import Cost, cost
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
@@ -47,7 +47,7 @@ class Lowered:
         return tuple(self._types[name] for name in self.stages["flat"].outputs)
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[KernelSource, ...]:
         return tuple(self._executable.kernels)
 
     @public

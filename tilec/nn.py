@@ -15,7 +15,7 @@ from tilec.ir.program import Access, Index, Program, expressions, index_variable
 from tilec.tracebacks import hide_frames, public
 
 Initial = Callable[[torch.Tensor], object]
-Given = torch.Tensor | Sequence[int]
+TensorOrShape = torch.Tensor | Sequence[int]
 
 
 class Tile(torch.nn.Module):
@@ -45,8 +45,8 @@ class Tile(torch.nn.Module):
     def __init__(
         self,
         source: str | Function,
-        parameters: Mapping[str, Given] | None = None,
-        buffers: Mapping[str, Given] | None = None,
+        parameters: Mapping[str, TensorOrShape] | None = None,
+        buffers: Mapping[str, TensorOrShape] | None = None,
         *,
         init: Mapping[str, Initial] | None = None,
         device: torch.device | str | None = None,
@@ -74,7 +74,7 @@ class Tile(torch.nn.Module):
         self.reset_parameters()
 
     def _check(
-        self, parameters: Mapping[str, Given], buffers: Mapping[str, Given], init: Mapping[str, Initial]
+        self, parameters: Mapping[str, TensorOrShape], buffers: Mapping[str, TensorOrShape], init: Mapping[str, Initial]
     ) -> None:
         inputs = {i.name: i for i in self.function.program.inputs}
         for name in (*parameters, *buffers, *init):
@@ -101,7 +101,7 @@ class Tile(torch.nn.Module):
     def _tensor(
         self,
         name: str,
-        given: Given,
+        given: TensorOrShape,
         init: Mapping[str, Initial],
         device: torch.device | str | None,
         dtype: torch.dtype | None,

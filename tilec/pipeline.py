@@ -27,7 +27,7 @@ from tilec.transforms.util.kinds import Kinds
 
 
 @dataclass(frozen=True)
-class Setting:
+class CallContext:
     """What a call knows that the source does not: the inputs' types and the values of the inputs that are sizes."""
 
     types: Mapping[str, TensorType]
@@ -37,7 +37,7 @@ class Setting:
         return {name: frozenset((kind(t.dtype),)) for name, t in self.types.items()}
 
 
-Transform = Callable[[Program, Setting], Program]
+Transform = Callable[[Program, CallContext], Program]
 
 # Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
 TRANSFORMS: dict[str, Transform] = {
@@ -63,7 +63,7 @@ class Pass:
     stage: str
     transforms: tuple[str, ...]
 
-    def run(self, program: Program, setting: Setting) -> Program:
+    def run(self, program: Program, setting: CallContext) -> Program:
         return apply(self.transforms, program, setting)
 
 
@@ -80,7 +80,7 @@ PASSES: tuple[Pass, ...] = (
 STAGES = ("source", *(p.stage for p in PASSES))
 
 
-def apply(names: Sequence[str], program: Program, setting: Setting) -> Program:
+def apply(names: Sequence[str], program: Program, setting: CallContext) -> Program:
     """The program after these transforms, in this order."""
     for name in names:
         program = TRANSFORMS[name](program, setting)
@@ -90,7 +90,7 @@ def apply(names: Sequence[str], program: Program, setting: Setting) -> Program:
 def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
     """The flat stage before identities, which look at what a program needs besides: a program to be taken apart and
     lowered again."""
-    return apply(("bind", *CONTRACTIONS), program, Setting(types, values))
+    return apply(("bind", *CONTRACTIONS), program, CallContext(types, values))
 
 
 def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Lowering:
@@ -98,7 +98,7 @@ def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str
 
     Raises TileError subclasses, with spans into the source's text, for whatever shapes and types make illegal.
     """
-    setting = Setting(types, values)
+    setting = CallContext(types, values)
     stages = {"source": program}
     for step in PASSES:
         program = step.run(program, setting)

@@ -3,7 +3,7 @@
 Values and gradient are written as one flat program, which is then cut in two. What the gradient part computes of the
 inputs alone is either computed again from inputs that are kept, or kept itself. It is kept
 
-- where it is small: at most 1/SMALL of the inputs it is made of (the statistics of a row);
+- where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row);
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
@@ -40,7 +40,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
 )
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import TensorType, Types, is_floating
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_beside
 from tilec.transforms.bind.bind import bind
@@ -48,11 +48,9 @@ from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independen
 from tilec.transforms.simplify.simplify import drop_dead, truth
 from tilec.transforms.util.naming import Names
 
-SMALL = 8  # what is at most one eighth of its inputs is kept
+SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
-BESIDE = 8  # tensors as large as its states that a chunk of time may need
-
-Types = Mapping[str, TensorType]
+MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> 
     again = independent(program.statements, cotangents)
     total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
     budget = knobs.STATE_BUDGET.value
-    return None if total <= budget else budget / total / BESIDE
+    return None if total <= budget else budget / total / MOST_CHUNK_STATES
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,7 @@ class _Joint:
             t, size = self.types[s.output], size_in_bytes(self.types[s.output])
             if not self._may_be_kept(t):
                 continue
-            small = size * SMALL <= self.bytes_of(made_of[s.output])
+            small = size * SMALL_FRACTION <= self.bytes_of(made_of[s.output])
             if small or size <= most and (reads_itself(s) or operations(s, shapes) >= HEAVY * size):
                 candidates.append(s.output)
         return self.with_outputs(outputs, self._frontier(candidates))

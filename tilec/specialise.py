@@ -14,13 +14,13 @@ import torch
 
 from tilec import knobs
 from tilec.arguments import DTYPE_NAMES
-from tilec.backends import choose
+from tilec.backends import choose_backend
 from tilec.backends.base import Backend, Executable, Lowering, Options
 from tilec.backends.common.checkpoint_runner import ChunkedProgram
 from tilec.errors import InputMistake, NameMistake, TileError, TileWarning
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
 from tilec.saving import Partition, partition, share_at_once
@@ -38,8 +38,6 @@ from tilec.transforms.checkpoint.plan import Calls
 from tilec.transforms.simplify.simplify import simplify
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
-
-Types = Mapping[str, TensorType]
 
 
 class Bounded(dict):
@@ -213,7 +211,7 @@ class Specialiser:
     ) -> tuple[Lowering, Prepared]:
         """Lowering and executable for these types; for a gradient, without the results that are None."""
         try:
-            chosen = choose(backend, device, target)
+            chosen = choose_backend(backend, device, target)
             special = self.specialised(types, values)
             lowering = lower(special.program, special.types, values)
             if self.gradient is None:

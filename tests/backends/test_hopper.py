@@ -13,19 +13,19 @@ from pathlib import Path
 from support.cubins import compile_launch
 from support.products import Case, Convolution, matmul, worked_example
 
-from tilec.backends.triton.matmul.hopper.kernels import Config, configs, default_config, plan_hopper
+from tilec.backends.triton.matmul.hopper.kernels import HopperConfig, configs, default_config, plan_hopper
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 SAME = Convolution(8, (28, 28), 64, 128, (3, 3), pad=1)
 SEED = Convolution(32, (57, 57), 128, 128, (3, 3), stride=3, dilation=2)
 
 
-def plan(case: Case, config: Config, dtype: str = "bfloat16") -> list[Launch] | None:
+def plan(case: Case, config: HopperConfig, dtype: str = "bfloat16") -> list[Launch] | None:
     return plan_hopper(case.dot, case.shapes, case.strides, {t: dtype for t in case.shapes}, config)
 
 
-def config(boxes: dict[str, int], warps: int = 8, stages: int = 3, **more: object) -> Config:
-    return Config(tuple(boxes.items()), warps, stages, **more)
+def config(boxes: dict[str, int], warps: int = 8, stages: int = 3, **more: object) -> HopperConfig:
+    return HopperConfig(tuple(boxes.items()), warps, stages, **more)
 
 
 CASES = {

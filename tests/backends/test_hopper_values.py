@@ -11,12 +11,12 @@ from support.hopper_cases import CASES, STAYING, boxes
 from support.products import Case, matmul, reference
 
 from tilec.backends.triton.matmul.hopper import kernels as hopper
-from tilec.backends.triton.matmul.hopper.kernels import Config, plan_hopper
+from tilec.backends.triton.matmul.hopper.kernels import HopperConfig, plan_hopper
 
 POISON = 12345.0
 
 
-def values(case: Case, config: Config, dtype: str, special: bool) -> None:
+def values(case: Case, config: HopperConfig, dtype: str, special: bool) -> None:
     """Small integers, so that every order of a sum gives the same; `special` puts infinities and a NaN among them."""
     generator = np.random.default_rng(1)
     arrays = {t: generator.integers(-3, 4, shape).astype(float) for t, shape in case.shapes.items()}

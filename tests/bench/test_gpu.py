@@ -14,25 +14,25 @@ import torch
 import tilec
 from tilec.bench import __main__ as command
 from tilec.bench import gpu, workers, works, works_steps
-from tilec.bench.gpu import Settings, measured
+from tilec.bench.gpu import GpuSettings, measured_row
 from tilec.bench.gpu_facts import FACTS, Fact
-from tilec.bench.gpu_page import line, section
+from tilec.bench.gpu_page import gpu_line, section
 from tilec.bench.gpu_rows import (
     ALONE,
     COMPILED,
     EAGER,
     HAND,
-    LIBRARY,
     LIGER,
-    OURS,
+    OUR_COLUMNS,
     ROWS,
+    WITH_LIB,
     Goal,
     Row,
-    convolution,
+    convolution_rows,
     resnet,
 )
 
-HERE = Settings(seed=3, quick=True, device="cpu", backend="torch", peers=(EAGER,))
+HERE = GpuSettings(seed=3, quick=True, device="cpu", backend="torch", peers=(EAGER,))
 SMALL = {
     works.FOUR_DIMENSIONS: ((2, 4, 5, 4, 3, 2), (3, 3, 3, 3, 2, 4)),
     works.SINE_OF_KERNEL: ((2, 7, 6, 3), (3, 3, 3, 4)),
@@ -41,7 +41,7 @@ SMALL = {
     works.MASKED: ((2, 7, 6), (2, 7, 6, 3), (3, 3, 3, 4)),
     works.SHEARED: ((2, 18, 8, 3), (3, 3, 3, 4)),
     works.LOG_CONVOLUTION: ((2, 9, 3), (5, 3, 4)),
-    works.LOG_PRODUCT: ((5, 7), (7, 3)),
+    works.LOG_PRODUCT_WORK: ((5, 7), (7, 3)),
     works.BATCHED_LOG_PRODUCT: ((2, 5, 7), (2, 7, 3)),
     works.MATMUL: ((5, 7), (7, 3)),
     works.SNAKE: ((2, 3, 5), (3,)),
@@ -58,7 +58,7 @@ SMALL = {
     works_steps.SHUFFLING_IN_ORDER: ((2, 6, 4), (2, 4)),
     works_steps.HIDDEN_STATES: ((3, 3), (5, 2, 3), (2, 3)),
     works_steps.TANH: ((3, 3), (5, 2, 3)),
-    works_steps.LINEAR: ((6, 3), (6, 3)),
+    works_steps.LINEAR_WORK: ((6, 3), (6, 3)),
     works_steps.RUNNING_SUM: ((3, 8),),
     works_steps.SUM_DOWN: ((3, 8),),
     works_steps.RUNNING_LOG: ((3, 8),),
@@ -89,7 +89,7 @@ def test_names_and_works_are_all_there() -> None:
     plain = {replace(row.work, wrt=()) for row in ROWS if not row.name.startswith(("ResNet", "seed"))}
     assert plain == set(SMALL)
     for row in ROWS:
-        assert len(row.scales) in (0, len(row.shapes)) and set(row.goals) <= set(OURS)
+        assert len(row.scales) in (0, len(row.shapes)) and set(row.goals) <= set(OUR_COLUMNS)
 
 
 def _small(work: works.Work, shapes: tuple[tuple[int, ...], ...]) -> Row:
@@ -101,24 +101,24 @@ ROWS_HERE = {
     **{
         f"{kind} {way}": replace(row, name="small")
         for kind, stored in (("hwio", "hwio"), ("ohwi", "ohwi"))
-        for way, row in convolution("small", 2, 9, 3, 4, (3, 2, 0, stored), dtype="float32").items()
+        for way, row in convolution_rows("small", 2, 9, 3, 4, (3, 2, 0, stored), dtype="float32").items()
     },
     "snake backward": Row("small", replace(works.SNAKE, wrt=("X", "A")), ((2, 3, 5), (3,), (2, 3, 5)), tolerance=1e-4),
-    "log backward": Row("small", replace(works.LOG_PRODUCT, wrt=("A", "B")), ((5, 7), (7, 3), (5, 3))),
-    "log": Row("small", works.LOG_PRODUCT, ((5, 7), (7, 3)), tolerance="log"),
+    "log backward": Row("small", replace(works.LOG_PRODUCT_WORK, wrt=("A", "B")), ((5, 7), (7, 3), (5, 3))),
+    "log": Row("small", works.LOG_PRODUCT_WORK, ((5, 7), (7, 3)), tolerance="log"),
     "bfloat16": Row("small", works.MATMUL, ((33, 64), (64, 17)), "bfloat16", tolerance=None),
 }
 
 
 @pytest.mark.parametrize("name", ROWS_HERE)
 def test_small_rows(name: str) -> None:
-    record = measured(ROWS_HERE[name], HERE)
+    record = measured_row(ROWS_HERE[name], HERE)
     assert not record["failed"]
-    expected = {EAGER, LIBRARY, ALONE, HAND} if ROWS_HERE[name].work.recorded else {EAGER, LIBRARY, ALONE}
+    expected = {EAGER, WITH_LIB, ALONE, HAND} if ROWS_HERE[name].work.recorded else {EAGER, WITH_LIB, ALONE}
     assert set(record["us"]) == expected and min(record["us"].values()) > 0
     assert record["errors"][ALONE][0] <= 1 and record["flops"] > 0 and record["seed"] == 3
     assert json.loads(json.dumps(record))["us"] == record["us"]
-    assert "failed" not in line(ROWS_HERE[name], record)
+    assert "failed" not in gpu_line(ROWS_HERE[name], record)
 
 
 WRONG = {
@@ -134,16 +134,16 @@ def test_a_wrong_result_is_no_figure(kind: str, dtype: str, monkeypatch: pytest.
     """Ours against a formula of another meaning, which is exact and eager alike."""
     row = Row("small", works.MATMUL, ((33, 64), (64, 17)), dtype, tolerance=1e-5 if dtype == "float32" else None)
     other = replace(row, work=replace(works.MATMUL, formula=WRONG[kind]))
-    record = measured(other, HERE)
-    assert set(record["us"]) == {EAGER} and set(record["failed"]) == {LIBRARY, ALONE}
+    record = measured_row(other, HERE)
+    assert set(record["us"]) == {EAGER} and set(record["failed"]) == {WITH_LIB, ALONE}
     assert all("wrong" in reason for reason in record["failed"].values())
-    assert "failed" in line(other, record) and not measured(row, HERE)["failed"]
+    assert "failed" in gpu_line(other, record) and not measured_row(row, HERE)["failed"]
 
 
 def test_what_fails_is_told_and_the_rest_measured() -> None:
     row = Row("small", works.MATMUL, ((5, 7), (7, 3)))
-    record = measured(row, replace(HERE, backend="no such"))
-    assert "no backend is called 'no such'" in record["failed"][ALONE] and set(record["us"]) == {EAGER, LIBRARY}
+    record = measured_row(row, replace(HERE, backend="no such"))
+    assert "no backend is called 'no such'" in record["failed"][ALONE] and set(record["us"]) == {EAGER, WITH_LIB}
 
     def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype is torch.bfloat16:
@@ -151,7 +151,7 @@ def test_what_fails_is_told_and_the_rest_measured() -> None:
         return a @ b
 
     row = replace(row, work=replace(works.MATMUL, formula=refuses), dtype="bfloat16", tolerance=None)
-    record = measured(row, HERE)
+    record = measured_row(row, HERE)
     assert record["failed"][EAGER] == "RuntimeError: not on this device" and not record["us"]
     assert "whose error would be the measure" in record["failed"][ALONE]
 
@@ -167,7 +167,7 @@ def test_tuned_rows_say_so(tune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu.tilec, "compile", noting)
     row = Row("small", works.MATMUL, ((5, 7), (7, 3)))
-    assert measured(row, replace(HERE, tune=tune))["tuned"] is tune and asked == [tune, tune]
+    assert measured_row(row, replace(HERE, tune=tune))["tuned"] is tune and asked == [tune, tune]
 
 
 def test_faults_of_the_device_end_the_process() -> None:
@@ -178,12 +178,12 @@ def test_faults_of_the_device_end_the_process() -> None:
 
     row = Row("small", replace(works.MATMUL, formula=faults), ((5, 7), (7, 3)))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        measured(row, HERE)
+        measured_row(row, HERE)
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda f: f.name)
 def test_facts(fact: Fact) -> None:
-    record = measured(fact, HERE)
+    record = measured_row(fact, HERE)
     assert not record["failed"] and len(record["figures"]) == 2 and min(record["figures"]) > 0
 
 
@@ -215,7 +215,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def record(task: str) -> gpu.Record:
     if isinstance(gpu.TASKS[task], Fact):
         return {"figures": (20.0, 2.5), "failed": {}, "machine": "H200", "seed": 1}
-    us = {EAGER: 20.0, COMPILED: 30.0, LIBRARY: 16.0, ALONE: 25.0}
+    us = {EAGER: 20.0, COMPILED: 30.0, WITH_LIB: 16.0, ALONE: 25.0}
     return {"us": us, "failed": {}, "machine": "H200", "seed": 1, "flops": 4e9, "bytes": 2e7, "copy": 4e12}
 
 
@@ -239,43 +239,49 @@ def test_the_page(page: Path) -> None:
 
 
 def test_shares_of_the_copy_rate() -> None:
-    row = Row("streams", works.SNAKE, ((2, 3, 5), (3,)), goals={LIBRARY: Goal(0.9, "copy"), ALONE: Goal(0.9, "copy")})
-    known = {"us": {EAGER: 30.0, LIBRARY: 10.0, ALONE: 12.0}, "failed": {}, "flops": 1e8, "bytes": 37.2e6, "copy": 4e12}
-    assert line(row, known) == (
+    row = Row("streams", works.SNAKE, ((2, 3, 5), (3,)), goals={WITH_LIB: Goal(0.9, "copy"), ALONE: Goal(0.9, "copy")})
+    known = {
+        "us": {EAGER: 30.0, WITH_LIB: 10.0, ALONE: 12.0},
+        "failed": {},
+        "flops": 1e8,
+        "bytes": 37.2e6,
+        "copy": 4e12,
+    }
+    assert gpu_line(row, known) == (
         "| streams | eager | 30 | 3.72 TB/s, 0.93 of copy | 10 | 3.00 | 12 | 2.50 **miss** | - | 0.9 of copy |"
     )
 
 
 def test_microseconds_as_a_goal() -> None:
-    row = Row("steps", works_steps.LINEAR, ((6, 3),) * 2, goals={ALONE: Goal(11, "us"), LIBRARY: Goal(10, "us")})
-    known = {"us": {LIBRARY: 10.0, ALONE: 12.0, HAND: 25.0}, "failed": {}, "flops": 1e3, "bytes": 3.72e6, "copy": 4e12}
+    row = Row("steps", works_steps.LINEAR_WORK, ((6, 3),) * 2, goals={ALONE: Goal(11, "us"), WITH_LIB: Goal(10, "us")})
+    known = {"us": {WITH_LIB: 10.0, ALONE: 12.0, HAND: 25.0}, "failed": {}, "flops": 1e3, "bytes": 3.72e6, "copy": 4e12}
     assert (
-        line(row, known)
+        gpu_line(row, known)
         == "| steps | - | - | 0.37 TB/s, 0.09 of copy | 10 | - | 12 | - **miss** | 25 | 10 µs / 11 µs |"
     )
 
 
 def test_a_peer_that_is_not_installed_is_left_out() -> None:
     row = Row("small", works.LAYER_NORM, ((3, 8), (8,), (8,)), peers=(EAGER, LIGER))
-    record = measured(row, replace(HERE, peers=(EAGER, LIGER)))
-    assert set(record["us"]) == {EAGER, LIBRARY, ALONE} and not record["failed"]
+    record = measured_row(row, replace(HERE, peers=(EAGER, LIGER)))
+    assert set(record["us"]) == {EAGER, WITH_LIB, ALONE} and not record["failed"]
 
 
 def test_results_of_several_runs_make_one_page(page: Path, tmp_path: Path) -> None:
     results = tmp_path / "out" / "results.json"
     first, every = "ResNet 3x3 32x56x56x128, bfloat16", ["gpu", "--resume", str(results)]
     assert command.main([*every, "--only", first, "--budget", "60"]) == 0
-    assert set(gpu.load(results)) == {f"{first}, forward", f"{first}, dI"}
-    marked = {**gpu.load(results)[f"{first}, dI"], "seed": 77}
-    gpu.save(results, {**gpu.load(results), f"{first}, dI": marked})
+    assert set(gpu.load_records(results)) == {f"{first}, forward", f"{first}, dI"}
+    marked = {**gpu.load_records(results)[f"{first}, dI"], "seed": 77}
+    gpu.save(results, {**gpu.load_records(results), f"{first}, dI": marked})
     assert command.main(every) == 0
-    known = gpu.load(results)
+    known = gpu.load_records(results)
     assert set(known) == set(gpu.TASKS) and known[f"{first}, dI"]["seed"] == 77
     assert page.read_text().count("\n| ResNet") == len(resnet("float16", ((1, 1, 9, 1),) * 16, 1))
     lost = [name for name, found in known.items() if found["failed"]]
     assert lost and all("stride 2" in name for name in lost)
     assert command.main([*every, "--retry", "--budget", "0"]) == 0
-    assert set(gpu.load(results)) == set(gpu.TASKS) - set(lost)
+    assert set(gpu.load_records(results)) == set(gpu.TASKS) - set(lost)
 
 
 @pytest.mark.parametrize("options", [["--quick"], ["--no-write"], ["--only", "matmul"]])
@@ -289,6 +295,6 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     """A task by name goes to a worker and comes back, through the file."""
     name = FACTS[1].name
     told: list[str] = []
-    known = gpu.gather([name], HERE, tmp_path / "r.json", deadline=math.inf, limit=100, told=told.append)
-    assert told == [name] and known == gpu.load(tmp_path / "r.json") and known[name]["figures"][0] > 0
+    known = gpu.gather_rows([name], HERE, tmp_path / "r.json", deadline=math.inf, limit=100, told=told.append)
+    assert told == [name] and known == gpu.load_records(tmp_path / "r.json") and known[name]["figures"][0] > 0
     assert section(gpu.ORDER, known)[-1].startswith(f"- {name}: ")

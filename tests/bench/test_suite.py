@@ -13,8 +13,16 @@ import torch
 import tilec
 from tilec.bench.suite import page
 from tilec.bench.suite.catalog import MODULES, WORKLOADS
-from tilec.bench.suite.measure import OURS, Settings, gather, measured, ratio, split, tasks
-from tilec.bench.works import EAGER, results
+from tilec.bench.suite.measure import (
+    OUR_COLUMN,
+    SuiteSettings,
+    gather_workloads,
+    measured_workload,
+    ratio,
+    split,
+    tasks,
+)
+from tilec.bench.works import EAGER, results_of
 
 EVERY = tasks()
 SAMPLE = set(EVERY[::5])
@@ -33,11 +41,11 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
     work, function = workload.work(direction), tilec.compile(workload.source)
     expected = workload.formula(*inputs)
     if direction == "forward":
-        got, wanted = results(function(*inputs, *workload.numbers)), (expected,)
+        got, wanted = results_of(function(*inputs, *workload.numbers)), (expected,)
     else:
         inputs.append(torch.randn(expected.shape, dtype=expected.dtype))
-        wanted = results(work.backward(workload.formula, inputs)())
-        got = results(work.backward(lambda *tensors: function(*tensors, *workload.numbers), inputs)())
+        wanted = results_of(work.backward(workload.formula, inputs)())
+        got = results_of(work.backward(lambda *tensors: function(*tensors, *workload.numbers), inputs)())
     for g, w in zip(got, wanted, strict=True):
         assert g.shape == w.shape
         if workload.checked:
@@ -45,15 +53,17 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
 
 
 def test_measured_gathered_and_shown(tmp_path: Path) -> None:
-    settings = Settings(size="tiny", device="cpu", compiled=False)
+    settings = SuiteSettings(size="tiny", device="cpu", compiled=False)
     names = ["softmax of rows, backward", "segment sum, sorted, forward", "argmax of rows, forward"]
-    record = measured(names[0], settings)
-    assert record["us"].keys() == {EAGER, OURS} and not record["failed"], record
+    record = measured_workload(names[0], settings)
+    assert record["us"].keys() == {EAGER, OUR_COLUMN} and not record["failed"], record
     assert record["floor"] > 0 and ratio(record) is not None
     path = tmp_path / "results.json"
-    found = dict(gather(names, settings, path, limit=100, deadline=time.monotonic() + 100))
+    found = dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100))
     assert list(json.loads(path.read_text())) == names == list(found)
-    assert dict(gather(names, settings, path, limit=100, deadline=time.monotonic() + 100)) == {}, "nothing is left"
+    assert dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100)) == {}, (
+        "nothing is left"
+    )
     text = page.page(found)
     assert all(f"| {name} |" in text for name in names) and "geometric mean" in text
 
@@ -62,6 +72,6 @@ def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     right = WORKLOADS["softmax of rows"]
     wrong = "function (X[N, D]) -> (Y) { Y = 2 * X; }"
     monkeypatch.setitem(WORKLOADS, right.name, type(right)(**{**vars(right), "source": wrong}))
-    record = measured("softmax of rows, forward", Settings(size="tiny", device="cpu", compiled=False))
-    assert "wrong" in record["failed"][OURS] and OURS not in record["us"]
+    record = measured_workload("softmax of rows, forward", SuiteSettings(size="tiny", device="cpu", compiled=False))
+    assert "wrong" in record["failed"][OUR_COLUMN] and OUR_COLUMN not in record["us"]
     assert "failed: wrong" in page.line("softmax of rows, forward", record)

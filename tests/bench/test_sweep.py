@@ -15,23 +15,23 @@ from tilec.bench.sweep import draw as sweep_draw
 from tilec.bench.sweep import layers as sweep_layers
 from tilec.bench.sweep import points, sweep
 from tilec.bench.sweep.layers import RELU, layer
-from tilec.bench.sweep.points import COMPILED, OURS, SHIFTED, Point
+from tilec.bench.sweep.points import COMPILED_CURVE, OUR_CURVE, SHIFTED, Point
 from tilec.bench.works import LIGER
 
 SMALL = {
     p.name: p
     for p in (
-        Point("log product", "N(0, 3^2)", 16, points.log_product(16, "N(0, 3^2)")),
-        Point("log product", "uniform -2000..0", 24, points.log_product(24, "uniform -2000..0")),
-        Point("log product", "9 of 10 -inf", 24, points.log_product(24, "9 of 10 -inf")),
-        Point("log product", "distances", 24, points.log_product(24, "distances")),
+        Point("log product", "N(0, 3^2)", 16, points.log_product_point(16, "N(0, 3^2)")),
+        Point("log product", "uniform -2000..0", 24, points.log_product_point(24, "uniform -2000..0")),
+        Point("log product", "9 of 10 -inf", 24, points.log_product_point(24, "9 of 10 -inf")),
+        Point("log product", "distances", 24, points.log_product_point(24, "distances")),
         Point("chain", "log partition", 3, points.crf(2, 5, 3, False)),
         Point("chain", "marginals", 3, points.crf(2, 5, 3, True)),
         Point("shuffle", "by length", 5, points.shuffle(2, 5, 8)),
         Point("snake", "by size", 5, layer(works.SNAKE, (2, 3, 5), (3,), other={RELU: torch.relu})),
         Point("layer norm", "bfloat16", 96, layer(works.LAYER_NORM, (40, 96), (96,), (96,), dtype="bfloat16")),
         Point("dropout", "n", 9, layer(works_steps.DROPOUT, (9,), draws=True)),
-        Point("attention", "heads", 6, layer(sweep_layers.ATTENTION, *((2, 6, 4),) * 3)),
+        Point("attention", "heads", 6, layer(sweep_layers.ATTENTION_POINT, *((2, 6, 4),) * 3)),
     )
 }
 
@@ -42,14 +42,14 @@ def test_points_are_measured_and_ours_is_right(name: str) -> None:
     assert (
         record["failed"].keys() <= {LIGER} and record["us"].keys() == record["error"].keys() == record["bytes"].keys()
     )
-    assert record["error"][OURS] <= 1 and record["us"][OURS] > 0
+    assert record["error"][OUR_CURVE] <= 1 and record["us"][OUR_CURVE] > 0
     assert name in sweep.sentence(name, record)
 
 
 def test_a_wrong_layer_is_seen() -> None:
     wrong = replace(works.SNAKE, source=works.SNAKE.source.replace("/ A[c]", "* A[c]"))
     record = sweep.measured(Point("snake", "wrong", 5, layer(wrong, (2, 3, 5), (3,))), "cpu")
-    assert record["error"][OURS] > 1
+    assert record["error"][OUR_CURVE] > 1
 
 
 def test_what_only_shifts_is_seen_to_be_wrong() -> None:
@@ -72,7 +72,7 @@ def test_shares_follow_the_certificate() -> None:
 def test_a_candidate_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "MOST_BYTES", 100)
     record = sweep.measured(SMALL["log product, N(0, 3^2), 16"], "cpu")
-    assert record["failed"] == {"torch": "would need 0 GiB"} and OURS in record["us"]
+    assert record["failed"] == {"torch": "would need 0 GiB"} and OUR_CURVE in record["us"]
 
 
 def test_the_command_measures_resumes_writes_and_draws(
@@ -91,18 +91,18 @@ def test_the_command_measures_resumes_writes_and_draws(
     kept = json.loads(drawn[0].read_text())["points"]
     assert command.main(arguments) == 0
     assert json.loads(drawn[0].read_text())["points"] == kept
-    assert COMPILED not in kept[0]["us"]
+    assert COMPILED_CURVE not in kept[0]["us"]
 
 
 def test_points_of_one_place_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = SMALL["log product, N(0, 3^2), 16"]
-    other = Point(one.figure, one.line, one.x, one.make, COMPILED)
+    other = Point(one.figure, one.line, one.x, one.make, COMPILED_CURVE)
     monkeypatch.setattr(sweep, "POINTS", {p.name: p for p in (one, other)})
     record = {"bytes": {}, "error": {}, "failed": {}, "machine": "m"}
-    known = {one.name: {**record, "us": {OURS: 1.0}}, other.name: {**record, "us": {COMPILED: 2.0}}}
+    known = {one.name: {**record, "us": {OUR_CURVE: 1.0}}, other.name: {**record, "us": {COMPILED_CURVE: 2.0}}}
     (path,) = sweep.written(known, tmp_path)
     (place,) = json.loads(path.read_text())["points"]
-    assert place["us"] == {OURS: 1.0, COMPILED: 2.0} and place["machine"] == "m"
+    assert place["us"] == {OUR_CURVE: 1.0, COMPILED_CURVE: 2.0} and place["machine"] == "m"
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

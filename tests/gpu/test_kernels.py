@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.matmul.blocks import SIZES, TILES, Config
+from tilec.backends.triton.matmul.blocks import TILES, Config
 from tilec.backends.triton.plan.plan import Allocate, Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.executable import PlannedCall
 from tilec.backends.triton.schedule.candidates import steps_of
 from tilec.backends.triton.schedule.planner import product_task
 from tilec.backends.triton.tuning.store import default_store
-from tilec.ir.types import TensorType
+from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import parse
 from tilec.pipeline import lower
 
@@ -47,7 +47,7 @@ def test_every_kept_block_at_awkward_shapes(dtype: str, split: int) -> None:
     torch.use_deterministic_algorithms(True)
     program = parse(MATMUL)
     try:
-        for bm, bn, bk, warps, stages in TILES[SIZES[dtype]]:
+        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[dtype]]:
             for m, k, n in ((129, 127, 17), (251, 331, 263), (16, 17, 130)):
                 types = {"A": TensorType((m, k), dtype), "B": TensorType((k, n), dtype)}
                 lowering = lower(program, types, {})

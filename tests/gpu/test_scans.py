@@ -8,7 +8,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.scan import scan as scans
-from tilec.backends.triton.scan.kernel import Tiling
+from tilec.backends.triton.scan.kernel import ScanTiling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,13 +65,14 @@ def test_aggregations(aggregation: str, rows: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("tiling", [
-    Tiling(64, 1, True), Tiling(4096, 1, True, 3, warps=8), Tiling(64, 8, True, 1), Tiling(16, 4, True, 2, warps=1),
-    Tiling(8, 32, False, 3, warps=1, apart=True), Tiling(32, 64, False, 1, apart=True), Tiling(32, 32, False, 1),
-    Tiling(128, 2, False, 1), Tiling(8, 128, False, 9, warps=8),
-    Tiling(16, 1, False, 40, warps=1),
+    ScanTiling(64, 1, True), ScanTiling(4096, 1, True, 3, warps=8), ScanTiling(64, 8, True, 1),
+    ScanTiling(16, 4, True, 2, warps=1), ScanTiling(8, 32, False, 3, warps=1, apart=True),
+    ScanTiling(32, 64, False, 1, apart=True), ScanTiling(32, 32, False, 1),
+    ScanTiling(128, 2, False, 1), ScanTiling(8, 128, False, 9, warps=8),
+    ScanTiling(16, 1, False, 40, warps=1),
 ])  # fmt: skip
-def test_blocks(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
+def test_blocks(tiling: ScanTiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
     x = normal(5, 12_345)
     for aggregation in ("+", "logsumexp"):
         got = same(tilec.compile(ALONG % (aggregation, "i - k"), backend="triton"), x)

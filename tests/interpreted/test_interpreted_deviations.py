@@ -28,10 +28,10 @@ BLOCK = 8
 @pytest.fixture(params=[BLOCK, 64], ids=["blocks of 8", "blocks of 64"])
 def looped(request, monkeypatch):
     def short(group, strides, types):
-        t = rows_tiling.choose_tiling(group, strides, types)
+        t = rows_tiling.choose_row_tiling(group, strides, types)
         return replace(t, columns=min(t.columns, request.param)) if t.form == "looped" else t
 
-    monkeypatch.setattr(rows, "choose_tiling", short)
+    monkeypatch.setattr(rows, "choose_row_tiling", short)
     for module in (grouping, rows_tiling):
         monkeypatch.setattr(module, "ON_CHIP", 32)
     return request.param

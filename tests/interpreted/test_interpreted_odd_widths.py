@@ -22,7 +22,7 @@ def long(monkeypatch, request):
     """Rows of 40 columns are long, and blocks hold 16 of them."""
 
     def choose(group, strides, types):
-        t = rows_tiling.choose_tiling(group, strides, types)
+        t = rows_tiling.choose_row_tiling(group, strides, types)
         if t.form == "whole" or t.rows * t.columns <= 16:
             return t
         rows_ = request.param if t.form == "looped" else 1
@@ -30,7 +30,7 @@ def long(monkeypatch, request):
             t, rows=rows_, columns=min(t.columns, 16), parts=min(group.count(group.rows), 19) if t.parts else 0
         )
 
-    monkeypatch.setattr(rows, "choose_tiling", choose)
+    monkeypatch.setattr(rows, "choose_row_tiling", choose)
     for module in (grouping, rows_tiling):
         monkeypatch.setattr(module, "ON_CHIP", 32)
 

@@ -7,7 +7,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.emit.device_text import module_text
-from tilec.backends.triton.fusion.horizontal_fusion import alike, together, touched
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
@@ -123,9 +123,9 @@ def test_launches_of_any_grid_become_one():
 
 def test_only_alike_launches_that_need_nothing_of_each_other_share_one():
     plain = launch("one", "P", "A")
-    assert alike([plain, launch("two", "Q", "B")])
-    assert not alike([plain, launch("two", "Q", "B", warps=8)])
-    assert not alike([plain, launch("two", "Q", "B", lines=("if n == 0:", "    return"))])
+    assert fusable([plain, launch("two", "Q", "B")])
+    assert not fusable([plain, launch("two", "Q", "B", warps=8)])
+    assert not fusable([plain, launch("two", "Q", "B", lines=("if n == 0:", "    return"))])
 
 
 def test_steps_without_anything_prepared_are_as_they_were():

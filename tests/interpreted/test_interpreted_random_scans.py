@@ -12,7 +12,7 @@ from support.programs import PHASES
 import tilec
 from tilec.backends.triton.scan import kernel as scan_text
 from tilec.backends.triton.scan import scan as scans
-from tilec.backends.triton.scan.kernel import Tiling
+from tilec.backends.triton.scan.kernel import ScanTiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -23,9 +23,11 @@ BODIES = ("X[b, k, c]", "X[b, k, c] * Y[k]", "X[b, k, c] - b", "pad(X[b, k - 2, 
 
 def tilings():
     powers = st.sampled_from([1, 2, 4, 8])
-    blocks = st.builds(Tiling, powers, powers, st.booleans(), st.sampled_from([None, 1, 2, 3]))
+    blocks = st.builds(ScanTiling, powers, powers, st.booleans(), st.sampled_from([None, 1, 2, 3]))
     lanes = st.sampled_from([2, 4, 8])
-    apart = st.builds(lambda u, n, t: Tiling(u, n, False, t, apart=True), powers, lanes, st.sampled_from([None, 1, 2]))
+    apart = st.builds(
+        lambda u, n, t: ScanTiling(u, n, False, t, apart=True), powers, lanes, st.sampled_from([None, 1, 2])
+    )
     return st.one_of(blocks, apart)
 
 
@@ -78,7 +80,7 @@ def steps(draw):
 
 
 def agree(source, arrays, tiling, monkeypatch):
-    monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
     monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)

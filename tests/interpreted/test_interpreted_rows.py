@@ -46,13 +46,13 @@ def test_rows_too_long_for_one_block(name, monkeypatch):
     """Every form on small sizes: columns in several blocks, a walk for each level of statistics, sums in many parts."""
 
     def small(group, strides, types):
-        t = rows_tiling.choose_tiling(group, strides, types)
+        t = rows_tiling.choose_row_tiling(group, strides, types)
         form = "looped" if t.form == "whole" and not group.sums else t.form
         columns = t.columns if form == "whole" else min(t.columns, 8)
         parts = min(t.parts, 3) if group.sums else 0
-        return rows_tiling.Tiling(form, min(t.rows, 2), columns, parts, 4, t.stages)
+        return rows_tiling.RowTiling(form, min(t.rows, 2), columns, parts, 4, t.stages)
 
-    monkeypatch.setattr(rows, "choose_tiling", small)
+    monkeypatch.setattr(rows, "choose_row_tiling", small)
     check(LAYERS[name], inputs(LAYERS[name], 11, 29), 2e-5)
 
 
@@ -157,7 +157,7 @@ def test_two_runs_give_the_same_bits():
 
 
 def test_a_group_needs_memory_traffic_to_save():
-    assert grouping.WORTH > 1
+    assert grouping.LEAST_FUSION_GAIN > 1
     source = "function (X[R, C]) -> (Y, Z) { Y[r] = +(X[r, c]); Z[r] = Y[r] * 2; }"
     x = torch.randn(8, 200)
     lowered = tilec.compile(source, backend="triton").lower(x)
@@ -166,7 +166,7 @@ def test_a_group_needs_memory_traffic_to_save():
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (1, 1, 4), (3, 40, 7), (2, 6, 1)], ids=str)
 def test_statistics_as_sums_over_programs(monkeypatch, shape):
-    monkeypatch.setattr(grouping, "LAUNCH", 0)
+    monkeypatch.setattr(grouping, "LAUNCH_BYTES", 0)
     monkeypatch.setattr(grouping, "MULTIPROCESSORS", 2**20)
     source = """function (X[N, P, C], G[C], B[C]) -> (Y, V) {
         M[c] = mean(X[n, p, c]);

@@ -12,7 +12,7 @@ import tilec
 from tilec.backends.triton.recurrence import recurrence
 from tilec.backends.triton.scan import kernel as scan_text
 from tilec.backends.triton.scan import scan as scans
-from tilec.backends.triton.scan.kernel import Tiling
+from tilec.backends.triton.scan.kernel import ScanTiling
 from tilec.backends.triton.schedule import planner as program
 
 pytestmark = pytest.mark.skipif(
@@ -37,11 +37,11 @@ FORMS = {
 }
 TILINGS = {
     "chosen": None,
-    "one pass": Tiling(2, 1, True),
-    "chunks of one block": Tiling(2, 1, True, 1),
-    "chunks of two blocks": Tiling(2, 2, True, 2),
-    "lanes last": Tiling(2, 4, False, 1),
-    "lanes apart": Tiling(2, 4, False, 1, apart=True),
+    "one pass": ScanTiling(2, 1, True),
+    "chunks of one block": ScanTiling(2, 1, True, 1),
+    "chunks of two blocks": ScanTiling(2, 2, True, 2),
+    "lanes last": ScanTiling(2, 4, False, 1),
+    "lanes apart": ScanTiling(2, 4, False, 1, apart=True),
 }
 inf, nan = np.inf, np.nan
 
@@ -72,7 +72,7 @@ def cut(request, monkeypatch):
 
 def force(monkeypatch, tiling):
     if tiling is not None:
-        monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
+        monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
     monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)

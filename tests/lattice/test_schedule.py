@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilec.ir.index import Affine
 from tilec.lattice.schedule import Conflict, Dependence, completed, find_schedule
-from tilec.lattice.sets import Condition
+from tilec.lattice.sets import InRange
 
 SIZE = 5
 
@@ -20,7 +20,7 @@ def uniform(*offset):
     names = tuple("abc"[: len(offset)])
     writes = tuple(map(Affine.variable, names))
     reads = tuple(w - d for w, d in zip(writes, offset, strict=True))
-    return Dependence(names, tuple(Condition(f, SIZE) for f in (*writes, *reads)), writes, reads)
+    return Dependence(names, tuple(InRange(f, SIZE) for f in (*writes, *reads)), writes, reads)
 
 
 def suits(tau, offsets):
@@ -51,11 +51,11 @@ def test_the_least_vector_or_a_conflict_that_needs_all_of_its_members(offsets):
 
 def test_wraps_and_free_ranges():
     t, i, k = map(Affine.variable, "tik")
-    box = (Condition(t, 7), Condition(i, 9), Condition(k, 9))
-    mixed = Dependence(("t", "i", "k"), (*box, Condition(t - 1, 7)), (t, i), (t - 1, k))
+    box = (InRange(t, 7), InRange(i, 9), InRange(k, 9))
+    mixed = Dependence(("t", "i", "k"), (*box, InRange(t - 1, 7)), (t, i), (t - 1, k))
     assert find_schedule([mixed], 2) == (1, 0)
     assert find_schedule([mixed, uniform(-1, 0)], 2) == Conflict((0, 1))
-    steep = Dependence(("t", "i"), (*box[:2], Condition(t - 1, 7), Condition(i + 5, 9)), (t, i), (t - 1, i + 5))
+    steep = Dependence(("t", "i"), (*box[:2], InRange(t - 1, 7), InRange(i + 5, 9)), (t, i), (t - 1, i + 5))
     assert find_schedule([steep, uniform(0, 1)], 2) == (6, 1)
 
 

@@ -17,7 +17,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Index, Int, Pad
 from tilec.language import parse
 from tilec.lattice import sets
-from tilec.lattice.sets import Domain, bounds, bounds_of, covers, domain, is_box, writes_conflict
+from tilec.lattice.sets import IntegerSet, bounds, bounds_of, covers, domain, is_box, writes_conflict
 
 
 def statement(text):
@@ -153,18 +153,18 @@ def test_pad_and_nested_aggregations_do_not_constrain():
 
 
 def test_infinite_sets_are_an_error():
-    d = Domain(("i", "j"), (sets.Condition(linear(Index("i") + Index("j")), 3),))
+    d = IntegerSet(("i", "j"), (sets.InRange(linear(Index("i") + Index("j")), 3),))
     with pytest.raises(UnboundIndex, match="i, j"):
         bounds_of(d)
     with pytest.raises(UnboundIndex, match="i"):
-        bounds_of(Domain(("i",), ()))
+        bounds_of(IntegerSet(("i",), ()))
 
 
 def test_no_variables():
-    holds, fails = (Domain((), (sets.Condition(linear(Int(n)), 3),)) for n in (2, 3))
+    holds, fails = (IntegerSet((), (sets.InRange(linear(Int(n)), 3),)) for n in (2, 3))
     assert bounds_of(holds) == {} and bounds_of(fails) is None
     assert is_box(holds, {}) and not is_box(fails, {})
-    assert bounds_of(Domain((), (sets.Condition(linear(Int(1) / Int(2)), 3),))) is None
+    assert bounds_of(IntegerSet((), (sets.InRange(linear(Int(1) / Int(2)), 3),))) is None
 
 
 def test_negative_and_zero_moduli():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.products import Convolution, matmul, worked_example
 
-from tilec.backends.triton.matmul.hopper.kernels import Config
+from tilec.backends.triton.matmul.hopper.kernels import HopperConfig
 
 SAME = Convolution(3, (9, 10), 24, 40, (3, 3), pad=1)
 STORED_OTHERWISE = replace(SAME, kernel="ohwi")
@@ -14,8 +14,8 @@ SEED = Convolution(2, (16, 19), 16, 24, (3, 3), stride=3, dilation=2)
 STRIDED = replace(SEED, stride=2, pad=1, dilation=1)
 
 
-def boxes(warps: int = 4, split: int = 1, tf32: bool = False, **sizes: int) -> Config:
-    return Config(tuple(sizes.items()), warps, 3, split, tf32=tf32)
+def boxes(warps: int = 4, split: int = 1, tf32: bool = False, **sizes: int) -> HopperConfig:
+    return HopperConfig(tuple(sizes.items()), warps, 3, split, tf32=tf32)
 
 
 CASES = {

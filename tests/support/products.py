@@ -9,15 +9,15 @@ from itertools import product
 
 import numpy as np
 
-from tilec.backends.triton.matmul.hopper.kernels import Dot, Operand
+from tilec.backends.triton.matmul.hopper.kernels import HopperDot, HopperOperand
 from tilec.ir.index import Affine
 
 
 @dataclass(frozen=True)
 class Case:
-    """A Dot and its tensors; `kind` and `sizes` say what it computes."""
+    """A HopperDot and its tensors; `kind` and `sizes` say what it computes."""
 
-    dot: Dot
+    dot: HopperDot
     shapes: dict[str, tuple[int, ...]]
     strides: dict[str, tuple[int, ...]]
 
@@ -34,8 +34,8 @@ def contiguous(shape: Sequence[int], order: Sequence[int] | None = None) -> tupl
     return tuple(strides)
 
 
-def one_class(dot: dict, extent: dict[str, int], low: dict[str, int] | None = None) -> Dot:
-    return Dot(**dot, classes=({},), low=({v: (low or {}).get(v, 0) for v in extent},), extent=(extent,))
+def one_class(dot: dict, extent: dict[str, int], low: dict[str, int] | None = None) -> HopperDot:
+    return HopperDot(**dot, classes=({},), low=({v: (low or {}).get(v, 0) for v in extent},), extent=(extent,))
 
 
 def matmul(
@@ -54,8 +54,8 @@ def matmul(
         dict(
             output="C",
             index=ci,
-            left=Operand("A", li),
-            right=Operand("B", ri),
+            left=HopperOperand("A", li),
+            right=HopperOperand("B", ri),
             batch=many,
             rows=("m",),
             columns=("n",),
@@ -94,18 +94,18 @@ class Convolution:
         k = (*self.window, self.ci, self.co) if self.kernel == "hwio" else (self.co, *self.window, self.ci)
         return {"I": (self.n, *self.space, self.ci), "O": (self.n, *self.outer, self.co), "K": k}
 
-    def weights(self, places: Sequence[Affine]) -> Operand:
+    def weights(self, places: Sequence[Affine]) -> HopperOperand:
         inner, outer = form(i=1), form(o=1)
-        return Operand("K", (*places, inner, outer) if self.kernel == "hwio" else (outer, *places, inner))
+        return HopperOperand("K", (*places, inner, outer) if self.kernel == "hwio" else (outer, *places, inner))
 
-    def case(self, dot: Dot) -> Case:
+    def case(self, dot: HopperDot) -> Case:
         return Case(dot, self.shapes, {t: contiguous(s) for t, s in self.shapes.items()})
 
     @property
-    def source(self) -> Operand:
+    def source(self) -> HopperOperand:
         """The input at the places that the windows cover."""
         steps = ({f"y{a}": self.stride, f"j{a}": self.dilation} for a in range(len(self.space)))
-        return Operand("I", (form(n=1), *(form(-self.pad, **s) for s in steps), form(i=1)))
+        return HopperOperand("I", (form(n=1), *(form(-self.pad, **s) for s in steps), form(i=1)))
 
     @property
     def windows(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Convolution:
             output="K",
             index=self.weights([form(**{j: 1}) for j in self.windows]).index,
             left=self.source,
-            right=Operand("O", self.result),
+            right=HopperOperand("O", self.result),
             batch=(),
             rows=(*self.windows, "i"),
             columns=("o",),
@@ -174,10 +174,12 @@ class Convolution:
             extents.append(extent)
         if s == 1:
             classes, lows, extents = classes[:1], lows[:1], extents[:1]
-        given = Operand("O", (form(n=1), *(form(**{f"q{a}": 1, f"m{a}": 1, f"t{a}": -e // g}) for a in d), form(o=1)))
+        given = HopperOperand(
+            "O", (form(n=1), *(form(**{f"q{a}": 1, f"m{a}": 1, f"t{a}": -e // g}) for a in d), form(o=1))
+        )
         index = (form(n=1), *(form(**{f"z{a}": 1, f"q{a}": s}) for a in d), form(i=1))
         weights = self.weights([form(**{f"w{a}": 1, f"t{a}": step}) for a in d])
-        dot = Dot(
+        dot = HopperDot(
             output="I",
             index=index,
             left=given,
@@ -206,10 +208,10 @@ def worked_example(n: int, size: int, ci: int, co: int) -> Case:
         lengths = {"q0": places[0], "q1": places[1], "t0": len(taps[0]), "t1": len(taps[1])}
         extents.append({"n": n, "i": ci, "o": co} | lengths)
     given = (form(n=1), *(form(**{f"z{a}": -1, f"q{a}": 1, f"t{a}": -2}) for a in (0, 1)), form(o=1))
-    dot = Dot(
+    dot = HopperDot(
         output="I",
         index=(form(n=1), form(z0=1, q0=3), form(z1=1, q1=3), form(i=1)),
-        left=Operand("O", given),
+        left=HopperOperand("O", given),
         right=c.weights([form(z0=2, t0=3), form(z1=2, t1=3)]),
         batch=(),
         rows=("n", "q0", "q1"),

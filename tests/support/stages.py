@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tilec.arguments import to_tensors
-from tilec.backends import choose
+from tilec.backends import choose_backend
 from tilec.errors import InternalMistake, SizeMistake, TileError, WriteConflict
 from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import RANDOM
@@ -17,7 +17,7 @@ from tilec.ir.program import Call, Expr, Program, expressions, walk
 from tilec.ir.types import TensorType, is_floating
 from tilec.ir.verify import verify
 from tilec.language import parse, show
-from tilec.pipeline import PASSES, Setting, lower
+from tilec.pipeline import PASSES, CallContext, lower
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.bind.bind import size_inputs
@@ -29,11 +29,11 @@ class Disagreement(AssertionError):
     """A stage gives another answer than the source."""
 
 
-def setting_of(program: Program, arrays: Sequence[np.ndarray]) -> Setting:
+def setting_of(program: Program, arrays: Sequence[np.ndarray]) -> CallContext:
     """Types of the inputs, and values of those that are sizes."""
     inputs = dict(zip(program.input_names(), arrays, strict=True))
     types = {name: TensorType(a.shape, a.dtype.name) for name, a in inputs.items()}
-    return Setting(types, {name: int(inputs[name]) for name in size_inputs(program)})
+    return CallContext(types, {name: int(inputs[name]) for name in size_inputs(program)})
 
 
 def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = "torch"):
@@ -101,11 +101,11 @@ def round_trip(program: Program, stage: str) -> None:
         raise Disagreement(f"{stage}: its text is another program:\n{text}\n{show(again)}")
 
 
-def run_backend(program, arrays, setting: Setting, expected, backend: str, rough: bool) -> None:
+def run_backend(program, arrays, setting: CallContext, expected, backend: str, rough: bool) -> None:
     """Compare a backend's outputs, and their types, with the expected ones; `rough`: float32 is among them."""
     try:
         lowering = lower(program, setting.types, setting.values)
-        executable = choose(backend, "cpu", None).build(lowering)
+        executable = choose_backend(backend, "cpu", None).build(lowering)
         # NumPy, by which kernels are interpreted, warns of every division by zero
         with warnings.catch_warnings(action="error" if backend == "torch" else "ignore"):
             got = [t.numpy() for t in executable(to_tensors(program.input_names(), arrays).tensors)]
@@ -118,7 +118,7 @@ def run_backend(program, arrays, setting: Setting, expected, backend: str, rough
     _compare(f"backend {backend}", program.outputs, expected, got, rough, text)
 
 
-def _refused(program: Program, setting: Setting, error: TileError) -> None:
+def _refused(program: Program, setting: CallContext, error: TileError) -> None:
     try:
         lower(program, setting.types, setting.values)
     except InternalMistake:

@@ -13,7 +13,7 @@ from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.types import DTYPES
 from tilec.language import parse
-from tilec.transforms.autodiff.adjoint import RULES
+from tilec.transforms.autodiff.adjoint import ADJOINT_RULES
 from tilec.transforms.autodiff.grad import grad
 
 INDICES = np.array([0, 2, 1, 0, 5])
@@ -47,12 +47,12 @@ BODIES = ["A[i, k]", "A[i, k] * B[k]", "sin(A[i, k]) / (2 + B[k]) + i", "A[2*i -
 
 
 def test_every_aggregation_has_a_rule():
-    assert set(RULES) == set(AGGREGATIONS)
+    assert set(ADJOINT_RULES) == set(AGGREGATIONS)
 
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("aggregation", [name for name, rule in RULES.items() if rule and name != "assign"])
+@pytest.mark.parametrize("aggregation", [name for name, rule in ADJOINT_RULES.items() if rule and name != "assign"])
 def test_aggregations(aggregation, body, nested):
     body = body.replace("2*i - k", "i") if aggregation in ("max", "min", "logsumexp") else body  # else rows of -inf
     call = f"{aggregation}({body})"

@@ -18,7 +18,7 @@ from tilec.ir.types import DTYPES, TensorType, kind
 from tilec.language import parse, show
 from tilec.pipeline import lower
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.simplify.identities import RULES, _one_minus_cosine, _sine_and_cosine, apply_identities
+from tilec.transforms.simplify.identities import IDENTITY_RULES, _one_minus_cosine, _sine_and_cosine, apply_identities
 from tilec.transforms.simplify.simplify import simplify
 
 # what is written -> what is computed of it
@@ -57,7 +57,7 @@ PROGRAM = "function (X, Z) -> (Y) {{ Y = {}; }}"
 @pytest.mark.parametrize("written", TABLE)
 def test_each_row(written):
     rule, computed = TABLE[written]
-    assert rule in RULES
+    assert rule in IDENTITY_RULES
     assert f"Y = {computed};" in flat(PROGRAM.format(written))
     x, z = sympy.symbols("X Z", positive=True)
     before, after = (sympy.sympify(t.replace("0.5", "1/2"), {"X": x, "Z": z}) for t in (written, computed))
@@ -66,7 +66,7 @@ def test_each_row(written):
 
 
 def test_every_rule_has_a_row():
-    assert {rule for rule, _ in TABLE.values()} == set(RULES)
+    assert {rule for rule, _ in TABLE.values()} == set(IDENTITY_RULES)
 
 
 def errors(text: str, dtype: torch.dtype) -> torch.Tensor:

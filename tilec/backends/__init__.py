@@ -1,4 +1,4 @@
-"""Backends: each turns a lowered program into something that runs. `choose` says which one serves a call."""
+"""Backends: each turns a lowered program into something that runs. `choose_backend` says which one serves a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilec.errors import InputMistake, Unsupported
 NAMES = ("torch", "triton")
 
 
-def choose(name: str | None, device: str, target: str | None = None) -> Backend:
+def choose_backend(name: str | None, device: str, target: str | None = None) -> Backend:
     """The backend called `name`, or the one for a device type ("cpu", "cuda") where name is None: Triton's for CUDA
     tensors or a target, torch's otherwise.
 

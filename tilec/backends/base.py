@@ -26,7 +26,7 @@ class Lowering:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelSource:
     """One launch: its name, its source text, the outputs of the statements that it carries out."""
 
     name: str
@@ -63,7 +63,7 @@ class Executable(Protocol):
         ...
 
     @property
-    def kernels(self) -> Sequence[Kernel]: ...
+    def kernels(self) -> Sequence[KernelSource]: ...
 
     @property
     def temporary_bytes(self) -> int | None:

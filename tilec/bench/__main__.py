@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from tilec.bench import cpu, gpu, layers, recurrences
-from tilec.bench.gpu_page import line, section, sentence
-from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN, EAGER, HAND, LIGER, OURS, Row
+from tilec.bench.gpu_page import gpu_line, gpu_sentence, section
+from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN_PEER, EAGER, HAND, LIGER, OUR_COLUMNS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import overheads
 from tilec.bench.suite import measure as suite
@@ -21,7 +21,7 @@ from tilec.bench.suite import page
 from tilec.bench.sweep import draw, sweep
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
-WORKLOADS = DOCUMENT.with_name("workloads.md")
+WORKLOADS_PAGE = DOCUMENT.with_name("workloads.md")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _cpu(given: argparse.Namespace) -> None:
     lines = header()
     print("\n".join(lines), flush=True)
-    for case in (*cpu.CASES, *layers.CASES, *recurrences.CASES):
+    for case in (*cpu.CPU_CASES, *layers.LAYER_CASES, *recurrences.RECURRENCE_CASES):
         if given.only in case.name:
             lines.append(row(case, measure(case, rounds=3 if given.quick else 15)))
             print(lines[-1], flush=True)
@@ -94,7 +94,7 @@ def _cpu(given: argparse.Namespace) -> None:
         lines += overheads()
         print("\n".join(lines[-5:]), flush=True)
         if not given.no_write:
-            write("cpu", lines)
+            write_page("cpu", lines)
 
 
 def _gpu(given: argparse.Namespace) -> None:
@@ -104,29 +104,29 @@ def _gpu(given: argparse.Namespace) -> None:
     if given.resume is None:
         path.unlink(missing_ok=True)
     if given.retry:
-        gpu.save(path, {name: record for name, record in gpu.load(path).items() if not record["failed"]})
-    settings = gpu.Settings(
+        gpu.save(path, {name: record for name, record in gpu.load_records(path).items() if not record["failed"]})
+    settings = gpu.GpuSettings(
         seed=int(time.time()) if given.seed is None else given.seed,
         quick=given.quick,
         device=given.device,
         backend=given.backend,
         tune=given.tune,
-        columns=(ALONE, HAND) if given.alone else OURS,
-        peers=(EAGER, LIGER, CUDNN) if given.no_compile else (EAGER, COMPILED, LIGER, CUDNN),
+        columns=(ALONE, HAND) if given.alone else OUR_COLUMNS,
+        peers=(EAGER, LIGER, CUDNN_PEER) if given.no_compile else (EAGER, COMPILED, LIGER, CUDNN_PEER),
     )
 
     def told(name: str) -> None:
-        task, record = gpu.TASKS[name], gpu.load(path)[name]
-        print(line(task, record) if isinstance(task, Row) else sentence(task, record), flush=True)
+        task, record = gpu.TASKS[name], gpu.load_records(path)[name]
+        print(gpu_line(task, record) if isinstance(task, Row) else gpu_sentence(task, record), flush=True)
         for which, reason in record["failed"].items():
             print(f"    {which}: {reason}", flush=True)
 
     names = [name for name in gpu.TASKS if given.only in name]
-    known = gpu.gather(names, settings, path, deadline=start + given.budget, limit=given.limit, told=told)
+    known = gpu.gather_rows(names, settings, path, deadline=start + given.budget, limit=given.limit, told=told)
     left = sum(name not in known for name in names)
     print(f"{len(names) - left} of {len(names)} measured, in {path}", flush=True)
     if not (given.no_write or given.quick or given.only and given.resume is None):
-        write("gpu", section(gpu.ORDER, known))
+        write_page("gpu", section(gpu.ORDER, known))
 
 
 def _sweep(given: argparse.Namespace) -> None:
@@ -161,14 +161,14 @@ def _sweep(given: argparse.Namespace) -> None:
 def _suite(given: argparse.Namespace) -> None:
     """Results are kept in the file that --resume names, or else in suite-results.json, which is begun anew."""
     if given.page:
-        WORKLOADS.write_text(
-            page.page({name: record for path in given.page for name, record in gpu.load(path).items()})
+        WORKLOADS_PAGE.write_text(
+            page.page({name: record for path in given.page for name, record in gpu.load_records(path).items()})
         )
         return
     path = given.resume or Path("suite-results.json")
     if given.resume is None and not given.warm:
         path.unlink(missing_ok=True)
-    settings = suite.Settings(
+    settings = suite.SuiteSettings(
         size=given.size,
         device=given.device,
         warm=given.warm,
@@ -181,7 +181,7 @@ def _suite(given: argparse.Namespace) -> None:
     deadline = time.monotonic() + given.budget
     jobs = given.jobs if given.warm else 1
     count = 0
-    for name, record in suite.gather(names, settings, path, jobs=jobs, limit=given.limit, deadline=deadline):
+    for name, record in suite.gather_workloads(names, settings, path, jobs=jobs, limit=given.limit, deadline=deadline):
         count += 1
         if not given.warm:
             print(page.line(name, record), flush=True)
@@ -189,10 +189,10 @@ def _suite(given: argparse.Namespace) -> None:
             print(f"    {name}, {which}: {reason}", flush=True)
     print(f"{count} of {len(names)} {'built' if given.warm else f'measured, in {path}'}", flush=True)
     if not (given.warm or given.no_write or shards > 1):
-        WORKLOADS.write_text(page.page(gpu.load(path)))
+        WORKLOADS_PAGE.write_text(page.page(gpu.load_records(path)))
 
 
-def write(kind: str, lines: list[str]) -> None:
+def write_page(kind: str, lines: list[str]) -> None:
     """Put lines between the document's marks of this kind."""
     text = DOCUMENT.read_text()
     start, end = text.index(mark := f"<!-- {kind} -->") + len(mark), text.index(f"<!-- end of {kind} -->")

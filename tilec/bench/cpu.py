@@ -11,14 +11,14 @@ import torch
 from tilec.backends.base import Options
 from tilec.backends.torch import TorchBackend, TorchProgram
 from tilec.bench import works
-from tilec.bench.measure import Build, Candidate, Case
+from tilec.bench.measure import BuildCandidates, Candidate, Case
 from tilec.bench.works import Work
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 
-LIBRARY, OWN = "library candidates", "ours alone"
-WITH_GOALS = {LIBRARY: 0.95, OWN: 0.6}
+WITH_LIBRARIES, OWN_KERNELS = "library candidates", "ours alone"
+WITH_GOALS = {WITH_LIBRARIES: 0.95, OWN_KERNELS: 0.6}
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -34,7 +34,7 @@ def executable(program: Program, inputs: list[torch.Tensor], library: bool = Tru
     return TorchBackend().build(lower(program, types, {}), Options(library=library))
 
 
-def against(work: Work, inputs: Callable[[], list[torch.Tensor]], ways: dict[str, bool]) -> Build:
+def against(work: Work, inputs: Callable[[], list[torch.Tensor]], ways: dict[str, bool]) -> BuildCandidates:
     """The torch side, and ours under each name with library convolutions or without; inputs are made on demand."""
 
     def build() -> tuple[Candidate, dict[str, Candidate]]:
@@ -45,26 +45,26 @@ def against(work: Work, inputs: Callable[[], list[torch.Tensor]], ways: dict[str
     return build
 
 
-def one(work: Work, *inputs: Callable[[], torch.Tensor]) -> Build:
+def one(work: Work, *inputs: Callable[[], torch.Tensor]) -> BuildCandidates:
     return against(work, lambda: [make() for make in inputs], {"tilec": True})
 
 
-def normal(*shape: int, scale: float = 1, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
+def normal_input(*shape: int, scale: float = 1, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
     return lambda: scale * randn(*shape, dtype=dtype)
 
 
 def convolutions(
     batch: int, size: int, channels: int, stride: int, dilation: int, padding: int, stored: str
-) -> dict[str, Build]:
+) -> dict[str, BuildCandidates]:
     """Forward and both gradients of a 3x3 convolution; see `works.convolution`."""
     out = (size + 2 * padding - 2 * dilation - 1) // stride + 1
     kernel = (3, 3, channels, channels) if stored == "hwio" else (channels, 3, 3, channels)
     shapes = [(batch, size, size, channels), kernel, (batch, out, out, channels)]
 
-    def build(wrt: str) -> Build:
+    def build(wrt: str) -> BuildCandidates:
         given = shapes if wrt else shapes[:2]
-        work = works.convolution(stride, dilation, padding, stored, wrt)
-        return against(work, lambda: [randn(*s) for s in given], {LIBRARY: True, OWN: False})
+        work = works.convolution_work(stride, dilation, padding, stored, wrt)
+        return against(work, lambda: [randn(*s) for s in given], {WITH_LIBRARIES: True, OWN_KERNELS: False})
 
     return {"forward": build(""), "dI": build("I"), "dK": build("K")}
 
@@ -86,25 +86,27 @@ def torch_convolutions() -> list[Case]:
 
 
 UNFOLD = "unfold and einsum"
-SNAKES = normal(8, 512, 4096), lambda: randn(512).abs() + 0.5, normal(8, 512, 4096)
+SNAKES = normal_input(8, 512, 4096), lambda: randn(512).abs() + 0.5, normal_input(8, 512, 4096)
 BACKWARD = replace(works.SNAKE, wrt=("X", "A"))
 BUILDS = {
-    "four": one(works.FOUR_DIMENSIONS, normal(2, 10, 10, 10, 10, 8), normal(3, 3, 3, 3, 8, 16)),
-    "sine of kernel": one(works.SINE_OF_KERNEL, normal(4, 40, 40, 32), normal(5, 5, 32, 32)),
-    "sine of product": one(works.SINE_OF_PRODUCT, normal(2, 30, 30, 8), normal(3, 3, 8, 16)),
-    "max-plus": one(works.MAX_PLUS, normal(2, 30, 30, 16), normal(3, 3, 16, 16)),
-    "masked": one(works.MASKED, lambda: (randn(4, 40, 40) > 0).float(), normal(4, 40, 40, 32), normal(3, 3, 32, 32)),
-    "log convolution": one(works.LOG_CONVOLUTION, normal(2, 400, 32), normal(5, 32, 32)),
-    "log": one(works.LOG_PRODUCT, normal(256, 256, scale=3), normal(256, 256, scale=3)),
-    "logs": one(works.BATCHED_LOG_PRODUCT, normal(2, 256, 256, scale=3), normal(2, 256, 256, scale=3)),
+    "four": one(works.FOUR_DIMENSIONS, normal_input(2, 10, 10, 10, 10, 8), normal_input(3, 3, 3, 3, 8, 16)),
+    "sine of kernel": one(works.SINE_OF_KERNEL, normal_input(4, 40, 40, 32), normal_input(5, 5, 32, 32)),
+    "sine of product": one(works.SINE_OF_PRODUCT, normal_input(2, 30, 30, 8), normal_input(3, 3, 8, 16)),
+    "max-plus": one(works.MAX_PLUS, normal_input(2, 30, 30, 16), normal_input(3, 3, 16, 16)),
+    "masked": one(
+        works.MASKED, lambda: (randn(4, 40, 40) > 0).float(), normal_input(4, 40, 40, 32), normal_input(3, 3, 32, 32)
+    ),
+    "log convolution": one(works.LOG_CONVOLUTION, normal_input(2, 400, 32), normal_input(5, 32, 32)),
+    "log": one(works.LOG_PRODUCT_WORK, normal_input(256, 256, scale=3), normal_input(256, 256, scale=3)),
+    "logs": one(works.BATCHED_LOG_PRODUCT, normal_input(2, 256, 256, scale=3), normal_input(2, 256, 256, scale=3)),
 }
 
 
-def matmul(size: int, dtype: torch.dtype) -> Build:
-    return one(works.MATMUL, normal(size, size, dtype=dtype), normal(size, size, dtype=dtype))
+def torch_matmul(size: int, dtype: torch.dtype) -> BuildCandidates:
+    return one(works.MATMUL, normal_input(size, size, dtype=dtype), normal_input(size, size, dtype=dtype))
 
 
-CASES: list[Case] = [
+CPU_CASES: list[Case] = [
     *torch_convolutions(),
     Case("convolution over 4 spatial dimensions", UNFOLD, BUILDS["four"], {"tilec": 2.0}),
     Case("convolution with the sine of the kernel", UNFOLD, BUILDS["sine of kernel"], {"tilec": 2.0}),
@@ -116,7 +118,7 @@ CASES: list[Case] = [
     Case("log product 2x256^3", "broadcast logsumexp", BUILDS["logs"], {"tilec": 20.0}),
     Case("snake 8x512x4096, forward", "eager", one(works.SNAKE, *SNAKES[:2])),
     Case("snake 8x512x4096, backward", "eager autograd", one(BACKWARD, *SNAKES), {"tilec": 2.0}, tolerance=1e-3),
-    Case("matmul 1024 float32", "torch.matmul", matmul(1024, torch.float32), {"tilec": 0.95}),
-    Case("matmul 1024 bfloat16", "torch.matmul", matmul(1024, torch.bfloat16), {"tilec": 0.95}, tolerance=1e-2),
-    Case("matmul 4, the cost of a call", "torch.matmul", matmul(4, torch.float32)),
+    Case("matmul 1024 float32", "torch.matmul", torch_matmul(1024, torch.float32), {"tilec": 0.95}),
+    Case("matmul 1024 bfloat16", "torch.matmul", torch_matmul(1024, torch.bfloat16), {"tilec": 0.95}, tolerance=1e-2),
+    Case("matmul 4, the cost of a call", "torch.matmul", torch_matmul(4, torch.float32)),
 ]

@@ -24,19 +24,19 @@ import tilec
 from tilec.arguments import spec
 from tilec.bench import workers
 from tilec.bench.gpu_facts import FACTS, Fact
-from tilec.bench.gpu_page import LOST
-from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIBRARY, LIGER, OURS, ROWS, Row
-from tilec.bench.works import CUDNN, Results, results
+from tilec.bench.gpu_page import LOST_ROW
+from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OUR_COLUMNS, ROWS, WITH_LIB, Row
+from tilec.bench.works import CUDNN_PEER, TensorResults, results_of
 
 Record = dict[str, Any]
-NOTHING = 1e-300  # added to allowed errors, so that none is zero
+SMALLEST = 1e-300  # added to allowed errors, so that none is zero
 # the facts take seconds, so they come right after the rows that this project exists for
 ORDER: tuple[Row | Fact, ...] = (*ROWS[:4], *FACTS, *ROWS[4:])
 TASKS = {task.name: task for task in ORDER}
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuSettings:
     """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure; `tune`:
     are our kernels tuned first?"""
 
@@ -44,12 +44,12 @@ class Settings:
     quick: bool = False
     device: str = "cuda"
     backend: str = "triton"
-    columns: tuple[str, ...] = OURS
-    peers: tuple[str, ...] = (EAGER, COMPILED, LIGER, CUDNN)
+    columns: tuple[str, ...] = OUR_COLUMNS
+    peers: tuple[str, ...] = (EAGER, COMPILED, LIGER, CUDNN_PEER)
     tune: bool = False
 
 
-def measured(task: Row | Fact, settings: Settings) -> Record:
+def measured_row(task: Row | Fact, settings: GpuSettings) -> Record:
     """What there is to say of a row or fact, failures included; faults of the device raise."""
     started = time.perf_counter()
     if isinstance(task, Fact):
@@ -73,25 +73,25 @@ def measured(task: Row | Fact, settings: Settings) -> Record:
     }
 
 
-def _row(row: Row, settings: Settings) -> Record:
+def _row(row: Row, settings: GpuSettings) -> Record:
     inputs = made(row, settings)
     exact = row.work.exact(inputs)
     failed: dict[str, str] = {}
     errors: dict[str, tuple[float, float]] = {}
-    runs: dict[str, Callable[[], Results]] = {}
+    runs: dict[str, Callable[[], TensorResults]] = {}
     allowed: list[torch.Tensor] | None = None
     for name, build in _candidates(row, inputs, settings).items():
         try:
             runs[name] = build()
-            found = [_error(g, e) for g, e in zip(results(runs[name]()), exact, strict=True)]
+            found = [_error(g, e) for g, e in zip(results_of(runs[name]()), exact, strict=True)]
             if allowed is None and (row.tolerance is not None or name in row.peers):
                 allowed = [_allowed(row.tolerance, e, f) for e, f in zip(exact, found, strict=True)]
             assert allowed is not None, "no kernel of torch's gave a result whose error would be the measure"
             errors[name] = max(((f / a).amax().item(), f.amax().item()) for f, a in zip(found, allowed, strict=True))
-            if name in OURS and not errors[name][0] <= 1:
+            if name in OUR_COLUMNS and not errors[name][0] <= 1:
                 failed[name] = f"wrong: {errors[name][0]:.3g} times the error allowed, {errors[name][1]:.3g} at most"
         except Exception as error:
-            if isinstance(error, ImportError) and name not in OURS:
+            if isinstance(error, ImportError) and name not in OUR_COLUMNS:
                 runs.pop(name, None)  # a peer that is not installed is no failure
             else:
                 failed[name] = in_one_line(error)
@@ -110,7 +110,7 @@ def _row(row: Row, settings: Settings) -> Record:
     }
 
 
-def made(row: Row, settings: Settings) -> list[torch.Tensor]:
+def made(row: Row, settings: GpuSettings) -> list[torch.Tensor]:
     """Normal inputs of a row, from the seed."""
     generator = torch.Generator(settings.device).manual_seed(settings.seed)
     dtype = getattr(torch, row.dtype)
@@ -121,7 +121,7 @@ def made(row: Row, settings: Settings) -> list[torch.Tensor]:
     return [normal(s, c) for s, c in zip(row.shapes, row.scales or (1.0,) * len(row.shapes), strict=True)]
 
 
-def _candidates(row: Row, inputs: list[torch.Tensor], settings: Settings) -> dict[str, Callable[[], Any]]:
+def _candidates(row: Row, inputs: list[torch.Tensor], settings: GpuSettings) -> dict[str, Callable[[], Any]]:
     """How to build each peer, then each of ours, torch's own kernel first. Where the peer's gradient is a pass of
     autograd, so is ours; the gradient called by hand, which knows nothing of a forward pass, then stands beside it."""
     work = row.work
@@ -135,7 +135,7 @@ def _candidates(row: Row, inputs: list[torch.Tensor], settings: Settings) -> dic
         return lambda: function(*arguments)
 
     peers = {name: functools.partial(work.peer, inputs, name) for name in row.peers}
-    columns = {LIBRARY: functools.partial(ours, None), ALONE: functools.partial(ours, settings.backend)}
+    columns = {WITH_LIB: functools.partial(ours, None), ALONE: functools.partial(ours, settings.backend)}
     if work.recorded:
         columns[HAND] = functools.partial(ours, settings.backend, by_hand=True)
     chosen = {n: b for n, b in peers.items() if n in settings.peers}
@@ -156,11 +156,11 @@ def _allowed(tolerance: float | str | None, exact: torch.Tensor, torchs: torch.T
     if tolerance == "log":
         return 3e-6 + 2 * 2.0**-23 * scale
     if tolerance is None:
-        return (2 * torchs.amax() + 2.0**-24 * scale.amax() + NOTHING).expand_as(exact)
-    return (float(tolerance) * scale.amax() + NOTHING).expand_as(exact)
+        return (2 * torchs.amax() + 2.0**-24 * scale.amax() + SMALLEST).expand_as(exact)
+    return (float(tolerance) * scale.amax() + SMALLEST).expand_as(exact)
 
 
-def _microseconds(runs: dict[str, Callable[[], Results]], settings: Settings) -> dict[str, float]:
+def _microseconds(runs: dict[str, Callable[[], TensorResults]], settings: GpuSettings) -> dict[str, float]:
     """Median over turns, each candidate timed once a turn."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(1 if settings.quick else 3):
@@ -222,28 +222,28 @@ def machine(device: str) -> str:
     return f"{name}, torch {torch.__version__}, Triton {triton}, tilec {tilec.__version__}"
 
 
-def _work(settings: Settings, name: str) -> Record:
-    return measured(TASKS[name], settings)
+def _work(settings: GpuSettings, name: str) -> Record:
+    return measured_row(TASKS[name], settings)
 
 
-def gather(
-    names: list[str], settings: Settings, path: Path, *, deadline: float, limit: float, told: Callable[[str], None]
+def gather_rows(
+    names: list[str], settings: GpuSettings, path: Path, *, deadline: float, limit: float, told: Callable[[str], None]
 ) -> dict[str, Record]:
     """Measure these tasks, those in the file excepted, and keep each result in the file; all that it then holds."""
-    known = load(path)
+    known = load_records(path)
     left = [name for name in names if name not in known]
     work = functools.partial(_work, settings)
     for name, answer in workers.run(left, work, limit=limit, deadline=deadline):
         if isinstance(answer, workers.Lost):
             reason = answer.reason.strip().splitlines()[-1]
-            answer = {"failed": {LOST: reason}, "machine": "", "seed": settings.seed}
+            answer = {"failed": {LOST_ROW: reason}, "machine": "", "seed": settings.seed}
         known[name] = answer
         save(path, known)
         told(name)
     return known
 
 
-def load(path: Path) -> dict[str, Record]:
+def load_records(path: Path) -> dict[str, Record]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilec.bench import works, works_steps
-from tilec.bench.works import COMPILED, CUDNN, EAGER, LIGER, Work
+from tilec.bench.works import COMPILED, CUDNN_PEER, EAGER, LIGER, Work
+from tilec.transforms.util.broadcast import Shape
 
-LIBRARY, ALONE, HAND = OURS = "with library", "alone", "by hand"
-Shape = tuple[int, ...]
+WITH_LIB, ALONE, HAND = OUR_COLUMNS = "with library", "alone", "by hand"
 NORMS = (EAGER, COMPILED, LIGER)
 
 
@@ -44,7 +44,7 @@ class Row:
     mean: float | None = None
 
 
-def convolution(
+def convolution_rows(
     name: str, batch: int, size: int, channels: int, out_channels: int, setting: tuple[int, int, int, str], **row
 ) -> dict[str, Row]:
     """Rows for the values and both gradients of a 3x3 convolution of setting (stride, dilation, padding, stored)."""
@@ -55,7 +55,7 @@ def convolution(
     normal = 1.0, (9 * channels) ** -0.5, 1.0
     return {
         way: Row(
-            f"{name}, {way}", works.convolution(*setting, wrt), shapes[: 3 if wrt else 2],
+            f"{name}, {way}", works.convolution_work(*setting, wrt), shapes[: 3 if wrt else 2],
             scales=normal[: 3 if wrt else 2], peers=(EAGER,), tolerance=None, **row,
         )
         for way, wrt in (("forward", ""), ("dI", "I"), ("dK", "K"))
@@ -63,7 +63,7 @@ def convolution(
 
 
 def both(library: float, alone: float) -> dict[str, Goal]:
-    return {LIBRARY: Goal(library), ALONE: Goal(alone)}
+    return {WITH_LIB: Goal(library), ALONE: Goal(alone)}
 
 
 def seed() -> list[Row]:
@@ -71,12 +71,12 @@ def seed() -> list[Row]:
     for dtype, precision, gain in (("float16", "highest", 5), ("float32", "high", 8)):
         kind = "tf32" if precision == "high" else dtype
         name = f"seed convolution 32x57x57x128, stride 3, dilation 2, {kind}"
-        ways = convolution(name, 32, 57, 128, 128, (3, 2, 0, "hwio"), dtype=dtype, precision=precision)
+        ways = convolution_rows(name, 32, 57, 128, 128, (3, 2, 0, "hwio"), dtype=dtype, precision=precision)
         rows += [replace(ways["dI"], goals=both(gain, gain)), replace(ways["forward"], goals=both(1, 1))]
     return rows
 
 
-LAYERS = ((128, 256, 28, 256), (32, 128, 56, 128), (64, 512, 7, 512), (32, 64, 56, 64), (32, 256, 14, 256))
+CONVOLUTION_LAYERS = ((128, 256, 28, 256), (32, 128, 56, 128), (64, 512, 7, 512), (32, 64, 56, 64), (32, 256, 14, 256))
 STRIDED = ((32, 128, 56, 128), (32, 256, 28, 256), (32, 512, 14, 512))
 
 
@@ -84,19 +84,19 @@ def resnet(dtype: str, layers: tuple[Shape, ...], stride: int) -> list[Row]:
     """The 3x3 layers of ResNet-50, (batch, channels, size, channels out), one way after the other."""
     label = "ResNet 3x3" + (f" stride {stride}" if stride > 1 else "")
     made = [
-        convolution(f"{label} {n}x{h}x{h}x{c}, {dtype}", n, h, c, d, (stride, 1, 1, "ohwi"), dtype=dtype)
+        convolution_rows(f"{label} {n}x{h}x{h}x{c}, {dtype}", n, h, c, d, (stride, 1, 1, "ohwi"), dtype=dtype)
         for n, c, h, d in layers
     ]
     return [
         replace(
-            ways[way], goals={LIBRARY: Goal(1)}, group=f"{label}, {dtype}, {way}", mean=1.05 if way == "forward" else 1
+            ways[way], goals={WITH_LIB: Goal(1)}, group=f"{label}, {dtype}, {way}", mean=1.05 if way == "forward" else 1
         )
         for way in ("forward", "dI", "dK")
         for ways in made
     ]
 
 
-def matmul(size: int, dtype: str, precision: str, tolerance: float | None) -> Row:
+def matmul_row(size: int, dtype: str, precision: str, tolerance: float | None) -> Row:
     kind = {"high": "tf32", "highest": dtype}[precision]
     return Row(
         f"matmul {size}, {kind}", works.MATMUL, ((size, size), (size, size)), dtype, precision, both(1, 1), tolerance,
@@ -111,7 +111,7 @@ def exotic(dtype: str) -> list[Row]:
 
     def row(name: str, work: Work, *shapes: Shape, least: float = 5) -> Row:
         scales = tuple(0.05 if i == len(shapes) - 1 else 1.0 for i in range(len(shapes)))
-        goals = {ALONE: Goal(least), LIBRARY: Goal(least)}
+        goals = {ALONE: Goal(least), WITH_LIB: Goal(least)}
         return Row(f"{name}, {dtype}", work, shapes, dtype, goals=goals, tolerance=tolerance, scales=scales)
 
     return [
@@ -127,7 +127,7 @@ def exotic(dtype: str) -> list[Row]:
 def logs() -> list[Row]:
     four, wide = ((4, 512, 512),) * 2, (3.0, 3.0)
     batched = works.BATCHED_LOG_PRODUCT
-    goals = {ALONE: Goal(18), LIBRARY: Goal(18)}
+    goals = {ALONE: Goal(18), WITH_LIB: Goal(18)}
     return [
         Row("log convolution 8x2048x64", works.LOG_CONVOLUTION, ((8, 2048, 64), (5, 64, 64)), tolerance="log",
             goals=both(5, 5), scales=wide),
@@ -135,7 +135,7 @@ def logs() -> list[Row]:
         Row("log product 4x512^3, backward", replace(batched, wrt=("A", "B")), (*four, (4, 512, 512)),
             goals=both(15, 15), scales=(*wide, 1.0)),
         # in eager mode the sum of all pairs, and its exponentials, would take 70 GB
-        Row("log product 2048^3, forward", works.LOG_PRODUCT, ((2048, 2048),) * 2, tolerance="log", scales=wide,
+        Row("log product 2048^3, forward", works.LOG_PRODUCT_WORK, ((2048, 2048),) * 2, tolerance="log", scales=wide,
             peers=(COMPILED,)),
     ]  # fmt: skip
 
@@ -157,7 +157,7 @@ def attentions() -> list[Row]:
             shape = heads, rows_of_it, width
             given = (shape,) * 3 + (((heads,),) if "ALiBi" in kind else ())
             scales = (1.0,) * 3 + ((0.1,) if "ALiBi" in kind else ())
-            peers = (EAGER,) if "window" in kind else (EAGER, CUDNN)
+            peers = (EAGER,) if "window" in kind else (EAGER, CUDNN_PEER)
             name = f"attention {heads}x{rows_of_it}x{width} bfloat16, {kind}"
             rows += [
                 Row(f"{name}, forward", work, given, "bfloat16", tolerance=None, goals=both(1, 1), peers=peers,
@@ -172,7 +172,7 @@ def streaming() -> list[Row]:
     """What moves memory: shares of the rate of a copy, and ratios."""
 
     def share(least: float) -> dict[str, Goal]:
-        return {ALONE: Goal(least, "copy"), LIBRARY: Goal(least, "copy")}
+        return {ALONE: Goal(least, "copy"), WITH_LIB: Goal(least, "copy")}
 
     snake = (16, 512, 8192), (512,)
     rows = [
@@ -239,7 +239,7 @@ def steps() -> list[Row]:
         Row("tanh network 32x512 steps x512, forward", works_steps.TANH, ((512, 512), (512, 32, 512)), peers=loop,
             scales=(512**-0.5, 1.0)),
         # a loop of 65,536 steps takes torch half a second, and no library has it
-        Row("linear scan, 65536 steps, 64 lanes, forward", works_steps.LINEAR, (line, line), peers=(),
+        Row("linear scan, 65536 steps, 64 lanes, forward", works_steps.LINEAR_WORK, (line, line), peers=(),
             scales=(0.5, 1.0)),
         Row("cumulative sum of rows 16384x4096", works_steps.RUNNING_SUM, (wide,)),
         Row("cumulative sum of columns 4096x16384", works_steps.SUM_DOWN, (tall,)),
@@ -252,10 +252,10 @@ def steps() -> list[Row]:
 
 ROWS: tuple[Row, ...] = (
     *seed(),
-    *resnet("bfloat16", LAYERS, 1),
-    matmul(8192, "bfloat16", "highest", None),
-    matmul(4096, "float32", "high", None),
-    matmul(4096, "float32", "highest", 1e-5),
+    *resnet("bfloat16", CONVOLUTION_LAYERS, 1),
+    matmul_row(8192, "bfloat16", "highest", None),
+    matmul_row(4096, "float32", "high", None),
+    matmul_row(4096, "float32", "highest", 1e-5),
     *exotic("float16"),
     *resnet("bfloat16", STRIDED, 2),
     *exotic("float32"),
@@ -263,6 +263,6 @@ ROWS: tuple[Row, ...] = (
     *attentions(),
     *streaming(),
     *steps(),
-    *resnet("float16", LAYERS, 1),
+    *resnet("float16", CONVOLUTION_LAYERS, 1),
     *resnet("float16", STRIDED, 2),
 )

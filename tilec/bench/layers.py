@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 import tilec
 from tilec.bench.cpu import randn
-from tilec.bench.measure import Build, Candidate, Case
+from tilec.bench.measure import BuildCandidates, Candidate, Case
 from tilec.knobs import BLOCK
 
 Tensor = torch.Tensor
-EAGER, UNFUSED = "eager", "the same, unfused"
-ROWS, COLUMNS = 2048, 1024
+EAGER_PEER, UNFUSED = "eager", "the same, unfused"
+ROW_COUNT, COLUMNS = 2048, 1024
 EVERYTHING = 2**62  # elements a block: nothing is cut
 
 
@@ -48,7 +48,7 @@ def geglu(x: Tensor) -> Tensor:
     return a * (0.5 * g * (1 + torch.erf(g * 0.5**0.5)))
 
 
-WHOLE = (ROWS, COLUMNS)
+WHOLE_MATRIX = (ROW_COUNT, COLUMNS)
 LAYERS = {
     "layer norm": Layer(
         """function (X[N, D], W[D], B[D]) -> (Y) {
@@ -57,22 +57,22 @@ LAYERS = {
             Y[i, j] = (X[i, j] - M[i]) * R[i] * W[j] + B[j];
         }""",
         layer_norm,
-        (WHOLE, (COLUMNS,), (COLUMNS,)),
+        (WHOLE_MATRIX, (COLUMNS,), (COLUMNS,)),
     ),
     "softmax": Layer(
         "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))",
         softmax,
-        (WHOLE,),
+        (WHOLE_MATRIX,),
     ),
     "GEGLU": Layer(
         "function (X[N, E]) -> (Y) { Y[i, j : N, E/2] = X[i, j] * gelu(X[i, j + E/2]); }",
         geglu,
-        ((ROWS, 2 * COLUMNS),),
+        ((ROW_COUNT, 2 * COLUMNS),),
     ),
     "dropout + residual": Layer(
         "function (X, R, S, P) -> (Y) { Y = R + (rand(S) < P ? X / P : 0); }",
         lambda x, r: r + F.dropout(x, 0.1),
-        (WHOLE, WHOLE),
+        (WHOLE_MATRIX, WHOLE_MATRIX),
         (7, 0.9),
         random=True,
     ),
@@ -101,12 +101,12 @@ def _candidate(call: Callable[..., Tensor], inputs: list[Tensor], backward: bool
     return lambda: torch.autograd.grad(value, inputs, d, retain_graph=True)
 
 
-def _build(layer: Layer, peer: str, backward: bool) -> Build:
+def _build(layer: Layer, peer: str, backward: bool) -> BuildCandidates:
     def build() -> tuple[Candidate, dict[str, Candidate]]:
         inputs = [randn(*s).requires_grad_() for s in layer.shapes]
         cut, uncut = (tilec.compile(layer.source) for _ in range(2))
         ours = _candidate(lambda *x: cut(*x, *layer.numbers), inputs, backward)
-        if peer == EAGER:
+        if peer == EAGER_PEER:
             other = _candidate(layer.formula, inputs, backward)
         else:
             with _nothing_cut():
@@ -120,10 +120,10 @@ def _build(layer: Layer, peer: str, backward: bool) -> Build:
 def _cases() -> Iterator[Case]:
     for name, layer in LAYERS.items():
         for way in ("forward", "backward"):
-            for peer in (UNFUSED, EAGER):
-                tolerance = float("inf") if layer.random and peer == EAGER else 1e-4  # another mask
+            for peer in (UNFUSED, EAGER_PEER):
+                tolerance = float("inf") if layer.random and peer == EAGER_PEER else 1e-4  # another mask
                 goals = {"tilec": 1.0} if peer == UNFUSED else {}
                 yield Case(f"{name}, {way}", peer, _build(layer, peer, way == "backward"), goals, tolerance)
 
 
-CASES = list(_cases())
+LAYER_CASES = list(_cases())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 Candidate = Callable[[], object]
-Build = Callable[[], tuple[Candidate, dict[str, Candidate]]]
+BuildCandidates = Callable[[], tuple[Candidate, dict[str, Candidate]]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Case:
 
     name: str
     peer: str
-    build: Build
+    build: BuildCandidates
     goals: dict[str, float] = field(default_factory=dict)
     tolerance: float = 1e-4
 

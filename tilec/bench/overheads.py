@@ -57,7 +57,7 @@ def microseconds(f: Callable[[], object], calls: int = 2000, between: Callable[[
     return statistics.median(taken)
 
 
-class Product(torch.autograd.Function):
+class VectorProduct(torch.autograd.Function):
     """What a product of two vectors costs as torch's own node in Python."""
 
     @staticmethod
@@ -81,7 +81,7 @@ def calls() -> list[str]:
     def both(f: Callable) -> float:
         return microseconds(lambda: torch.autograd.grad(f(x, w), w, d), 500)
 
-    ours, theirs = both(product), both(Product.apply)
+    ours, theirs = both(product), both(VectorProduct.apply)
     return [
         f"- A cached call of `Y = X * S` takes {number:.1f} µs where S is a Python number and {tensor:.1f} µs where "
         "it is a tensor.",

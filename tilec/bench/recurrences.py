@@ -32,7 +32,7 @@ LOG_PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = logsumexp(A
 RUNNING = "function (X[N]) -> (O) { O[i : N] = logsumexp(X[k]), i - k < N; }"
 
 
-def shuffle_loop(b: Tensor, h: Tensor) -> Tensor:
+def torch_shuffle_loop(b: Tensor, h: Tensor) -> Tensor:
     states = []
     for t in range(b.shape[1]):
         h = torch.relu(b[:, t] + torch.roll(h, 1, -1))
@@ -56,11 +56,11 @@ def hidden_loop(p: Tensor, e: Tensor, f: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-def broadcast(a: Tensor, b: Tensor) -> Tensor:
+def torch_broadcast(a: Tensor, b: Tensor) -> Tensor:
     return torch.logsumexp(a[:, :, None] + b, 1)
 
 
-def forward(source: str, peer: Callable[..., Tensor], *inputs: Tensor):
+def torch_forward(source: str, peer: Callable[..., Tensor], *inputs: Tensor):
     return lambda: (lambda: peer(*inputs), alone(source, *inputs))
 
 
@@ -78,15 +78,17 @@ def _cases() -> list[Case]:
     cases = []
     for n, t, d in ((1, 2000, 512), (8, 500, 128), (32, 200, 512)):
         inputs = randn(n, t, d) / 10, randn(n, d)
-        for way, build in (("forward", forward), ("backward", backward)):
+        for way, build in (("forward", torch_forward), ("backward", backward)):
             name = f"shuffling RNN, {n} x {t} steps x {d}, {way}"
-            cases.append(Case(name, "eager loop", build(SHUFFLE, shuffle_loop, *inputs), {"tilec": 2.0}))
+            cases.append(Case(name, "eager loop", build(SHUFFLE, torch_shuffle_loop, *inputs), {"tilec": 2.0}))
     average = randn(1, 20000), torch.tensor(0.99)
     hidden = randn(64, 64), randn(60, 8, 64), randn(8, 64)
     return [
         *cases,
-        Case("moving average of 20000", "eager loop", forward(AVERAGE, average_loop, *average)),
-        Case("hidden Markov model, 8 x 60 steps x 64, forward", "eager loop", forward(HIDDEN, hidden_loop, *hidden)),
+        Case("moving average of 20000", "eager loop", torch_forward(AVERAGE, average_loop, *average)),
+        Case(
+            "hidden Markov model, 8 x 60 steps x 64, forward", "eager loop", torch_forward(HIDDEN, hidden_loop, *hidden)
+        ),
         Case("hidden Markov model, 8 x 60 steps x 64, backward", "eager loop", backward(HIDDEN, hidden_loop, *hidden)),
         Case(
             "running logsumexp of 20000, backward",
@@ -97,9 +99,9 @@ def _cases() -> list[Case]:
         Case(
             "log product 256^3, backward",
             "broadcast logsumexp",
-            backward(LOG_PRODUCT, broadcast, 3 * randn(256, 256), 3 * randn(256, 256)),
+            backward(LOG_PRODUCT, torch_broadcast, 3 * randn(256, 256), 3 * randn(256, 256)),
         ),
     ]
 
 
-CASES = _cases()
+RECURRENCE_CASES = _cases()

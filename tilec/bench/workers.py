@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, Generic, TypeVar
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 STARTUP = 300.0  # seconds that a worker may take until its first task
 
 
@@ -30,10 +30,10 @@ class Lost:
 
 
 @dataclass
-class _Worker(Generic[Task]):
+class _Worker(Generic[TaskT]):
     process: Any
     pipe: connection.Connection
-    task: Task | None = None
+    task: TaskT | None = None
     ready: bool = False
     since: float = field(default_factory=time.monotonic)
 
@@ -44,13 +44,13 @@ class _Worker(Generic[Task]):
 
 
 def run(
-    tasks: Iterable[Task],
-    work: Callable[[Task], Result],
+    tasks: Iterable[TaskT],
+    work: Callable[[TaskT], ResultT],
     *,
     jobs: int = 1,
     limit: float = math.inf,
     deadline: float = math.inf,
-) -> Iterator[tuple[Task, Result | Lost]]:
+) -> Iterator[tuple[TaskT, ResultT | Lost]]:
     """(task, `work(task)`) as each is done, by `jobs` processes. `work`, tasks and results are pickled.
 
     A task that takes more than `limit` seconds is Lost. At `deadline` (of `time.monotonic`) what is under way is
@@ -58,7 +58,7 @@ def run(
     """
     context = multiprocessing.get_context("spawn")
     waiting = deque(tasks)
-    workers: list[_Worker[Task]] = []
+    workers: list[_Worker[TaskT]] = []
     try:
         while time.monotonic() < deadline:
             idle = sum(worker.task is None for worker in workers)
@@ -111,7 +111,7 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
         return "lost", f"the process ended with exit code {worker.process.exitcode}"
 
 
-def _serve(pipe: connection.Connection, work: Callable[[Task], Result]) -> None:
+def _serve(pipe: connection.Connection, work: Callable[[TaskT], ResultT]) -> None:
     """A worker's life. Says that it is ready, then answers each task; ends when told to or when the work raises."""
     pipe.send(("ready", None))
     while (message := pipe.recv()) is not None:

@@ -14,8 +14,8 @@ from tilec.ir.program import Program
 from tilec.language import parse
 from tilec.transforms.autodiff.grad import grad
 
-EAGER, COMPILED, LIGER, CUDNN = "eager", "torch.compile", "Liger", "cuDNN"
-Results = torch.Tensor | tuple[torch.Tensor, ...]
+EAGER, COMPILED, LIGER, CUDNN_PEER = "eager", "torch.compile", "Liger", "cuDNN"
+TensorResults = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Work:
     source: str
     formula: Callable[..., torch.Tensor]
     wrt: tuple[str, ...] = ()
-    library: Callable[..., Results] | None = None
+    library: Callable[..., TensorResults] | None = None
     piecewise: Callable[..., torch.Tensor] | None = None
     others: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = ()
     numbers: tuple[float, ...] = ()
@@ -43,7 +43,7 @@ class Work:
     def exact(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The answer in float64, by torch's formula and its derivative."""
         plain = replace(self, formula=self.piecewise or self.formula, library=None)
-        return results(plain.peer([t.double() for t in inputs])())
+        return results_of(plain.peer([t.double() for t in inputs])())
 
     def with_numbers(self, inputs: Sequence[Any]) -> list[Any]:
         """The arguments of a call of ours: a cotangent comes last."""
@@ -55,7 +55,7 @@ class Work:
         """Whether it is a backward pass of torch's autograd, which may keep what the forward pass knew."""
         return bool(self.wrt) and self.library is None
 
-    def peer(self, inputs: Sequence[torch.Tensor], name: str = EAGER) -> Callable[[], Results]:
+    def peer(self, inputs: Sequence[torch.Tensor], name: str = EAGER) -> Callable[[], TensorResults]:
         """The torch side on these inputs, ready to run; of a gradient the backward pass alone."""
         if name == EAGER and self.wrt and self.library is not None:
             library = self.library
@@ -63,7 +63,9 @@ class Work:
         formula = {EAGER: self.formula, COMPILED: None, **dict(self.others)}[name] or _compiled(self.formula)
         return self.backward(formula, inputs) if self.wrt else lambda: formula(*inputs)
 
-    def backward(self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], Results]:
+    def backward(
+        self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> Callable[[], TensorResults]:
         """The backward pass of a call that takes the work's inputs, which has been made."""
         *given, cotangent = inputs
         names = parse(self.source).input_names()
@@ -81,7 +83,7 @@ def _compiled(formula: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return torch.compile(formula)
 
 
-def results(value: Results) -> tuple[torch.Tensor, ...]:
+def results_of(value: TensorResults) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -91,7 +93,7 @@ def unfolded(t: torch.Tensor, dims: Sequence[int], size: int) -> torch.Tensor:
     return t
 
 
-def convolution(stride: int, dilation: int, padding: int, stored: str, wrt: str = "") -> Work:
+def convolution_work(stride: int, dilation: int, padding: int, stored: str, wrt: str = "") -> Work:
     """A 3x3 convolution, channels last, or its gradient by I or K. `stored` is the kernel's order in memory: "ohwi", as
     torch likes it, or "hwio", which the torch side has copied into the order that it likes before the clock starts."""
     declared, index = ("K[3, 3, C, D]", "j, i, c, o") if stored == "hwio" else ("K[D, 3, 3, C]", "o, j, i, c")
@@ -167,7 +169,7 @@ LOG_CONVOLUTION = Work(
     }""",
     lambda x, k: torch.logsumexp((x.unfold(1, k.shape[0], 1).permute(0, 1, 3, 2)[..., None] + k).flatten(2, 3), 2),
 )
-LOG_PRODUCT = Work(
+LOG_PRODUCT_WORK = Work(
     "function (A[I, K], B[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A[i, k] + B[k, j]); }",
     lambda a, b: torch.logsumexp(a[:, :, None] + b[None], 1),
     piecewise=lambda a, b: torch.cat([torch.logsumexp(rows[:, :, None] + b[None], 1) for rows in a.split(128)]),
@@ -227,7 +229,7 @@ SOFTMAX = Work(
 GATE = Work("function (X[N, D], U[N, D]) -> (Y) { Y = gelu(X) * U; }", lambda x, u: F.gelu(x) * u)
 
 
-def attention(guard: str = "", score: str = "", others: str = "", window: int | None = None) -> Work:
+def attention_work(guard: str = "", score: str = "", others: str = "", window: int | None = None) -> Work:
     """Attention of heads in the first dimension. `guard`: of row i and column j, where it is not all of them; `score`:
     what is added to a score. Beside torch's own choice of kernel that of cuDNN, where it has the mask."""
     seen = f"{guard} ? " if guard else ""
@@ -258,12 +260,16 @@ def attention(guard: str = "", score: str = "", others: str = "", window: int | 
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return formula(*tensors)
 
-    return Work(source, formula, others=() if window is not None else ((CUDNN, by_cudnn),))
+    return Work(source, formula, others=() if window is not None else ((CUDNN_PEER, by_cudnn),))
 
 
 NEAR = "i >= j & i - j < 256"
-ATTENTION, CAUSAL_ATTENTION, WINDOWED_ATTENTION = attention(), attention("i >= j"), attention(NEAR, window=256)
-ALIBI_ATTENTION = attention(NEAR, " + Slope[b] * (j - i)", ", Slope[B]", window=256)
+ATTENTION, CAUSAL_ATTENTION, WINDOWED_ATTENTION = (
+    attention_work(),
+    attention_work("i >= j"),
+    attention_work(NEAR, window=256),
+)
+ALIBI_ATTENTION = attention_work(NEAR, " + Slope[b] * (j - i)", ", Slope[B]", window=256)
 ROW_SUMS = Work("function (X[N, D]) -> (Y) { Y[i : N] = +(X[i, j]); }", lambda x: x.sum(1))
 COLUMN_SUMS = Work("function (X[N, D]) -> (Y) { Y[j : D] = +(X[i, j]); }", lambda x: x.sum(0))
 ADD = Work("function (X[N]) -> (Y) { Y = X + 1; }", lambda x: x + 1)

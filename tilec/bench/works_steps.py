@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from tilec.bench.recurrences import HIDDEN, SHUFFLE, hidden_loop, shuffle_loop
+from tilec.bench.recurrences import HIDDEN, SHUFFLE, hidden_loop, torch_shuffle_loop
 from tilec.bench.works import Work
 
-SHUFFLING = Work(SHUFFLE, shuffle_loop)
+SHUFFLING = Work(SHUFFLE, torch_shuffle_loop)
 SHUFFLING_IN_ORDER = replace(SHUFFLING, ordered=True)
 HIDDEN_STATES = Work(HIDDEN, hidden_loop)
 
@@ -31,7 +31,7 @@ def _tanh(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(states)
 
 
-LINEAR = Work("function (A[T, L], X[T, L]) -> (H) { H[t, l : T, L] = A[t, l] * H[t - 1, l] + X[t, l]; }", _linear)
+LINEAR_WORK = Work("function (A[T, L], X[T, L]) -> (H) { H[t, l : T, L] = A[t, l] * H[t - 1, l] + X[t, l]; }", _linear)
 TANH = Work(
     """function (W[D, D], X[T, N, D]) -> (H) {
         H[t, n, i : T, N, D] = tanh(sum(W[i, j] * H[t - 1, n, j]) + X[t, n, i]);

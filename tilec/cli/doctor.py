@@ -19,8 +19,8 @@ from tilec.cli.progress import progress
 from tilec.errors import TileError
 
 PACKAGES = ("torch", "triton", "numpy", "islpy", "lark", "sympy", "opt_einsum")
-CONVOLUTION = "function (I[N, C], K[M, C]) -> (O) { O[n : N/2] = +(I[2*n + j - 1, c] * K[j, c]); }"
-SOFTMAX = "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))"
+SAMPLE_CONVOLUTION = "function (I[N, C], K[M, C]) -> (O) { O[n : N/2] = +(I[2*n + j - 1, c] * K[j, c]); }"
+SAMPLE_SOFTMAX = "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))"
 RECURRENCE = "function (B[T, D]) -> (H) { H[t, i : T, D] = tanh(B[t, i] + H[t - 1, (i - 1) % D]); }"
 
 
@@ -107,8 +107,8 @@ def _tests() -> Iterator[tuple[str, str, bool]]:
     """Name, what came out, whether it is right: values and gradients of three programs, and what a GPU adds."""
     r = np.random.default_rng(0)
     programs = {
-        "convolution": (CONVOLUTION, (r.standard_normal((9, 3)), r.standard_normal((3, 3)))),
-        "softmax": (SOFTMAX, (r.standard_normal((4, 7)),)),
+        "convolution": (SAMPLE_CONVOLUTION, (r.standard_normal((9, 3)), r.standard_normal((3, 3)))),
+        "softmax": (SAMPLE_SOFTMAX, (r.standard_normal((4, 7)),)),
         "recurrence": (RECURRENCE, (r.standard_normal((5, 4)),)),
     }
     for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from tilec import Function
 from tilec.arguments import size_value, types_of
-from tilec.cli.options import add_source, add_types, arguments, compiled
+from tilec.cli.options import add_source, add_types, argument_specs, compiled
 from tilec.errors import InputMistake, InternalMistake, TileError
 from tilec.ir.verify import verify
 from tilec.language import show
-from tilec.pipeline import TRANSFORMS, Setting, apply
+from tilec.pipeline import TRANSFORMS, CallContext, apply
 
 
 def add(commands) -> None:
@@ -29,7 +29,7 @@ def add(commands) -> None:
 
 def _opt(args: argparse.Namespace) -> None:
     function = compiled(args)
-    print(optimised(function, arguments(function, args), args.passes))
+    print(optimised(function, argument_specs(function, args), args.passes))
 
 
 def optimised(function: Function, given: Sequence[object], passes: str) -> str:
@@ -52,6 +52,6 @@ def optimised(function: Function, given: Sequence[object], passes: str) -> str:
             raise InputMistake(f"{names[0]} runs on a bound program; in this one {mistake}", hint=hint) from None
     values = {n: size_value(n, a) for n, a in zip(function.inputs, given, strict=True) if isinstance(a, int)}
     try:
-        return show(apply(names, program, Setting(types, values)))
+        return show(apply(names, program, CallContext(types, values)))
     except TileError as error:
         raise error.located(function.source, function.filename) from None

@@ -60,7 +60,7 @@ def compiled(args: argparse.Namespace, backend: str | None = None, file: str | N
     return tilec.load(file, entry=args.entry, backend=backend)
 
 
-def arguments(function: tilec.Function, args: argparse.Namespace) -> list[Spec | int | float]:
+def argument_specs(function: tilec.Function, args: argparse.Namespace) -> list[Spec | int | float]:
     """What --shape, --dtype and --value say of each input."""
     shapes = pairs(args.shape, "--shape", function.inputs)
     dtypes = pairs(args.dtype, "--dtype", function.inputs)

@@ -12,7 +12,7 @@ import numpy as np
 import tilec
 from tilec import knobs
 from tilec.backends import NAMES
-from tilec.cli.options import STDIN, add_source, add_types, arguments, compiled, pairs
+from tilec.cli.options import STDIN, add_source, add_types, argument_specs, compiled, pairs
 from tilec.cli.progress import progress
 from tilec.display.latex import latex
 from tilec.errors import InputMistake, TileError
@@ -96,7 +96,7 @@ def _show(args: argparse.Namespace) -> None:
         print(function.latex() if args.latex else function.tile)
         return
     with progress(f"compiling {function!r}"):
-        lowered = function.lower(*arguments(function, args))
+        lowered = function.lower(*argument_specs(function, args))
         text = lowered.source() if args.stage == "code" else ""
     if args.stage == "code":
         print(text)
@@ -109,7 +109,7 @@ def _tune(args: argparse.Namespace) -> None:
     function = compiled(args, args.backend)
     start = time.perf_counter()
     with progress(f"tuning {function!r}"):
-        tilec.tune(function, *arguments(function, args), gradients=args.grad)
+        tilec.tune(function, *argument_specs(function, args), gradients=args.grad)
     print(f"{function!r}: tuned in {time.perf_counter() - start:.1f} s, kept in {knobs.cache_directory()}")
 
 

@@ -8,10 +8,10 @@ from tilec.errors import InputMistake, NameMistake
 from tilec.ir.program import Program
 from tilec.transforms.bind.bind import size_inputs
 
-Axes = int | None | Sequence[int | None] | Mapping[str, int | None]
+AxesSpec = int | None | Sequence[int | None] | Mapping[str, int | None]
 
 
-def in_axes(program: Program, given: Axes) -> tuple[int | None, ...]:
+def in_axes(program: Program, given: AxesSpec) -> tuple[int | None, ...]:
     """The batch dimension of each input (None: shared). One number is meant for all inputs that are no sizes."""
     names = program.input_names()
     if given is None or isinstance(given, int):
@@ -20,7 +20,7 @@ def in_axes(program: Program, given: Axes) -> tuple[int | None, ...]:
     return _each("in_dims", names, given, None)
 
 
-def out_axes(program: Program, given: Axes) -> tuple[int | None, ...]:
+def out_axes(program: Program, given: AxesSpec) -> tuple[int | None, ...]:
     """The batch dimension of each output."""
     if given is None or isinstance(given, int):
         return (given,) * len(program.outputs)

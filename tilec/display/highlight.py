@@ -20,7 +20,7 @@ from tilec.ir.program import NAMED_LITERALS
 from tilec.language.desugar import EXPANSIONS
 
 KEYWORDS = ("function", "default", "init", "no_defract")
-OPERATORS = "-> == != <= >= << >> = < > + - * / % ^ | & ~ ? :".split()
+OPERATOR_TOKENS = "-> == != <= >= << >> = < > + - * / % ^ | & ~ ? :".split()
 PUNCTUATION = (",", ";", "(", ")", "[", "]", "{", "}")
 CALLABLE = sorted({*EXPANSIONS, *(n for n, row in FUNCTIONS.items() if not row.precedence)} - set(AGGREGATIONS))
 FILE = Path(__file__).parents[2] / "editors" / "vscode" / "syntaxes" / "tile.tmLanguage.json"
@@ -32,7 +32,7 @@ def _words(words: tuple[str, ...] | list[str], then: str = "") -> str:
 
 
 # pattern, token of Pygments, scope of TextMate; the first that matches wins
-RULES: tuple[tuple[str, _TokenType, str], ...] = (
+TOKEN_RULES: tuple[tuple[str, _TokenType, str], ...] = (
     (r"(?://|#)[^\n]*", Comment.Single, "comment.line.tile"),
     (_words(KEYWORDS), Keyword, "keyword.control.tile"),
     (_words(list(AGGREGATIONS), r"(?=\s*[(\[])"), Name.Builtin, "support.function.aggregation.tile"),
@@ -47,7 +47,7 @@ RULES: tuple[tuple[str, _TokenType, str], ...] = (
         "constant.numeric.float.tile",
     ),
     (r"[0-9]+", Number.Integer, "constant.numeric.integer.tile"),
-    ("|".join(map(re.escape, OPERATORS)), Operator, "keyword.operator.tile"),
+    ("|".join(map(re.escape, OPERATOR_TOKENS)), Operator, "keyword.operator.tile"),
     ("|".join(map(re.escape, PUNCTUATION)), Punctuation, "punctuation.tile"),
 )
 
@@ -58,7 +58,7 @@ class TileLexer(RegexLexer):
     name = "Tile"
     aliases = ["tile", "tilec"]
     filenames = ["*.tile"]
-    tokens = {"root": [(r"[\s\ufeff]+", Text.Whitespace), *((pattern, token) for pattern, token, _ in RULES)]}
+    tokens = {"root": [(r"[\s\ufeff]+", Text.Whitespace), *((pattern, token) for pattern, token, _ in TOKEN_RULES)]}
 
 
 def textmate() -> dict:
@@ -67,7 +67,7 @@ def textmate() -> dict:
         "name": "Tile",
         "scopeName": "source.tile",
         "fileTypes": ["tile"],
-        "patterns": [{"match": pattern, "name": scope} for pattern, _, scope in RULES],
+        "patterns": [{"match": pattern, "name": scope} for pattern, _, scope in TOKEN_RULES],
     }
 
 

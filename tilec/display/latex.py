@@ -30,7 +30,7 @@ from tilec.ir.program import (
     rebuild,
 )
 
-SIGNS = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min", "any": r"\bigvee", "all": r"\bigwedge"}
+LATEX_SIGNS = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min", "any": r"\bigvee", "all": r"\bigwedge"}
 ARROWS = {"sum": "+", "prod": r"\times", "assign": ""}
 INFIX = {
     "add": "+", "sub": "-", "eq": "=", "ne": r"\neq", "lt": "<", "gt": ">", "le": r"\le", "ge": r"\ge",
@@ -42,7 +42,7 @@ AROUND = {
     "recip": r"\frac{{1}}{{{0}}}", "div": r"\frac{{{0}}}{{{1}}}", "ident": "{0}",
 }  # fmt: skip
 KNOWN = frozenset("exp log sin cos tan sinh cosh tanh max min".split())
-NAMES = {
+LATEX_NAMES = {
     "asin": r"\arcsin",
     "acos": r"\arccos",
     "atan": r"\arctan",
@@ -50,9 +50,9 @@ NAMES = {
     "sigmoid": r"\sigma",
 }
 COMMA = r",\; "
-LOWEST, TIGHTEST = 0, 99
+LOOSEST_LATEX, TIGHTEST_LATEX = 0, 99
 MINUS = FUNCTIONS["neg"].precedence
-SUM, PRODUCT = FUNCTIONS["add"].precedence, FUNCTIONS["mul"].precedence
+SUM_PRECEDENCE, PRODUCT_PRECEDENCE = FUNCTIONS["add"].precedence, FUNCTIONS["mul"].precedence
 
 
 def latex(what: Program | Statement | Expr) -> str:
@@ -76,7 +76,7 @@ def _statement(s: Statement, align: str) -> str:
         right = _aggregated(s.aggregation, s.body, own, s.guard, s.constraints)
         text = f"{left}{align or ' '}= {right}"
     else:
-        sign = ARROWS.get(s.aggregation, SIGNS.get(s.aggregation, f"\\mathrm{{{s.aggregation}}}"))
+        sign = ARROWS.get(s.aggregation, LATEX_SIGNS.get(s.aggregation, f"\\mathrm{{{s.aggregation}}}"))
         arrow = f"\\overset{{{sign}}}{{\\longleftarrow}}" if sign else r"\longleftarrow"
         text = f"{left}{align or ' '}{arrow} {body}"
         extent += [_text(s.guard)] if s.guard is not None else []
@@ -103,8 +103,8 @@ def _aggregated(
     rows += [_constraint(c) for c in constraints]
     rows += [_text(guard)] if guard is not None else []
     under = "\\substack{" + " \\\\ ".join(rows) + "}" if len(rows) > 1 else "".join(rows)
-    sign = SIGNS.get(name, f"\\operatorname*{{{name}}}")
-    wide = isinstance(body, Call) and (own := FUNCTIONS[body.function].precedence) and own <= SUM
+    sign = LATEX_SIGNS.get(name, f"\\operatorname*{{{name}}}")
+    wide = isinstance(body, Call) and (own := FUNCTIONS[body.function].precedence) and own <= SUM_PRECEDENCE
     inside = f"\\left({_text(body)}\\right)" if wide or AGGREGATIONS[name].symbol is None else _text(body)
     return f"{sign}_{{{under}}} {inside}" if under else f"{sign} {inside}"
 
@@ -148,7 +148,7 @@ def _element(tensor: str, index: Sequence[Expr]) -> str:
     return "{" + name + "}_{" + ",\\,".join(map(_text, index)) + "}" if index else name
 
 
-def _text(e: Expr, least: int = LOWEST) -> str:
+def _text(e: Expr, least: int = LOOSEST_LATEX) -> str:
     """The formula of e, in parentheses where an operator of precedence below `least` would need them."""
     match e:
         case Int():
@@ -168,7 +168,7 @@ def _text(e: Expr, least: int = LOWEST) -> str:
             return f"{{{_text(e.access)}}}^{{\\mathrm{{else}}\\;{value}}}"
         case Aggregate():
             text = _aggregated(e.aggregation, e.body, e.bound, e.guard, e.constraints)
-            return f"\\left({text}\\right)" if least > SUM else text
+            return f"\\left({text}\\right)" if least > SUM_PRECEDENCE else text
         case Call():
             return _call(e, least)
     raise AssertionError(f"an expression that has no formula: {e!r}")
@@ -182,11 +182,11 @@ def _call(e: Call, least: int) -> str:
         c, a, b = map(_text, args)
         return f"\\begin{{cases}} {a} & \\text{{if }} {c} \\\\ {b} & \\text{{otherwise}} \\end{{cases}}"
     if name == "pow":
-        return f"{{{_text(args[0], TIGHTEST)}}}^{{{_text(args[1])}}}"
+        return f"{{{_text(args[0], TIGHTEST_LATEX)}}}^{{{_text(args[1])}}}"
     own = FUNCTIONS[name].precedence
     if not own:
         plain = name.replace("_", r"\_")
-        head = NAMES.get(name, f"\\{name}" if name in KNOWN else f"\\operatorname{{{plain}}}")
+        head = LATEX_NAMES.get(name, f"\\{name}" if name in KNOWN else f"\\operatorname{{{plain}}}")
         return f"{head}\\left({', '.join(map(_text, args))}\\right)"
     if name == "mul":
         a, b = _text(args[0], own), _text(args[1], own + 1)

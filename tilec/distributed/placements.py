@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilec.cost import BYTES
+from tilec.ir.types import ITEM_BYTES
 
 # Per dimension the first element and the one behind the last.
 Box = tuple[tuple[int, int], ...]
@@ -73,5 +73,5 @@ def hull(a: Box | None, b: Box) -> Box:
 def reduced_size(dtype: str, reduction: str) -> int:
     """Bytes of an element while it is reduced over ranks. Extrema travel as integers in the order of the values, with
     NaN above all, of at least 32 bits where they have more than 8."""
-    size = BYTES.get(dtype, 1)
+    size = ITEM_BYTES[dtype]
     return max(size, 4) if reduction in ("max", "min") and size > 1 else size

@@ -26,7 +26,7 @@ from tilec.ir.program import (
     children,
     index_variables,
 )
-from tilec.lattice.sets import Domain, Shapes, bounds_of, depends_on_data, domain, domain_of
+from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
 
 ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
 Interval = tuple[Fraction | float, Fraction | float]
@@ -95,7 +95,7 @@ class Regions:
         self.statement, self.shapes = s, shapes
         points = domain(s, shapes)
         self.reads = tuple(r for r in reads_of(s) if r.access.tensor != s.output)
-        box = bounds_of(Domain(points.variables, points.conditions))
+        box = bounds_of(IntegerSet(points.variables, points.conditions))
         self._start: Intervals | None = (
             None if box is None else {v: (Fraction(a), Fraction(b)) for v, (a, b) in box.items()}
         )

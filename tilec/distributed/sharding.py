@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tilec.cost import BYTES
 from tilec.distributed.placements import (
     REPLICATE,
     Box,
@@ -32,7 +31,7 @@ from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Float, Index, Program, Statement, reads_itself, self_reads
-from tilec.ir.types import TensorType
+from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
 from tilec.transforms.util.naming import Names
@@ -293,7 +292,7 @@ class _Planner:
         return next(fits, None)
 
     def _received(self, tensor: str, need: tuple[Box, ...]) -> tuple[int, ...]:
-        have, size = self.copies[tensor][0].boxes, BYTES.get(self.types[tensor].dtype, 1)
+        have, size = self.copies[tensor][0].boxes, ITEM_BYTES[self.types[tensor].dtype]
         return tuple(
             size * sum(count(overlap(h, n)) for other, h in enumerate(have) if other != r) for r, n in enumerate(need)
         )

@@ -92,6 +92,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
         Aggregation("mean", None, 0, "float"),
     )
 }  # fmt: skip
+NUMBERED = ("argmax", "argmin")  # those whose result is the number of a point
 BY_SYMBOL = {a.symbol: a.name for a in AGGREGATIONS.values() if a.symbol}
 
 

@@ -102,10 +102,10 @@ def as_factor(d: Demand) -> Expr:
     """A value that is 1 and asks what the demand does: `in(A[i])`, or `c ? in(A[i]) : in(B[j])`."""
     if isinstance(d, Access):
         return Inside(d)
-    return Call("select", (d.condition, as_value(d.yes), as_value(d.no)))
+    return Call("select", (d.condition, product_of_demands(d.yes), product_of_demands(d.no)))
 
 
-def as_value(wanted: Iterable[Demand]) -> Expr:
+def product_of_demands(wanted: Iterable[Demand]) -> Expr:
     """The product of the demands' factors; 1 of none."""
     result: Expr | None = None
     for d in wanted:
@@ -137,10 +137,10 @@ def constraining(*roots: Expr | None, own: str | None = None, gathers: bool = Tr
 # branches whose points need not be looked at
 
 EXEMPT = frozenset(("sum", "prod", "max", "min", "logsumexp", "any", "all"))
-Region = TypeVar("Region", bound=Statement | Aggregate)
+PointNode = TypeVar("PointNode", bound=Statement | Aggregate)
 
 
-def without_identity(s: Region) -> Region:
+def without_identity(s: PointNode) -> PointNode:
     """The aggregation with branches of its body that are its identity, `: 0` in a sum, dropped by its guard: their
     points change nothing, except that a `default` is not for an element that they reach."""
     if s.aggregation not in EXEMPT or isinstance(s, Statement) and s.default is not None:

@@ -20,13 +20,14 @@ from tilec.errors import (
     UnboundIndex,
     WriteConflict,
 )
+from tilec.ir.aggregations import NUMBERED
 from tilec.ir.functions import counts_positions
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.oracle.accumulate import Accumulator, wrap
+from tilec.ir.oracle.accumulate import PointAccumulator, wrap
 from tilec.ir.oracle.branches import identity_of
-from tilec.ir.oracle.memory import Tensor
+from tilec.ir.oracle.memory import StoredTensor
 from tilec.ir.oracle.points import form
-from tilec.ir.oracle.values import NUMBERED, Evaluator, Points
+from tilec.ir.oracle.values import PointEvaluator, Points
 from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads_itself, walk
 from tilec.ir.types import MOST_ELEMENTS, ElementType, TensorType, is_floating, promote
 
@@ -50,26 +51,26 @@ def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray
     return tuple(_outcome(run.tensors[name]) for name in program.outputs)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same(a: StoredTensor, b: StoredTensor) -> bool:
     equal = np.array_equal(a.data, b.data, equal_nan=a.data.dtype == np.float64 == b.data.dtype)
     return (a.dtype, a.weak) == (b.dtype, b.weak) and equal
 
 
-def _outcome(tensor: Tensor) -> np.ndarray:
+def _outcome(tensor: StoredTensor) -> np.ndarray:
     dtype = "float64" if is_floating(tensor.dtype) else tensor.dtype
     return np.array(tensor.data, dtype)
 
 
-class _Run(Evaluator):
+class _Run(PointEvaluator):
     """One evaluation of a program, statement by statement."""
 
-    def statement(self, s: Statement) -> Tensor:
+    def statement(self, s: Statement) -> StoredTensor:
         if s.index is None:
             return self.elementwise(s)
         sizes = self.statement_sizes(s)
         return self.recurrence(s, s.index, sizes) if reads_itself(s) else self.contraction(s, s.index, sizes)
 
-    def recurrence(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> Tensor:
+    def recurrence(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> StoredTensor:
         """The whole statement evaluated over and over, reading what it gave the time before, until nothing changes.
 
         Where each element depends on others along chains without a circle, every round settles one more link, whatever
@@ -86,8 +87,8 @@ class _Run(Evaluator):
             raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
         return settled[0]
 
-    def settle(self, s: Statement, index: tuple[Expr, ...], sizes: list[int], start: int) -> Tensor:
-        tensor = Tensor(np.full(sizes, bool(start)), "bool", True)
+    def settle(self, s: Statement, index: tuple[Expr, ...], sizes: list[int], start: int) -> StoredTensor:
+        tensor = StoredTensor(np.full(sizes, bool(start)), "bool", True)
         for _ in range(int(np.prod(sizes, dtype=object)) + 4):
             self.tensors[s.output] = tensor
             try:
@@ -95,18 +96,18 @@ class _Run(Evaluator):
             except TypeMistake:
                 if tensor.dtype != "bool":
                     raise
-                new = Tensor(np.full(sizes, start), "int64", True)
+                new = StoredTensor(np.full(sizes, start), "int64", True)
             if s.init is not None:
                 known = {n: TensorType(t.data.shape, t.dtype, t.weak) for n, t in self.tensors.items()}
                 element = promote(ElementType(new.dtype, new.weak, not sizes), expression_type(s.init, known))
-                new = Tensor(wrap(new.data, element.dtype), element.dtype, element.weak)
+                new = StoredTensor(wrap(new.data, element.dtype), element.dtype, element.weak)
             if _same(tensor, new):
                 del self.tensors[s.output]
                 return new
             tensor = new
         raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
 
-    def contraction(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> Tensor:
+    def contraction(self, s: Statement, index: tuple[Expr, ...], sizes: list[int]) -> StoredTensor:
         identity = None if s.default is not None else identity_of(s.aggregation)
         placed = zip(index, sizes, strict=True)
         site = self.site(s.body, s.guard, s.constraints, placed, identity=identity)
@@ -114,7 +115,7 @@ class _Run(Evaluator):
         exact = s.aggregation == "assign" and not any(f.dynamic for f in place)
         total = int(np.prod(sizes, dtype=object))
         numbered = tuple(v for v in site.variables if v not in index_variables(*index))
-        accumulator = Accumulator(s.aggregation, total)
+        accumulator = PointAccumulator(s.aggregation, total)
         writers = np.zeros(total if exact else 0, np.int64)
         for columns in self.candidates(site, {"": np.zeros(1, np.int64)}):
             if exact:
@@ -140,9 +141,9 @@ class _Run(Evaluator):
                 raise SizeMistake(f"the default does not fit: {shapes}", s.span) from None
             data = np.where(accumulator.reached, wrap(data, element.dtype), others)
         strong = s.aggregation == "assign" and not element.scalar and not sizes
-        return Tensor(data.reshape(sizes), element.dtype, element.weak, strong)
+        return StoredTensor(data.reshape(sizes), element.dtype, element.weak, strong)
 
-    def elementwise(self, s: Statement) -> Tensor:
+    def elementwise(self, s: Statement) -> StoredTensor:
         site = self.site(s.body, None, s.constraints, ())
         if site.variables:
             raise UnboundIndex(f"nothing bounds the index variables {', '.join(site.variables)}", s.span)
@@ -153,7 +154,7 @@ class _Run(Evaluator):
         data = np.asarray(wrap(value.data, value.type.dtype))
         good = self.sound(site.asked, at) & np.asarray(all(self.form_value(f, at)[1] for f in site.forms))
         data = np.where(good, data, np.zeros_like(data))
-        return Tensor(data, value.type.dtype, value.type.weak, not value.type.scalar and not data.ndim)
+        return StoredTensor(data, value.type.dtype, value.type.weak, not value.type.scalar and not data.ndim)
 
     def statement_sizes(self, s: Statement) -> list[int]:
         assert s.index is not None

@@ -293,3 +293,11 @@ def substitute_affine(s: Statement, mapping: Mapping[str, Affine]) -> Statement:
         body=replace_indices(s.body, mapping),
         constraints=replace_constraints(s.constraints, mapping),
     )
+
+
+def same_form(a: Expr, b: Expr) -> bool:
+    """Are they one form, or, where they have none, one expression?"""
+    try:
+        return canonical(a) == canonical(b)
+    except AffineMistake:
+        return a == b

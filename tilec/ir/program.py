@@ -329,3 +329,7 @@ def strip_spans(e):
         changes = {f.name: strip_spans(getattr(e, f.name)) for f in fields(e) if f.name != "span"}
         return replace(e, **changes, **({"span": None} if "span" in e.__dataclass_fields__ else {}))
     return e
+
+
+def is_zero(e: Expr) -> bool:
+    return isinstance(e, (Int, Float)) and e.value == 0

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+NARROW = ("float16", "bfloat16")  # floats that are combined in float32
 SIGNED = ("int8", "int16", "int32", "int64")
 INTEGERS = ("uint8", *SIGNED)
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 CASTS = (*FLOATS, *INTEGERS)
 MOST_ELEMENTS = 2**44  # of a tensor: in float64 the 128 TiB that a process can address
+ITEM_BYTES = {
+    **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1},
+    **{"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8},
+}
 DEFAULT_FLOAT = "float32"  # what an integer becomes where a floating value is needed, as torch's default
 
 
@@ -98,3 +104,6 @@ class TensorType:
 
     def element(self) -> ElementType:
         return ElementType(self.dtype, weak=self.weak, scalar=not self.shape and not self.strong)
+
+
+Types = Mapping[str, TensorType]  # of tensors, by name

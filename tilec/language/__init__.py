@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tilec.errors import TileError
 from tilec.ir.program import Program
-from tilec.language.grammar import read
-from tilec.language.program import build_all, choose
+from tilec.language.grammar import parse_text
+from tilec.language.program import build_all, choose_entry
 from tilec.language.show import show, show_constraint, show_expr, show_statement
 from tilec.language.syntax import MAX_DEPTH
 
@@ -18,8 +18,8 @@ def parse(source: str, *, filename: str = "<tile>", entry: str | None = None) ->
     Raises a TileError of the mistake's own class, with the place in the source, on any text that is no Tile program.
     """
     try:
-        functions = read(source)
-        position = choose(functions, entry)
+        functions = parse_text(source)
+        position = choose_entry(functions, entry)
         return build_all(functions, source)[position]
     except TileError as error:
         raise error.located(source, filename) from None

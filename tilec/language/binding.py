@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from tilec.errors import AggregationMistake, UnboundIndex
 from tilec.ir.constraining import always, demands
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Int, Name, index_variables, walk
-from tilec.language.scope import Scope
-from tilec.language.syntax import Apply, aggregation_of, below, direct_variables, index_nodes
+from tilec.language.scope import FunctionScope
+from tilec.language.syntax import CallSyntax, aggregation_of, below, direct_variables, index_nodes
 
 
-def check_list(e: Apply, visible: frozenset[str] | set[str]) -> None:
+def check_list(e: CallSyntax, visible: frozenset[str] | set[str]) -> None:
     """Each variable of a list is new, stands there once, and in the body."""
     seen: set[str] = set()
     inside = {node.name for arg in e.args for node in index_nodes(arg)}
@@ -46,24 +46,24 @@ def check_alone(aggregation: str, body: Expr, visible: frozenset[str] | set[str]
             )
 
 
-def _nested(body: Expr) -> Iterator[Apply]:
+def _nested(body: Expr) -> Iterator[CallSyntax]:
     stack = [body]
     while stack:
         e = stack.pop()
         if aggregation_of(e):
-            assert isinstance(e, Apply)
+            assert isinstance(e, CallSyntax)
             yield e
         else:
             stack.extend(reversed(below(e)))
 
 
-def left_out(node: Aggregate, scope: Scope) -> Iterator[Constraint]:
+def left_out(node: Aggregate, scope: FunctionScope) -> Iterator[Constraint]:
     """What the accesses inside an aggregation with a list say of the variables that the list leaves out, as constraints
     of the aggregation that binds these. An index that holds a tensor's element says nothing."""
     yield from _left_out(node, frozenset(), scope)
 
 
-def _left_out(node: Aggregate, hidden: frozenset[str], scope: Scope) -> Iterator[Constraint]:
+def _left_out(node: Aggregate, hidden: frozenset[str], scope: FunctionScope) -> Iterator[Constraint]:
     hidden = hidden | set(node.bound)
     for a in always(demands(node.guard, node.body, own=scope.current)):
         for d, e in enumerate(a.index):
@@ -77,7 +77,7 @@ def _left_out(node: Aggregate, hidden: frozenset[str], scope: Scope) -> Iterator
         yield from _inner(root, hidden, scope)
 
 
-def _inner(e: Expr, hidden: frozenset[str], scope: Scope) -> Iterator[Constraint]:
+def _inner(e: Expr, hidden: frozenset[str], scope: FunctionScope) -> Iterator[Constraint]:
     stack = [e]
     while stack:
         e = stack.pop()
@@ -87,7 +87,7 @@ def _inner(e: Expr, hidden: frozenset[str], scope: Scope) -> Iterator[Constraint
             stack.extend(below(e))
 
 
-def _size(tensor: str, d: int, scope: Scope) -> Expr:
+def _size(tensor: str, d: int, scope: FunctionScope) -> Expr:
     """The size of a dimension: as declared or as written, otherwise `shape(X, d)`."""
     dims = scope.symbols[tensor].dims
     if dims is not None:

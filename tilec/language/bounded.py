@@ -16,9 +16,9 @@ from tilec.ir.constraining import Branch, Demand, always, conditional, demands, 
 from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Name, Statement, children
 
 PRIME = 2**61 - 1
-Form = dict[str, int]
+Coefficients = dict[str, int]
 CONSTANT = ""
-MOST_WAYS = 4096
+MOST_COMBINATIONS = 4096
 
 
 class _Unconfined(Exception):
@@ -30,7 +30,7 @@ def unbounded(variables: Iterable[str], forms: Iterable[Expr]) -> tuple[str, ...
     wanted = dict.fromkeys(variables)
     if not wanted:
         return ()
-    rows: list[Form] = []
+    rows: list[Coefficients] = []
     for expr in forms:
         try:
             form = _form(expr)
@@ -51,9 +51,9 @@ def unbounded(variables: Iterable[str], forms: Iterable[Expr]) -> tuple[str, ...
     return tuple(v for v in wanted if v not in known)
 
 
-def _determined(rows: list[Form]) -> set[str]:
+def _determined(rows: list[Coefficients]) -> set[str]:
     """Variables whose unit vector lies in the span of the rows: those alone in a row of the reduced echelon form."""
-    pivots: dict[str, Form] = {}
+    pivots: dict[str, Coefficients] = {}
     for row in rows:
         row = dict(row)
         for name in [v for v in row if v in pivots]:
@@ -70,7 +70,7 @@ def _determined(rows: list[Form]) -> set[str]:
     return {name for name, row in pivots.items() if len(row) == 1}
 
 
-def _subtract(row: Form, other: Form, factor: int) -> None:
+def _subtract(row: Coefficients, other: Coefficients, factor: int) -> None:
     for v, c in other.items():
         value = (row.get(v, 0) - factor * c) % PRIME
         if value:
@@ -79,7 +79,7 @@ def _subtract(row: Form, other: Form, factor: int) -> None:
             row.pop(v, None)
 
 
-def _form(e: Expr) -> Form:
+def _form(e: Expr) -> Coefficients:
     """Coefficients modulo PRIME; the constant under the empty name."""
     match e:
         case Int():
@@ -107,11 +107,11 @@ def _form(e: Expr) -> Form:
     raise _Unconfined
 
 
-def _varies(form: Form) -> bool:
+def _varies(form: Coefficients) -> bool:
     return any(v != CONSTANT for v in form)
 
 
-def _scaled(form: Form, factor: int) -> Form:
+def _scaled(form: Coefficients, factor: int) -> Coefficients:
     return {v: c * factor % PRIME for v, c in form.items()} if factor else {}
 
 
@@ -144,7 +144,7 @@ def unbounded_points(
     if pruned is not s:
         return unbounded_points(pruned, variables, left, own)
     loose: dict[str, None] = {}
-    for accesses in islice(_ways(asked), MOST_WAYS):
+    for accesses in islice(_ways(asked), MOST_COMBINATIONS):
         loose.update(dict.fromkeys(unbounded(free, [*forms, *(i for a in accesses for i in a.index)])))
     return tuple(v for v in free if v in loose)
 

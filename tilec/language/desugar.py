@@ -9,7 +9,7 @@ from tilec.ir.functions import FUNCTIONS, STRUCTURAL, call
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Name, Pad
 from tilec.language import indices
 from tilec.language.ranks import rank_of
-from tilec.language.syntax import Apply, check_arity
+from tilec.language.syntax import CallSyntax, check_arity
 from tilec.language.values import Expansion, Region, Values
 
 WIDTHS = {
@@ -25,7 +25,7 @@ ALIASES = {
 }  # fmt: skip
 
 
-def _whole_only(values: Values, e: Apply, region: Region) -> None:
+def _whole_only(values: Values, e: CallSyntax, region: Region) -> None:
     if region.indexed:
         raise AggregationMistake(
             f"`{e.function}` works on whole tensors and cannot stand beside indices",
@@ -42,7 +42,7 @@ def operand(values: Values, e: Expr, region: Region, base: str) -> Name:
     return values.emit(base, value)
 
 
-def _alias(values: Values, e: Apply, region: Region) -> Expr:
+def _alias(values: Values, e: CallSyntax, region: Region) -> Expr:
     function = ALIASES[e.function]
     count = 3 if function == "select" else 1 if function in ("neg", "not") else 2
     check_arity(e, count, count)
@@ -54,7 +54,7 @@ def _alias(values: Values, e: Apply, region: Region) -> Expr:
     return Call(function, tuple(args), span=e.span)
 
 
-def _cast(values: Values, e: Apply, region: Region) -> Expr:
+def _cast(values: Values, e: CallSyntax, region: Region) -> Expr:
     if e.function == "as_bool":
         check_arity(e, 1, 2)
         return Call("bool", (values.value(e.args[0], region),), span=e.span)
@@ -66,27 +66,27 @@ def _cast(values: Values, e: Apply, region: Region) -> Expr:
     return Call(widths[bits.value], (values.value(e.args[0], region),), span=e.span)
 
 
-def _access(values: Values, e: Apply, arg: Expr) -> Access | Inside:
+def _access(values: Values, e: CallSyntax, arg: Expr) -> Access | Inside:
     if isinstance(arg, Access):
         return indices.access(arg, values.scope)
-    if e.function == "pad" and isinstance(arg, Apply) and arg.function == "in":
+    if e.function == "pad" and isinstance(arg, CallSyntax) and arg.function == "in":
         return _inside(values, arg, None)
     raise AggregationMistake(f"`{e.function}` takes a tensor's element, such as A[i, j]", arg.span)
 
 
-def _inside(values: Values, e: Apply, region: Region | None) -> Inside:
+def _inside(values: Values, e: CallSyntax, region: Region | None) -> Inside:
     check_arity(e, 1, 1)
     access = _access(values, e, e.args[0])
     assert isinstance(access, Access)
     return Inside(access, span=e.span)
 
 
-def _pad(values: Values, e: Apply, region: Region) -> Expr:
+def _pad(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 2, 2)
     return Pad(_access(values, e, e.args[0]), values.value(e.args[1], region), span=e.span)
 
 
-def _shape(values: Values, e: Apply, region: Region) -> Expr:
+def _shape(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 1, 2)
     if len(e.args) == 2:
         return indices.size(e, values.scope)
@@ -95,7 +95,7 @@ def _shape(values: Values, e: Apply, region: Region) -> Expr:
     return node if region.root is e else values.emit("Shape", node)
 
 
-def _index(values: Values, e: Apply, region: Region) -> Expr:
+def _index(values: Values, e: CallSyntax, region: Region) -> Expr:
     _whole_only(values, e, region)
     check_arity(e, 2, 2)
     tensor = operand(values, e.args[0], region, "Operand")
@@ -104,7 +104,7 @@ def _index(values: Values, e: Apply, region: Region) -> Expr:
     )
 
 
-def _structural(values: Values, e: Apply, region: Region) -> Expr:
+def _structural(values: Values, e: CallSyntax, region: Region) -> Expr:
     _whole_only(values, e, region)
     check_arity(e, *FUNCTIONS[e.function].arity)
     tensors = e.args[:1] if e.function == "reshape" else e.args
@@ -115,14 +115,19 @@ def _structural(values: Values, e: Apply, region: Region) -> Expr:
     return node if region.root is e else values.emit(e.function.title().replace("_", ""), node)
 
 
-def _new_shape(values: Values, e: Apply, region: Region) -> list[Expr]:
+def _new_shape(values: Values, e: CallSyntax, region: Region) -> list[Expr]:
     sizes = e.args[1:]
-    if len(sizes) == 1 and isinstance(sizes[0], Apply) and sizes[0].function == "shape" and len(sizes[0].args) == 1:
+    if (
+        len(sizes) == 1
+        and isinstance(sizes[0], CallSyntax)
+        and sizes[0].function == "shape"
+        and len(sizes[0].args) == 1
+    ):
         return [Call("shape", (operand(values, sizes[0].args[0], region, "Operand"),), span=sizes[0].span)]
     return [indices.size(size, values.scope) for size in sizes]
 
 
-def _as_type(values: Values, e: Apply, region: Region) -> Expr:
+def _as_type(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 2, 2)
     like = e.args[1]
     if not isinstance(like, Name) or values.scope.whole(like).kind == "dimension":
@@ -130,7 +135,7 @@ def _as_type(values: Values, e: Apply, region: Region) -> Expr:
     return Call("as_type", (values.value(e.args[0], region), like), span=e.span)
 
 
-def _random(values: Values, e: Apply, region: Region) -> Expr:
+def _random(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 1, 2)
     if region.indexed and len(e.args) == 1:
         hint = f"{e.function}(S, e) with an integer expression of the index variables for each element's own number"
@@ -155,18 +160,18 @@ def _one_seed(values: Values, e: Call) -> None:
         symbol.rank, symbol.rank_span = 0, seed.span
 
 
-def _tuple(values: Values, e: Apply, region: Region) -> Expr:
+def _tuple(values: Values, e: CallSyntax, region: Region) -> Expr:
     raise TypeMistake(
         "a tuple is not a value", e.span, hint="a statement may assign it, T = tuple(A, B), and element(T, 0) reads it"
     )
 
 
-def _element(values: Values, e: Apply, region: Region) -> Expr:
+def _element(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 2, 2)
     source, position = e.args
     if not isinstance(position, Int):
         raise TypeMistake("the second argument of `element` is an integer literal, counted from 0", position.span)
-    if isinstance(source, Apply) and source.function == "tuple":
+    if isinstance(source, CallSyntax) and source.function == "tuple":
         count = len(source.args)
     elif isinstance(source, Name) and values.scope.find(source.name, source.span).kind == "tuple":
         count = len(values.scope.symbols[source.name].elements)
@@ -176,13 +181,13 @@ def _element(values: Values, e: Apply, region: Region) -> Expr:
         raise TypeMistake(
             f"the tuple has no element {position.value}", position.span, hint=f"it has {count}, counted from 0"
         )
-    if isinstance(source, Apply):
+    if isinstance(source, CallSyntax):
         return values.value(source.args[position.value], region)
     assert isinstance(source, Name)
     return values.name(Name(values.scope.symbols[source.name].elements[position.value], span=e.span), region)
 
 
-def _softmax(values: Values, e: Apply, region: Region) -> Expr:
+def _softmax(values: Values, e: CallSyntax, region: Region) -> Expr:
     """exp(X - M) / N, or X - (M + log(N)), with M and N the maximum and the sum over the second dimension."""
     _whole_only(values, e, region)
     check_arity(e, 3, 3)
@@ -202,7 +207,7 @@ def _softmax(values: Values, e: Apply, region: Region) -> Expr:
     return power / total if e.function == "builtin_softmax" else x - (largest + call("log", total))
 
 
-def _crossentropy(values: Values, e: Apply, region: Region) -> Expr:
+def _crossentropy(values: Values, e: CallSyntax, region: Region) -> Expr:
     """-Y*log(X) - (1 - Y)*log(1 - X). Its gradient in X alone is divided by the scale, which reverse_grad states."""
     _whole_only(values, e, region)
     check_arity(e, 3, 3)

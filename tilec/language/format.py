@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from lark import Token
 
 from tilec.errors import InternalMistake
-from tilec.language.grammar import read, tokens
+from tilec.language.grammar import parse_text, tokens
 
 WIDTH = 100
 INDENT = "    "
 COMMENT = re.compile(r"(?://|#)[^\n]*")
-OPERATORS = frozenset("+ - * / % == != < > <= >= & | ^ << >> ? : = ->".split())
-TIGHT = frozenset("*/")
+SPACED_TOKENS = frozenset("+ - * / % == != < > <= >= & | ^ << >> ? : = ->".split())
+TIGHT_TOKENS = frozenset("*/")
 OPEN, CLOSE = frozenset("([{"), frozenset(")]}")
 
 
 @dataclass
-class Piece:
+class CommentedToken:
     """A token with the comments around it: those on lines before it, and the one that ends its line. `blank`: an empty
     line stands before it; `broken`: it begins a line."""
 
@@ -38,7 +38,7 @@ class Piece:
 
 def format_source(source: str) -> str:
     """The source laid out. Raises SyntaxMistake where it is no Tile."""
-    read(source)
+    parse_text(source)
     pieces, rest = _pieces(source)
     lines: list[str] = []
     depth, before = 0, ""  # braces that are open, and the token before the statement
@@ -63,22 +63,22 @@ def format_source(source: str) -> str:
     return text
 
 
-def _pieces(source: str) -> tuple[list[Piece], list[str]]:
+def _pieces(source: str) -> tuple[list[CommentedToken], list[str]]:
     """Tokens with their comments, and the comments after the last."""
-    pieces: list[Piece] = []
+    pieces: list[CommentedToken] = []
     place = 0
     for token in tokens(source):
         assert token.start_pos is not None and token.end_pos is not None
-        piece = Piece(token)
+        piece = CommentedToken(token)
         _gap(source[place : token.start_pos], pieces, piece)
         pieces.append(piece)
         place = token.end_pos
-    last = Piece(Token("END", ""))
+    last = CommentedToken(Token("END", ""))
     _gap(source[place:], pieces, last)
     return pieces, last.before
 
 
-def _gap(gap: str, pieces: list[Piece], piece: Piece) -> None:
+def _gap(gap: str, pieces: list[CommentedToken], piece: CommentedToken) -> None:
     """Note what stands between the last piece and this one."""
     lines = gap.split("\n")
     piece.broken = len(lines) > 1
@@ -94,9 +94,9 @@ def _gap(gap: str, pieces: list[Piece], piece: Piece) -> None:
     piece.blank = bool(pieces) and any(not line.strip() for line in first[:-1])
 
 
-def _statements(pieces: list[Piece]) -> Iterator[list[Piece]]:
+def _statements(pieces: list[CommentedToken]) -> Iterator[list[CommentedToken]]:
     """Runs of pieces that share a line: up to a semicolon, an opening brace or a closing one."""
-    run: list[Piece] = []
+    run: list[CommentedToken] = []
     for piece in pieces:
         if piece.token == "}" and run:
             yield run
@@ -109,7 +109,7 @@ def _statements(pieces: list[Piece]) -> Iterator[list[Piece]]:
         yield run
 
 
-def _laid_out(statement: list[Piece], indent: str) -> list[str]:
+def _laid_out(statement: list[CommentedToken], indent: str) -> list[str]:
     """The lines of a statement."""
     whole = indent + _line(statement)
     comments = any(p.after for p in statement[:-1]) or any(p.before for p in statement[1:])
@@ -129,11 +129,11 @@ def _laid_out(statement: list[Piece], indent: str) -> list[str]:
     return [whole + (f"  {last.after}" if last.after else "")]
 
 
-def _line(statement: list[Piece]) -> str:
+def _line(statement: list[CommentedToken]) -> str:
     return "".join(gap + str(p.token) for gap, p in zip(_gaps(statement), statement, strict=True))
 
 
-def _gaps(statement: list[Piece]) -> list[str]:
+def _gaps(statement: list[CommentedToken]) -> list[str]:
     """What stands before each token: nothing or a space."""
     words = [str(p.token) for p in statement]
     kinds = [p.token.type for p in statement]
@@ -171,20 +171,20 @@ def _spaced(words: list[str], kinds: list[str], k: int, tight: bool) -> bool:
         return True
     if here in ("{", "}") or before in ("{", "}", ";"):
         return True
-    if before == "]" and k > 1 and words[k - 2] == "]" and words[:2] == ["[", "["] and here not in OPERATORS:
+    if before == "]" and k > 1 and words[k - 2] == "]" and words[:2] == ["[", "["] and here not in SPACED_TOKENS:
         return True  # after an attribute
     if here == "(":
-        return before in OPERATORS and not _sign(words, k - 1) or kinds[k - 1] in ("FUNCTION", "INIT")
+        return before in SPACED_TOKENS and not _sign(words, k - 1) or kinds[k - 1] in ("FUNCTION", "INIT")
     if here == "[":
-        return before in OPERATORS and not _sign(words, k - 1)
+        return before in SPACED_TOKENS and not _sign(words, k - 1)
     if _sign(words, k - 1):
         return False
     if before == "~":
         return False
-    if here in OPERATORS and not _sign(words, k):
-        return not (tight and here in TIGHT)
-    if before in OPERATORS:
-        return not (tight and before in TIGHT)
+    if here in SPACED_TOKENS and not _sign(words, k):
+        return not (tight and here in TIGHT_TOKENS)
+    if before in SPACED_TOKENS:
+        return not (tight and before in TIGHT_TOKENS)
     return not (kinds[k - 1] == "INT" and kinds[k] == "LOWER")
 
 
@@ -194,5 +194,5 @@ def _sign(words: list[str], k: int) -> bool:
         return False
     before = words[k - 1]
     if words[k] == "-":
-        return before in OPERATORS or before in ("(", "[", ",", "~", "init")
+        return before in SPACED_TOKENS or before in ("(", "[", ",", "~", "init")
     return before == "=" and k + 1 < len(words) and words[k + 1] == "("

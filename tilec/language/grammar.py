@@ -8,7 +8,7 @@ from typing import cast
 from lark import Lark, Token
 from lark.exceptions import UnexpectedInput
 
-from tilec.language.syntax import Builder, FunctionSyntax
+from tilec.language.syntax import FunctionSyntax, TreeBuilder
 from tilec.language.syntax_errors import explain
 
 
@@ -23,7 +23,7 @@ PARSER = Lark(
     parser="lalr",
     lexer="basic",
     start="source",
-    transformer=Builder(),
+    transformer=TreeBuilder(),
     keep_all_tokens=True,
     maybe_placeholders=False,
 )
@@ -40,7 +40,7 @@ def tokens(source: str) -> list[Token]:
     return found
 
 
-def read(source: str) -> list[FunctionSyntax]:
+def parse_text(source: str) -> list[FunctionSyntax]:
     """The functions of a source text, in order. Raises SyntaxMistake."""
     try:
         return cast(list[FunctionSyntax], PARSER.parse(source))

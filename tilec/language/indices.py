@@ -5,30 +5,30 @@ from __future__ import annotations
 from tilec.errors import AffineMistake, AggregationMistake, NameMistake, RankMistake, SyntaxMistake, TypeMistake
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
 from tilec.language.hints.constraints import constraint_hint, rounding_hint
-from tilec.language.scope import Scope
-from tilec.language.syntax import Apply, Partial, StatementSyntax, check_arity, index_nodes
+from tilec.language.scope import FunctionScope
+from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, check_arity, index_nodes
 
 LINEAR = frozenset(("add", "sub", "neg"))
 EXTREMA = frozenset(("max", "min", "abs"))
 SIZE_OPERATORS = frozenset("add sub mul div mod neg select eq ne lt gt le ge and or xor not shl shr".split())
-SIZE_FUNCTIONS = {  # name: least and most arguments
+SIZE_FUNCTION_ARITIES = {  # name: least and most arguments
     "max": (2, 2), "min": (2, 2), "abs": (1, 1), "ident": (1, 1), "clamp": (3, 3), "same": (2, 99), "shape": (2, 2),
     "cond": (3, 3),
 }  # fmt: skip
 
 
-def size(e: Expr, scope: Scope, what: str = "a size") -> Expr:
+def size(e: Expr, scope: FunctionScope, what: str = "a size") -> Expr:
     """Size arithmetic: dimensions, integers and names computed from them."""
     return _arithmetic(e, scope, what, indices=False, gathers=False)[0]
 
 
-def index(e: Expr, scope: Scope) -> Expr:
+def index(e: Expr, scope: FunctionScope) -> Expr:
     """An index: affine in the index variables; `%`, clamp, max, min, abs and tensor elements count as variables of
     their own."""
     return _arithmetic(e, scope, "an index", indices=True, gathers=True)[0]
 
 
-def constraint(e: Expr, scope: Scope, statement: StatementSyntax) -> Constraint:
+def constraint(e: Expr, scope: FunctionScope, statement: StatementSyntax) -> Constraint:
     """`e < c`, e affine and c a size: a constraint of a statement."""
     if not isinstance(e, Call) or e.function != "lt":
         raise SyntaxMistake("a constraint has the form `e < c`", e.span, hint=constraint_hint(e, statement, scope))
@@ -43,13 +43,13 @@ def constraint(e: Expr, scope: Scope, statement: StatementSyntax) -> Constraint:
     return Constraint(expr, size(right, scope, "the right side of a constraint"), span=e.span)
 
 
-def access(e: Access, scope: Scope) -> Access:
+def access(e: Access, scope: FunctionScope) -> Access:
     """A tensor's element, its rank and its indices checked."""
     scope.tensor(e)
     return Access(e.tensor, tuple([index(i, scope) for i in e.index]), span=e.span)
 
 
-def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) -> tuple[Expr, bool]:
+def _arithmetic(e: Expr, scope: FunctionScope, what: str, indices: bool, gathers: bool) -> tuple[Expr, bool]:
     """The checked expression, and whether it varies from point to point."""
     match e:
         case Int():
@@ -70,7 +70,7 @@ def _arithmetic(e: Expr, scope: Scope, what: str, indices: bool, gathers: bool) 
             return _element(e, scope, what, gathers)
         case Partial():
             raise AggregationMistake(f"a condition without `:` cannot stand in {what}", e.span, hint=_BODY)
-        case Apply():
+        case CallSyntax():
             function, args = _function(e, what, scope), e.args
         case Call():
             function, args = e.function, e.args
@@ -104,14 +104,14 @@ def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[b
         "mod": (args[-1], "`%` by an index expression", "the right side must be made of integers and dimensions alone"),
         "clamp": (e, "a clamp whose limits vary", "the limits must be made of integers and dimensions alone"),
     }
-    name = e.function if isinstance(e, Apply) else function
+    name = e.function if isinstance(e, CallSyntax) else function
     place, reason, hint = reasons.get(
         function, (e, f"`{name}` of an index expression", "an index is a sum of index variables times rational numbers")
     )
     raise AffineMistake(f"{what} must be affine: this is {reason}", place.span, hint=hint)
 
 
-def _name(e: Name, scope: Scope, what: str) -> Expr:
+def _name(e: Name, scope: FunctionScope, what: str) -> Expr:
     symbol = scope.find(e.name, e.span, hint="a dimension is named in an input's shape, as in A[N]")
     if symbol.size:
         return e
@@ -124,7 +124,7 @@ def _name(e: Name, scope: Scope, what: str) -> Expr:
     )
 
 
-def _element(e: Access, scope: Scope, what: str, gathers: bool) -> tuple[Expr, bool]:
+def _element(e: Access, scope: FunctionScope, what: str, gathers: bool) -> tuple[Expr, bool]:
     symbol = scope.find(e.tensor, e.span)
     if symbol.size and not e.index:
         scope.tensor(e)
@@ -135,8 +135,8 @@ def _element(e: Access, scope: Scope, what: str, gathers: bool) -> tuple[Expr, b
     raise AggregationMistake(f"{what} holds an element of the tensor `{e.tensor}`", e.span, hint=hint)
 
 
-def _function(e: Apply, what: str, scope: Scope) -> str:
-    arity = SIZE_FUNCTIONS.get(e.function)
+def _function(e: CallSyntax, what: str, scope: FunctionScope) -> str:
+    arity = SIZE_FUNCTION_ARITIES.get(e.function)
     if arity is None:
         hint = "sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)"
         raise AffineMistake(
@@ -146,7 +146,7 @@ def _function(e: Apply, what: str, scope: Scope) -> str:
     return {"cond": "select"}.get(e.function, e.function)
 
 
-def tensor_argument(call: Expr, e: Expr, scope: Scope) -> Name:
+def tensor_argument(call: Expr, e: Expr, scope: FunctionScope) -> Name:
     """The whole tensor that `shape` is asked about."""
     if isinstance(e, Name):
         symbol = scope.whole(e)
@@ -155,11 +155,11 @@ def tensor_argument(call: Expr, e: Expr, scope: Scope) -> Name:
     raise NameMistake("the first argument is the name of a tensor", e.span or call.span)
 
 
-def dimension_argument(call: Expr, e: Expr, scope: Scope) -> Int:
+def dimension_argument(call: Expr, e: Expr, scope: FunctionScope) -> Int:
     """The number of a dimension of the tensor that is the call's first argument."""
     if not isinstance(e, Int):
         raise TypeMistake("the number of a dimension is an integer literal, counted from 0", e.span or call.span)
-    tensor = call.args[0] if isinstance(call, (Apply, Call)) else None
+    tensor = call.args[0] if isinstance(call, (CallSyntax, Call)) else None
     symbol = scope.symbols.get(tensor.name) if isinstance(tensor, Name) else None
     if symbol is not None and symbol.rank is not None and e.value >= symbol.rank:
         raise RankMistake(

@@ -21,9 +21,9 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.language.scope import Scope
-from tilec.language.syntax import Apply, plural
-from tilec.language.values import Expansion, Region, Values, add
+from tilec.language.scope import FunctionScope
+from tilec.language.syntax import CallSyntax, plural
+from tilec.language.values import Expansion, Region, Values, append_statement
 
 # beside indices a call is replaced by the function's expression, which repeats an argument wherever it is used
 LARGEST_EXPANSION = 10_000
@@ -34,7 +34,7 @@ def inliner(program: Program) -> Expansion:
     ranks = {i.name: _rank(i, program) for i in program.inputs}
     sizes = _used_as_sizes(program)
 
-    def expand(values: Values, e: Apply, region: Region) -> Expr:
+    def expand(values: Values, e: CallSyntax, region: Region) -> Expr:
         _check_call(program, e)
         if region.indexed:
             return _substituted(program, values, e, region)
@@ -47,7 +47,7 @@ def inliner(program: Program) -> Expansion:
         _dimensions(program, values, e, names, prefix)
         for s in program.statements:
             names[s.output] = Name(values.scope.fresh(f"{prefix}_{s.output}"))
-            add(_renamed(s, names), values.scope)
+            append_statement(_renamed(s, names), values.scope)
         result = names[program.outputs[0]]
         assert isinstance(result, Name)
         return Name(result.name, span=e.span)
@@ -55,7 +55,7 @@ def inliner(program: Program) -> Expansion:
     return expand
 
 
-def _check_call(program: Program, e: Apply) -> None:
+def _check_call(program: Program, e: CallSyntax) -> None:
     if len(program.outputs) != 1:
         count = plural(len(program.outputs), "output", "outputs")
         raise ArityMistake(
@@ -67,7 +67,7 @@ def _check_call(program: Program, e: Apply) -> None:
         raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=f"its inputs: {names}")
 
 
-def _substituted(program: Program, values: Values, e: Apply, region: Region) -> Expr:
+def _substituted(program: Program, values: Values, e: CallSyntax, region: Region) -> Expr:
     """A call beside indices: of a function of single values, whose expression takes the call's place."""
     nodes = [node for s in program.statements for node in walk(s.body)]
     scalar = all(s.index is None for s in program.statements) and not any(i.dims for i in program.inputs)
@@ -104,14 +104,14 @@ def _is_scalar(e: Expr) -> bool:
     return isinstance(e, (Int, Float, Name))
 
 
-def _argument(values: Values, e: Apply, arg: Expr, region: Region) -> Name:
+def _argument(values: Values, e: CallSyntax, arg: Expr, region: Region) -> Name:
     """The argument by name: a dimension stays one, any other expression gets a statement."""
     value = values.value(arg, replace(region, root=None))
     return value if isinstance(value, Name) else values.emit("Argument", value)
 
 
 def _check_argument(
-    scope: Scope, e: Apply, i: Input, arg: Expr, tensor: Name, needed: int | None, used_as_size: bool
+    scope: FunctionScope, e: CallSyntax, i: Input, arg: Expr, tensor: Name, needed: int | None, used_as_size: bool
 ) -> None:
     symbol = scope.symbols[tensor.name]
     rank = 0 if symbol.kind == "dimension" else symbol.rank
@@ -163,7 +163,7 @@ def _used_as_sizes(program: Program) -> set[str]:
     return found
 
 
-def _dimensions(program: Program, values: Values, e: Apply, names: dict[str, Expr], prefix: str) -> None:
+def _dimensions(program: Program, values: Values, e: CallSyntax, names: dict[str, Expr], prefix: str) -> None:
     """The callee's dimensions in terms of the arguments; sizes that must agree become a checked statement."""
     actual: dict[str, list[Expr]] = {}
     for i, arg in zip(program.inputs, e.args, strict=True):
@@ -186,7 +186,7 @@ def _dimensions(program: Program, values: Values, e: Apply, names: dict[str, Exp
         names[d] = agree if len(distinct) == 1 else values.emit(f"{prefix}_{d}", agree)
 
 
-def _size(scope: Scope, tensor: Name, k: int) -> Expr:
+def _size(scope: FunctionScope, tensor: Name, k: int) -> Expr:
     """Size of a tensor along a dimension: the declared one if there is one."""
     dims = scope.symbols[tensor.name].dims
     if dims is None:
@@ -212,7 +212,7 @@ def _renamed(s: Statement, names: dict[str, Expr]) -> Statement:
     return replace(result, output=tensor(s.output), default=None if s.default is None else tensor(s.default))
 
 
-def adopt(scope: Scope, since: int, value: Expr, name: str, span: Span) -> Statement | None:
+def adopt(scope: FunctionScope, since: int, value: Expr, name: str, span: Span) -> Statement | None:
     """When a statement `name = value` only names the output of the statement just emitted, that statement under the
     name, taken off the scope; otherwise None."""
     if len(scope.statements) == since or not isinstance(value, Name):

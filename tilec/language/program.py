@@ -10,9 +10,9 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Expr, Input, Name, Program
 from tilec.language.desugar import EXPANSIONS
 from tilec.language.inline import inliner
-from tilec.language.scope import Scope, Symbol, nearest
+from tilec.language.scope import FunctionScope, Symbol, nearest
 from tilec.language.statements import add_statement
-from tilec.language.syntax import Apply, FunctionSyntax, InputSyntax, StatementSyntax, below, token_span
+from tilec.language.syntax import CallSyntax, FunctionSyntax, InputSyntax, StatementSyntax, below, token_span
 from tilec.language.values import Expansion
 
 
@@ -29,7 +29,7 @@ def build_all(functions: list[FunctionSyntax], source: str) -> list[Program]:
 
 
 def _build(function: FunctionSyntax, source: str, expansions: dict[str, Expansion]) -> Program:
-    scope = Scope(source)
+    scope = FunctionScope(source)
     for s in reversed(function.statements):
         scope.later[str(s.target.name)] = token_span(s.target.name)
     inputs = free_inputs(function) if function.outputs is None else tuple(map(_input, function.inputs))
@@ -44,7 +44,7 @@ def _input(i: InputSyntax) -> Input:
     return Input(str(i.name), None if i.dims is None else tuple(i.dims), span=token_span(i.name))
 
 
-def _declare(i: Input, scope: Scope) -> None:
+def _declare(i: Input, scope: FunctionScope) -> None:
     old = scope.symbols.get(i.name)
     if old is not None:
         kind = "a dimension" if old.kind == "dimension" else "an input"
@@ -64,7 +64,7 @@ def _declare(i: Input, scope: Scope) -> None:
                 raise NameMistake(f"`{d}` is both an input and a dimension of `{i.name}`", i.span)
 
 
-def _outputs(function: FunctionSyntax, scope: Scope) -> tuple[str, ...]:
+def _outputs(function: FunctionSyntax, scope: FunctionScope) -> tuple[str, ...]:
     outputs = unread(function) if function.outputs is None else function.outputs
     if not outputs:
         raise NameMistake("a function returns at least one tensor", function.span, hint="write -> (O)")
@@ -93,7 +93,7 @@ def _names(s: StatementSyntax) -> list[tuple[str, str, Span]]:
             elif isinstance(e, Access) and e.span is not None:
                 found.append((e.tensor, "element", e.span))
                 use = "size"
-            elif isinstance(e, Apply):
+            elif isinstance(e, CallSyntax):
                 use = "value" if e.function in ("shape", "index") else use
             stack.extend([(child, use) for child in reversed(below(e))])
 
@@ -139,7 +139,7 @@ def unread(function: FunctionSyntax) -> list[Token]:
     return list(outputs.values())
 
 
-def choose(functions: list[FunctionSyntax], entry: str | None) -> int:
+def choose_entry(functions: list[FunctionSyntax], entry: str | None) -> int:
     """Position of the function to compile: the last, or the one that `entry` names."""
     if entry is None:
         return len(functions) - 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tilec.ir.functions import RANDOM
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, walk
-from tilec.language.indices import SIZE_FUNCTIONS, SIZE_OPERATORS
-from tilec.language.scope import Scope
+from tilec.language.indices import SIZE_FUNCTION_ARITIES, SIZE_OPERATORS
+from tilec.language.scope import FunctionScope
 
 
-def rank_of(e: Expr, scope: Scope) -> int | None:
+def rank_of(e: Expr, scope: FunctionScope) -> int | None:
     """Rank of an elementwise expression, where the ranks of what it reads are known. Seeds have rank 0."""
     ranks: list[int | None] = [0]
     stack = [e]
@@ -54,14 +54,14 @@ _RANKS = {
 }
 
 
-def is_size(e: Expr, scope: Scope) -> bool:
+def is_size(e: Expr, scope: FunctionScope) -> bool:
     """Is the body of an elementwise statement size arithmetic?"""
     for node in walk(e):
         match node:
             case Int():
                 pass
             case Call():
-                if node.function not in SIZE_OPERATORS and node.function not in SIZE_FUNCTIONS:
+                if node.function not in SIZE_OPERATORS and node.function not in SIZE_FUNCTION_ARITIES:
                     return False
                 if node.function == "shape" and len(node.args) == 1:
                     return False

@@ -36,7 +36,7 @@ class Symbol:
 
 
 @dataclass(slots=True)
-class Scope:
+class FunctionScope:
     """The names of one function while its statements are worked through, and the statements made of them so far."""
 
     source: str

@@ -21,9 +21,9 @@ from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.hints.misspelt import TRUTH
 from tilec.language.inline import adopt
-from tilec.language.scope import Scope, Symbol
+from tilec.language.scope import FunctionScope, Symbol
 from tilec.language.syntax import (
-    Apply,
+    CallSyntax,
     StatementSyntax,
     aggregation_of,
     below,
@@ -33,10 +33,10 @@ from tilec.language.syntax import (
     plural,
     token_span,
 )
-from tilec.language.values import Expansion, Region, Values, add, join
+from tilec.language.values import Expansion, Region, Values, append_statement, join
 
 
-def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Expansion] = EXPANSIONS) -> None:
+def add_statement(s: StatementSyntax, scope: FunctionScope, expansions: Mapping[str, Expansion] = EXPANSIONS) -> None:
     """Check a statement and append it, after those it expands to, to the scope's."""
     _check_assignable(s, scope)
     target = s.target
@@ -58,7 +58,7 @@ def add_statement(s: StatementSyntax, scope: Scope, expansions: Mapping[str, Exp
     scope.later.pop(str(target.name), None)
 
 
-def _check_assignable(s: StatementSyntax, scope: Scope) -> None:
+def _check_assignable(s: StatementSyntax, scope: FunctionScope) -> None:
     name = str(s.target.name)
     symbol = scope.symbols.get(name)
     if symbol is None:
@@ -79,7 +79,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     scope, name = values.scope, str(s.target.name)
     _check_whole(s)
     body = s.body
-    if isinstance(body, Apply) and body.function == "tuple":
+    if isinstance(body, CallSyntax) and body.function == "tuple":
         region = Region(False, frozenset(), None)
         elements = tuple([operand(values, arg, region, name).name for arg in body.args])
         scope.declare(Symbol(name, "tuple", token_span(s.target.name), elements=elements))
@@ -96,7 +96,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     statement = adopt(scope, since, value, name, s.span) or Statement(name, None, None, value, span=s.span)
     statement = replace(statement, attributes=(*s.attributes, *statement.attributes))
     _check_depth(statement)
-    add(statement, scope, token_span(s.target.name))
+    append_statement(statement, scope, token_span(s.target.name))
 
 
 def _check_whole(s: StatementSyntax) -> None:
@@ -169,10 +169,10 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     _check_depth(statement)
     _check_left(s, statement, scope)
     _check_bounds(s, statement, values, body)
-    add(statement, scope, span)
+    append_statement(statement, scope, span)
 
 
-def _sizes(s: StatementSyntax, scope: Scope) -> tuple[Expr, ...] | None:
+def _sizes(s: StatementSyntax, scope: FunctionScope) -> tuple[Expr, ...] | None:
     index, sizes = s.target.index, s.target.sizes
     assert index is not None
     if sizes is None:
@@ -192,7 +192,7 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
         return BY_SYMBOL[str(s.symbol)], s.body
     named = aggregation_of(s.body)
     if named is not None:
-        assert isinstance(s.body, Apply)
+        assert isinstance(s.body, CallSyntax)
         return named, values.aggregated(s.body, whole=True)
     return "assign", s.body
 
@@ -200,7 +200,7 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
 def _check_binding(s: StatementSyntax, aggregation: str, body: Expr, left: Collection[str]) -> None:
     """A statement's aggregation binds what stands on the right only: its list says the same, and leaves nothing out."""
     own = [v for v in direct_variables(body) if v not in left]
-    if isinstance(s.body, Apply) and body is not s.body and s.body.bound is not None:
+    if isinstance(s.body, CallSyntax) and body is not s.body and s.body.bound is not None:
         check_list(s.body, frozenset(left))
         listed = [v.name for v in s.body.bound]
         for node in index_nodes(body, nested=False):
@@ -264,7 +264,7 @@ def _check_placeable(c: Constraint, s: StatementSyntax, visible: frozenset[str])
     )
 
 
-def _check_left(s: StatementSyntax, statement: Statement, scope: Scope) -> None:
+def _check_left(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> None:
     """What stands on the left: sizes that can be left out, elements of tensors, the default."""
     assert statement.index is not None and s.target.index is not None
     if statement.sizes is None:
@@ -282,7 +282,7 @@ def _check_left(s: StatementSyntax, statement: Statement, scope: Scope) -> None:
         _check_default(s, statement, scope)
 
 
-def _check_default(s: StatementSyntax, statement: Statement, scope: Scope) -> None:
+def _check_default(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> None:
     assert s.default is not None and statement.index is not None
     span = token_span(s.default)
     symbol = scope.find(str(s.default), span)

@@ -1,8 +1,8 @@
 """Syntax: what the grammar's rules build, and the builder that the parser calls as it reduces them.
 
-Expressions are IR nodes already, except where their meaning depends on names: a call written in the text is an
-`Apply`, and a conditional without `:` a `Partial`. The builder runs inside the parser, so no tree is walked and depth
-costs no stack.
+Expressions are IR nodes already, except where their meaning depends on names: a call written in the text is a
+`CallSyntax`, and a conditional without `:` a `Partial`. The builder runs inside the parser, so no tree is walked and
+depth costs no stack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST_LITERAL = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Apply(Expr):
+class CallSyntax(Expr):
     """A call as written: of a function, an aggregation, a boundary word or a function of the source. `bound`: the index
     variables that an aggregation lists, `sum[k](...)`."""
 
@@ -59,7 +59,7 @@ class Partial(Expr):
 
 
 @dataclass(slots=True)
-class Target:
+class TargetSyntax:
     """Left side: `index` None when there are no brackets, `sizes` None when there is no colon."""
 
     name: Token
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(slots=True)
 class StatementSyntax:
-    target: Target
+    target: TargetSyntax
     symbol: Token | None
     body: Expr
     constraints: list[Expr]
@@ -107,7 +107,7 @@ def token_span(token: Token) -> Span:
 def below(e: Expr) -> tuple[Expr, ...]:
     """Direct subexpressions of a node of the syntax or of the IR."""
     match e:
-        case Apply():
+        case CallSyntax():
             return e.args
         case Partial():
             return (e.condition, e.value)
@@ -137,7 +137,7 @@ def check_depth(root: Expr) -> None:
 
 
 # What a rule of an expression yields: the node and where its text starts and stops, parentheses included.
-Piece = tuple[Expr, int, int]
+SpannedExpr = tuple[Expr, int, int]
 
 
 def _integer(token: Token) -> Int:
@@ -149,11 +149,11 @@ def _integer(token: Token) -> Int:
     return Int(int(text), span=token_span(token))
 
 
-def _call(function: str, args: tuple[Expr, ...], start: int, stop: int) -> Piece:
+def _call(function: str, args: tuple[Expr, ...], start: int, stop: int) -> SpannedExpr:
     return Call(function, args, span=Span(start, stop)), start, stop
 
 
-class Builder:
+class TreeBuilder:
     """One method a rule (or alias) of grammar/tile.lark; each takes the list of the rule's parts."""
 
     # lists
@@ -185,17 +185,17 @@ class Builder:
         return parts[0][0]
 
     # expressions
-    def integer(self, parts) -> Piece:
+    def integer(self, parts) -> SpannedExpr:
         token = parts[0]
         return _integer(token), token.start_pos, token.end_pos
 
-    def floating(self, parts) -> Piece:
+    def floating(self, parts) -> SpannedExpr:
         token = parts[0]
         value = float(token)
         assert not math.isnan(value)
         return Float(value, span=token_span(token)), token.start_pos, token.end_pos
 
-    def multiple(self, parts) -> Piece:
+    def multiple(self, parts) -> SpannedExpr:
         number, name = parts
         if name in NAMED_LITERALS:
             value = Float(NAMED_LITERALS[name], span=token_span(name))
@@ -203,62 +203,62 @@ class Builder:
         args = _integer(number), Index(str(name), span=token_span(name))
         return _call("mul", args, number.start_pos, name.end_pos)
 
-    def name(self, parts) -> Piece:
+    def name(self, parts) -> SpannedExpr:
         token = parts[0]
         return Name(str(token), span=token_span(token)), token.start_pos, token.end_pos
 
-    def index(self, parts) -> Piece:
+    def index(self, parts) -> SpannedExpr:
         token = parts[0]
         if token in NAMED_LITERALS:
             return Float(NAMED_LITERALS[token], span=token_span(token)), token.start_pos, token.end_pos
         return Index(str(token), span=token_span(token)), token.start_pos, token.end_pos
 
-    def access(self, parts) -> Piece:
+    def access(self, parts) -> SpannedExpr:
         name, _, exprs, close = parts
         span = Span(name.start_pos, close.end_pos)
         return Access(str(name), tuple(exprs), span=span), span.start, span.stop
 
-    def apply(self, parts) -> Piece:
+    def apply(self, parts) -> SpannedExpr:
         name, _, exprs, close = parts
         span = Span(name.start_pos, close.end_pos)
-        return Apply(str(name), tuple(exprs), span), span.start, span.stop
+        return CallSyntax(str(name), tuple(exprs), span), span.start, span.stop
 
-    def apply_binding(self, parts) -> Piece:
+    def apply_binding(self, parts) -> SpannedExpr:
         name, _, bound, _, _, exprs, close = parts
         span = Span(name.start_pos, close.end_pos)
         variables = tuple(Index(str(v), span=token_span(v)) for v in bound)
-        return Apply(str(name), tuple(exprs), span, variables), span.start, span.stop
+        return CallSyntax(str(name), tuple(exprs), span, variables), span.start, span.stop
 
-    def parenthesis(self, parts) -> Piece:
+    def parenthesis(self, parts) -> SpannedExpr:
         return parts[1][0], parts[0].start_pos, parts[2].end_pos
 
-    def binary(self, parts) -> Piece:
+    def binary(self, parts) -> SpannedExpr:
         (a, start, _), operator, (b, _, stop) = parts
         return _call(OPERATORS[str(operator), 2], (a, b), start, stop)
 
-    def prefix(self, parts) -> Piece:
+    def prefix(self, parts) -> SpannedExpr:
         operator, (a, _, stop) = parts
         return _call(OPERATORS[str(operator), 1], (a,), operator.start_pos, stop)
 
-    def select(self, parts) -> Piece:
+    def select(self, parts) -> SpannedExpr:
         (c, start, _), _, (a, _, _), _, (b, _, stop) = parts
         return _call("select", (c, a, b), start, stop)
 
-    def partial(self, parts) -> Piece:
+    def partial(self, parts) -> SpannedExpr:
         (c, start, _), _, (a, _, stop) = parts
         return Partial(c, a, Span(start, stop)), start, stop
 
     # statements
-    def target_whole(self, parts) -> Target:
-        return Target(parts[0], None, None, token_span(parts[0]))
+    def target_whole(self, parts) -> TargetSyntax:
+        return TargetSyntax(parts[0], None, None, token_span(parts[0]))
 
-    def target_indexed(self, parts) -> Target:
+    def target_indexed(self, parts) -> TargetSyntax:
         name, _, index, close = parts
-        return Target(name, index, None, Span(name.start_pos, close.end_pos))
+        return TargetSyntax(name, index, None, Span(name.start_pos, close.end_pos))
 
-    def target_sized(self, parts) -> Target:
+    def target_sized(self, parts) -> TargetSyntax:
         name, _, index, _, sizes, close = parts
-        return Target(name, index, sizes, Span(name.start_pos, close.end_pos))
+        return TargetSyntax(name, index, sizes, Span(name.start_pos, close.end_pos))
 
     def right_plain(self, parts):
         return None, parts[0][0], parts[0][2]
@@ -327,7 +327,7 @@ class Builder:
 
 def aggregation_of(e: Expr) -> str | None:
     """The aggregation that a call as written names, if it does: max and min of two arguments are functions."""
-    if isinstance(e, Apply) and e.function in AGGREGATIONS:
+    if isinstance(e, CallSyntax) and e.function in AGGREGATIONS:
         if e.function not in FUNCTIONS or len(e.args) == 1 or e.bound is not None:
             return e.function
     return None
@@ -344,7 +344,7 @@ def index_nodes(root: Expr, nested: bool = True) -> Iterator[Index]:
                 yield e
             continue
         if not nested and aggregation_of(e) is not None:
-            assert isinstance(e, Apply)
+            assert isinstance(e, CallSyntax)
             if e.bound is None:
                 continue
             hidden = hidden | {v.name for v in e.bound}
@@ -360,7 +360,7 @@ def plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def check_arity(e: Apply, low: int, high: int) -> None:
+def check_arity(e: CallSyntax, low: int, high: int) -> None:
     """Raise ArityMistake unless the call has between `low` and `high` arguments; 99 stands for any number."""
     if low <= len(e.args) <= high:
         return

@@ -14,11 +14,11 @@ from tilec.errors import Span, SyntaxMistake
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
 
-OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
-CLOSE = {close: open for open, close in OPEN.items()}
-COMPARISONS = frozenset(("EQEQ", "NOTEQ", "LESSTHAN", "MORETHAN", "LESSEQ", "MOREEQ"))
-ARITHMETIC = frozenset("CIRCUMFLEX VBAR AMPERSAND SHL SHR PLUS MINUS STAR SLASH PERCENT".split())
-RESERVED = frozenset(("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT"))
+OPENING = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+CLOSING = {close: open for open, close in OPENING.items()}
+COMPARISON_TOKENS = frozenset(("EQEQ", "NOTEQ", "LESSTHAN", "MORETHAN", "LESSEQ", "MOREEQ"))
+ARITHMETIC_TOKENS = frozenset("CIRCUMFLEX VBAR AMPERSAND SHL SHR PLUS MINUS STAR SLASH PERCENT".split())
+RESERVED_TOKENS = frozenset(("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT"))
 STARTS = frozenset(("INT", "FLOAT", "LPAR", "MINUS", "TILDE", "UPPER", "LOWER"))
 CHARACTERS = {
     "!": "`!=` compares; a bitwise not is `~`",
@@ -29,7 +29,7 @@ CHARACTERS = {
     "\\": "a statement may go on in the next line as it is",
     '"': "there are no strings in the language",
 }
-SIGNS = {
+SIGN_NAMES = {
     "EQEQ": "==", "NOTEQ": "!=", "LESSEQ": "<=", "MOREEQ": ">=", "SHL": "<<", "SHR": ">>", "LESSTHAN": "<",
     "MORETHAN": ">", "PLUS": "+", "MINUS": "-", "STAR": "*", "SLASH": "/", "PERCENT": "%", "CIRCUMFLEX": "^",
     "VBAR": "|", "AMPERSAND": "&", "TILDE": "~", "ARROW": "->", "EQUAL": "=", "COMMA": ",", "COLON": ":",
@@ -45,7 +45,7 @@ WORDS = {
     "INIT": "`init`",
     "NO_DEFRACT": "`no_defract`",
     "$END": "the end of the text",
-    **{name: f"`{sign}`" for name, sign in SIGNS.items()},
+    **{name: f"`{sign}`" for name, sign in SIGN_NAMES.items()},
 }
 
 CHAIN = r",\s*([^,;<>=]+)(<=?)([^,;<>=]+)(<=?)([^,;<>={}]+)"  # among constraints: low <= e < high
@@ -90,7 +90,7 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
         return mistake
     if token.type != "$END" and (mistake := explain_idiom(source, token.start_pos or 0)) is not None:
         return mistake
-    for rule in RULES:
+    for rule in COMPLAINT_RULES:
         mistake = rule(complaint)
         if mistake is not None:
             return mistake
@@ -110,9 +110,9 @@ def _open(tokens: list[Token]) -> list[Token]:
     """Brackets that are open after these tokens."""
     stack: list[Token] = []
     for t in tokens:
-        if t.type in OPEN:
+        if t.type in OPENING:
             stack.append(t)
-        elif t.type in CLOSE and stack and stack[-1].type == CLOSE[t.type]:
+        elif t.type in CLOSING and stack and stack[-1].type == CLOSING[t.type]:
             stack.pop()
     return stack
 
@@ -128,7 +128,7 @@ def _expected(accepted: Collection[str]) -> str:
         rest -= {"PLUS", "STAR", "EQUAL", "LESSTHAN", "MORETHAN"}
     if rest >= {"PLUS", "STAR", "MINUS"}:
         words.append("an operator")
-        rest -= ARITHMETIC | COMPARISONS | {"QMARK"}
+        rest -= ARITHMETIC_TOKENS | COMPARISON_TOKENS | {"QMARK"}
     words += [WORDS.get(name, name) for name in sorted(rest, key=_order)]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
@@ -170,12 +170,12 @@ def _end(c: Complaint) -> SyntaxMistake | None:
 
 
 def _closer(c: Complaint) -> SyntaxMistake | None:
-    if c.token.type not in CLOSE:
+    if c.token.type not in CLOSING:
         return None
     if not c.open:
         return SyntaxMistake(f"`{c.token}` closes nothing", c.span)
     opener = c.open[-1]
-    if opener.type == CLOSE[c.token.type]:
+    if opener.type == CLOSING[c.token.type]:
         return None
     return SyntaxMistake(
         f"`{c.token}` cannot close the `{opener}` on line {opener.line}, column {opener.column}",
@@ -185,7 +185,7 @@ def _closer(c: Complaint) -> SyntaxMistake | None:
 
 
 def _reserved(c: Complaint) -> SyntaxMistake | None:
-    if c.token.type not in RESERVED or not {"UPPER", "LOWER"} & set(c.accepted):
+    if c.token.type not in RESERVED_TOKENS or not {"UPPER", "LOWER"} & set(c.accepted):
         return None
     return SyntaxMistake(f"`{c.token}` is a reserved word", c.span, hint="choose another name")
 
@@ -224,7 +224,11 @@ def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
 
 def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
     """`O[i : N] = +(A[i]) * B[i]`: where an expression had ended, the operator would have been taken."""
-    if c.token.type not in ARITHMETIC | COMPARISONS | {"QMARK"} or c.previous is None or c.previous.type != "RPAR":
+    if (
+        c.token.type not in ARITHMETIC_TOKENS | COMPARISON_TOKENS | {"QMARK"}
+        or c.previous is None
+        or c.previous.type != "RPAR"
+    ):
         return None
     if not set(c.accepted) <= {"COMMA", "SEMICOLON", "DEFAULT", "INIT", "NO_DEFRACT", "RBRACE", "$END"}:
         return None
@@ -236,7 +240,7 @@ def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
 
 
 def _chained(c: Complaint) -> SyntaxMistake | None:
-    if c.token.type not in COMPARISONS or not {"AMPERSAND", "VBAR"} & set(c.accepted):
+    if c.token.type not in COMPARISON_TOKENS or not {"AMPERSAND", "VBAR"} & set(c.accepted):
         return None
     hint = "write (a < b) & (b < c)"
     if not c.open or c.open[-1].type == "LBRACE":  # among a statement's constraints
@@ -328,7 +332,7 @@ def _colon(c: Complaint) -> SyntaxMistake | None:
     return SyntaxMistake("unexpected `:`", c.span, hint=f"{hint}; a conditional is `c ? a : b`")
 
 
-RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
+COMPLAINT_RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
     _empty,
     _end,
     _reserved,

@@ -26,8 +26,8 @@ from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
 from tilec.language.hints.functions import reduction, replacement
 from tilec.language.ranks import is_size, rank_of
-from tilec.language.scope import Scope, Symbol, nearest
-from tilec.language.syntax import Apply, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
+from tilec.language.scope import FunctionScope, Symbol, nearest
+from tilec.language.syntax import CallSyntax, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
 
 BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.result == "bool")
 
@@ -43,14 +43,14 @@ class Region:
     root: Expr | None = None
 
 
-Expansion = Callable[["Values", Apply, Region], Expr]
+Expansion = Callable[["Values", CallSyntax, Region], Expr]
 
 
 @dataclass(slots=True)
 class Values:
     """Works through the expressions of one statement; statements that an expansion needs go before it."""
 
-    scope: Scope
+    scope: FunctionScope
     expansions: Mapping[str, Expansion]
     span: Span
     constraints: dict[str, list[Constraint]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Values:
                 return self.name(e, region)
             case Access():
                 return indices.access(e, self.scope)
-            case Apply():
+            case CallSyntax():
                 return self.apply(e, region)
             case Call("select", args):
                 return self.select(args, region, e.span)
@@ -111,7 +111,7 @@ class Values:
             symbol.rank, symbol.rank_span = 0, e.span
         return e
 
-    def apply(self, e: Apply, region: Region) -> Expr:
+    def apply(self, e: CallSyntax, region: Region) -> Expr:
         """A call as written."""
         if e.bound is not None and not aggregation_of(e):
             raise AggregationMistake(
@@ -132,7 +132,7 @@ class Values:
             return Call(e.function, tuple(args), span=e.span)
         raise self.unknown(e)
 
-    def unknown(self, e: Apply) -> NameMistake:
+    def unknown(self, e: CallSyntax) -> NameMistake:
         source = self.scope.source
         args = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
         text = replacement(e.function, args, source, self.scope.current or "Y")
@@ -149,7 +149,7 @@ class Values:
             hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS])
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
 
-    def aggregate(self, e: Apply, region: Region) -> Aggregate:
+    def aggregate(self, e: CallSyntax, region: Region) -> Aggregate:
         """A nested aggregation: it binds the variables of its own that are not known outside."""
         body = self.aggregated(e)
         if e.bound is not None:
@@ -176,7 +176,7 @@ class Values:
             del self.implied[c]
         return [c for c in mine if c not in self.all_constraints]
 
-    def apart(self, node: Aggregate, e: Apply) -> Aggregate:
+    def apart(self, node: Aggregate, e: CallSyntax) -> Aggregate:
         """The aggregation with names of its own for variables that a claimed constraint holds and that stand elsewhere
         too: as text the constraint would be of both."""
         texts = set(self.all_constraints)
@@ -196,7 +196,7 @@ class Values:
         assert isinstance(renamed, Aggregate)
         return replace(renamed, bound=bound)
 
-    def aggregated(self, e: Apply, whole: bool = False) -> Expr:
+    def aggregated(self, e: CallSyntax, whole: bool = False) -> Expr:
         """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where
         it is no elementwise function's name: the indices on the left say what its points are."""
         source, name = self.scope.source, self.scope.current or "Y"
@@ -243,14 +243,14 @@ class Values:
     def emit(self, base: str, body: Expr, **parts) -> Name:
         """Put a statement of an expansion before this one; its fresh name."""
         name = self.scope.fresh(base)
-        add(
+        append_statement(
             Statement(name, parts.pop("index", None), parts.pop("sizes", None), body, **parts, span=self.span),
             self.scope,
         )
         return Name(name, span=body.span)
 
 
-def add(statement: Statement, scope: Scope, span: Span | None = None) -> None:
+def append_statement(statement: Statement, scope: FunctionScope, span: Span | None = None) -> None:
     """Append a finished statement and declare its output, whose name stands at `span`."""
     scope.statements.append(statement)
     if statement.index is not None:

@@ -15,11 +15,11 @@ Integers = list[list[int]]
 Rationals = Sequence[Sequence[Fraction | int]]
 
 
-def identity(n: int) -> Integers:
+def identity_matrix(n: int) -> Integers:
     return [[int(i == j) for j in range(n)] for i in range(n)]
 
 
-def multiply(a: Rationals, b: Rationals) -> list[list]:
+def matrix_product(a: Rationals, b: Rationals) -> list[list]:
     return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
 
 
@@ -150,7 +150,7 @@ def integral_points(rows: Rationals, offsets: Sequence[Fraction | int], n: int) 
     origin = solve_integers(system, [-int(x * scale) for x in offsets], n + len(rows))
     if origin is None:
         return None
-    lattice = dual(row_basis([*identity(n), *rows])) if n else []
+    lattice = dual(row_basis([*identity_matrix(n), *rows])) if n else []
     basis, _ = hermite([[int(x) for x in row] for row in lattice], n)
     point = origin[:n]
     for j in range(n):

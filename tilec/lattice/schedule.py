@@ -17,7 +17,7 @@ import islpy
 
 from tilec.ir.index import Affine
 from tilec.lattice.hermite import hermite, inverse
-from tilec.lattice.sets import Condition, writer_text
+from tilec.lattice.sets import InRange, writer_text
 
 MOST_ROUNDS = 500  # of the search; each adds a difference that the vector before fails
 
@@ -30,7 +30,7 @@ class Dependence:
     `reads` (as many forms each); conditions keep the latter inside its tensor."""
 
     variables: tuple[str, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[InRange, ...]
     writes: tuple[Affine, ...]
     reads: tuple[Affine, ...]
 

@@ -37,7 +37,7 @@ Box = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Condition:
+class InRange:
     """`form` is an integer and 0 <= form < bound."""
 
     form: Affine
@@ -45,13 +45,13 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Domain:
+class IntegerSet:
     """Integer points of `variables` at which every condition holds. The conditions on tensors' elements, `dependent`,
     are kept apart: what is computed here is what holds whatever the elements are."""
 
     variables: tuple[str, ...]
-    conditions: tuple[Condition, ...]
-    dependent: tuple[Condition, ...] = ()
+    conditions: tuple[InRange, ...]
+    dependent: tuple[InRange, ...] = ()
 
 
 def depends_on_data(form: Affine) -> bool:
@@ -67,11 +67,11 @@ def domain_of(
     sizes: Sequence[int] = (),
     variables: Sequence[str] | None = None,
     own: str | None = None,
-) -> Domain:
+) -> IntegerSet:
     """Points at which every access of `roots` and `index` lies inside its tensor, `index` inside `sizes`, and the
     constraints hold. `variables`: all free ones unless given; `own`: the tensor whose reads constrain nothing."""
-    found: dict[Condition, None] = {}
-    dependent: dict[Condition, None] = {}
+    found: dict[InRange, None] = {}
+    dependent: dict[InRange, None] = {}
     pairs = list(zip(index, sizes, strict=True))
     for access in constraining(*index, *roots, own=own):
         pairs.extend(zip(access.index, shapes[access.tensor], strict=True))
@@ -81,10 +81,10 @@ def domain_of(
         pairs.append((c.expr, c.bound.value))
     for e, bound in pairs:
         form = linear(e)
-        (dependent if depends_on_data(form) else found).setdefault(Condition(form, bound))
+        (dependent if depends_on_data(form) else found).setdefault(InRange(form, bound))
     if variables is None:
         variables = index_variables(*index, *roots, *(c.expr for c in constraints))
-    return Domain(tuple(variables), tuple(found), tuple(dependent))
+    return IntegerSet(tuple(variables), tuple(found), tuple(dependent))
 
 
 def sizes_of(s: Statement) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def domain(s: Statement, shapes: Shapes) -> Domain:
+def domain(s: Statement, shapes: Shapes) -> IntegerSet:
     """Valid points of a bound statement; guards and conditions on data are ignored."""
     roots = (s.body,) if s.guard is None else (s.guard, s.body)
     variables = index_variables(*expressions(replace(s, init=None)))
@@ -118,7 +118,7 @@ def bounds(s: Statement, shapes: Shapes, fixed: Mapping[str, int] | None = None)
     return bounds_of(domain(s, shapes), fixed)
 
 
-def bounds_of(d: Domain, fixed: Mapping[str, int] | None = None) -> Box | None:
+def bounds_of(d: IntegerSet, fixed: Mapping[str, int] | None = None) -> Box | None:
     """Exact inclusive range of each variable over a domain's points, None if it is empty. UnboundIndex if infinite."""
     box: Box = {}
     for part in _components(_fix(d, fixed)):
@@ -130,7 +130,7 @@ def bounds_of(d: Domain, fixed: Mapping[str, int] | None = None) -> Box | None:
     return {name: box[name] for name in d.variables}
 
 
-def is_box(d: Domain, box: Box, fixed: Mapping[str, int] | None = None) -> bool:
+def is_box(d: IntegerSet, box: Box, fixed: Mapping[str, int] | None = None) -> bool:
     """Is every integer point of the box in the domain? (Conditions on data are ignored.)"""
     return all(part.contains([box[v] for v in part.variables]) for part in _components(_fix(d, fixed)))
 
@@ -146,7 +146,7 @@ def writes_conflict(s: Statement, shapes: Shapes) -> bool:
     return any(not part.injective(part.rows) for part in _components(d, rows))
 
 
-def points_meet(parts: Sequence[Domain], s: Statement) -> bool:
+def points_meet(parts: Sequence[IntegerSet], s: Statement) -> bool:
     """Do two points of the union of these sets write one element of a bound statement?"""
     rows = [linear(e) for e in s.index or ()]
     if any(map(depends_on_data, rows)):
@@ -172,7 +172,7 @@ def covers(s: Statement, shapes: Shapes) -> bool:
     return constant and all(part.fills(part.rows, [size[r] for r in part.rows]) for part in _components(d, rows))
 
 
-def reaches(d: Domain, other: Domain, index: Sequence[Expr]) -> bool:
+def reaches(d: IntegerSet, other: IntegerSet, index: Sequence[Expr]) -> bool:
     """Does some point of `d` write every element that a point of `other`, over the same variables, does? `index` is
     the output's, without data."""
     names, rows = {v: f"x{i}" for i, v in enumerate(d.variables)}, [linear(e) for e in index]
@@ -183,12 +183,12 @@ def reaches(d: Domain, other: Domain, index: Sequence[Expr]) -> bool:
     return wanted.is_subset(written)
 
 
-def _fix(d: Domain, fixed: Mapping[str, int] | None) -> Domain:
+def _fix(d: IntegerSet, fixed: Mapping[str, int] | None) -> IntegerSet:
     if not fixed:
         return d
     values = {name: Affine.combine({}, value) for name, value in fixed.items()}
-    conditions = tuple(Condition(c.form.substitute(values), c.bound) for c in d.conditions)
-    return Domain(tuple(v for v in d.variables if v not in fixed), conditions, d.dependent)
+    conditions = tuple(InRange(c.form.substitute(values), c.bound) for c in d.conditions)
+    return IntegerSet(tuple(v for v in d.variables if v not in fixed), conditions, d.dependent)
 
 
 def _form_variables(form: Affine) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class _Component:
     """Variables that conditions (and output rows) tie together."""
 
     variables: tuple[str, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[InRange, ...]
     rows: tuple[Affine, ...]
 
     def ranges(self) -> list[tuple[int, int]] | None:
@@ -253,7 +253,7 @@ class _Component:
         return writer_text({v: f"x{i}" for i, v in enumerate(self.variables)}, self.conditions, rows)
 
 
-def writer_text(names: dict[str, str], conditions: Iterable[Condition], rows: Sequence[Affine] = ()) -> str:
+def writer_text(names: dict[str, str], conditions: Iterable[InRange], rows: Sequence[Affine] = ()) -> str:
     """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
     writer = _Writer(names)
     for c in conditions:
@@ -301,7 +301,7 @@ class _Writer:
         return self.known[key]
 
 
-def _components(d: Domain, rows: Iterable[Affine] = ()) -> list[_Component]:
+def _components(d: IntegerSet, rows: Iterable[Affine] = ()) -> list[_Component]:
     """Split a domain, and the output rows with it; conditions without variables make a component of their own."""
     leader = {v: v for v in d.variables}
 
@@ -315,10 +315,10 @@ def _components(d: Domain, rows: Iterable[Affine] = ()) -> list[_Component]:
     for _, names in (*held, *written):
         for name in names[1:]:
             leader[find(name)] = find(names[0])
-    groups: dict[str, tuple[list[str], list[Condition], list[Affine]]] = {}
+    groups: dict[str, tuple[list[str], list[InRange], list[Affine]]] = {}
     for v in d.variables:
         groups.setdefault(find(v), ([], [], []))[0].append(v)
-    constant: list[Condition] = []
+    constant: list[InRange] = []
     for c, names in held:
         (groups[find(names[0])][1] if names else constant).append(c)
     for row, names in written:

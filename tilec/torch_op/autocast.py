@@ -34,7 +34,7 @@ SENSITIVE = frozenset(
     "exp expm1 log log1p logaddexp pow rsqrt recip tan asin acos sinh cosh softplus".split()  # torch's, by name
 )
 ADDING = frozenset(("sum", "prod", "mean", "logsumexp"))
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def cast(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]) -> Sequence[torch.Tensor]:
@@ -48,7 +48,7 @@ def cast(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[
     if how == "as given":
         return tensors
     wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
-    taken = (torch.float32, *HALVES) if how == "product" else HALVES
+    taken = (torch.float32, *HALF_DTYPES) if how == "product" else HALF_DTYPES
     return [t.to(wanted) if t.dtype in taken and not w else t for t, w in zip(tensors, weak, strict=True)]
 
 

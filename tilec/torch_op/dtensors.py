@@ -19,7 +19,7 @@ from tilec.distributed.sharding import Sharding, shard
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
-from tilec.pipeline import Setting, apply
+from tilec.pipeline import CallContext, apply
 from tilec.specialise import Prepared, Specialised, Specialiser
 from tilec.torch_op.collectives import exchange, reduce
 
@@ -125,7 +125,7 @@ def plan_of(
     special: Specialised, sizes: Mapping[str, int], placements: Mapping[str, Placement], ranks: int
 ) -> Sharding:
     """How so many ranks divide a program."""
-    flat = apply(FLAT, special.program, Setting(special.types, sizes))
+    flat = apply(FLAT, special.program, CallContext(special.types, sizes))
     return shard(flat, infer(flat, special.types), placements, ranks)
 
 

@@ -20,19 +20,19 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from tilec.torch_op.state import transforming
 
 Results = tuple[torch.Tensor | None, ...]
-Tensors = Sequence[torch.Tensor]
+TensorSequence = Sequence[torch.Tensor]
 
 
-def through_levels(node: Any, recorded: Any, tensors: Tensors) -> Results:
+def through_levels(node: Any, recorded: Any, tensors: TensorSequence) -> Results:
     """`node.apply(recorded, *tensors)` where transforms are under way."""
     if not transforming():
         return node.apply(recorded, *tensors)
     tensors = [_functorch.unwrap_if_dead(t) for t in tensors]
     interpreter: Any = retrieve_current_functorch_interpreter()
-    return RULES[interpreter.key()](interpreter, node, recorded, tensors)
+    return LEVEL_RULES[interpreter.key()](interpreter, node, recorded, tensors)
 
 
-def _differentiated(interpreter: Any, node: Any, recorded: Any, tensors: Tensors) -> Results:
+def _differentiated(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
     (lifted, _) = interpreter.lift(tuple(tensors), {})
     with enable_single_level_autograd_function():
         return _Level.apply((node, recorded), *lifted)  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ class _Level(torch.autograd.function._SingleLevelFunction):
         return ctx.node.jvp(ctx, *tangents)
 
 
-def _batched(interpreter: Any, node: Any, recorded: Any, tensors: Tensors) -> Results:
+def _batched(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
     level, info = interpreter.level(), (interpreter.batch_size(), interpreter.randomness())
     inner, dims = unwrap_batched(tuple(tensors), level)
     with interpreter.lower():
@@ -80,7 +80,7 @@ def _batched(interpreter: Any, node: Any, recorded: Any, tensors: Tensors) -> Re
     return tuple(wrapped)
 
 
-def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: Tensors) -> Results:
+def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
     """A call writes to none of its inputs, so the level below may have it as it is."""
     api: Any = FunctorchFunctionalizeAPI(interpreter)
     inner = api.unwrap_tensors(tuple(tensors))
@@ -89,7 +89,7 @@ def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: Tensors
     return api.wrap_tensors(results)
 
 
-RULES: dict[Any, Callable[[Any, Any, Any, Tensors], Results]] = {
+LEVEL_RULES: dict[Any, Callable[[Any, Any, Any, TensorSequence], Results]] = {
     TransformType.Grad: _differentiated,
     TransformType.Jvp: _differentiated,
     TransformType.Vmap: _batched,

@@ -25,13 +25,12 @@ from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
 from tilec.specialise import Prepared, Specialised, Specialiser
 from tilec.torch_op import dtensors, symbolic
-from tilec.torch_op.levels import through_levels
+from tilec.torch_op.levels import Results, through_levels
 from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
 from tilec.tracebacks import hide_frames
 from tilec.transforms.simplify.simplify import simplify
 
-Results = tuple[torch.Tensor | None, ...]
 Weak = tuple[bool, ...]
 Values = tuple[int, ...]
 
@@ -95,7 +94,7 @@ def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, va
     types = symbolic.example_types(function, tensors, weak)
     special = function.specialised(types, dict(zip(function.sizes, map(symbolic.example, values), strict=True)))
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-    results = symbolic.results(function, tensors, weak, values)
+    results = symbolic.result_types(function, tensors, weak, values)
     return Open(function, weak, values, (), outputs, special, None, function, types=results)
 
 

@@ -17,13 +17,13 @@ from tilec.torch_op.state import recording
 from tilec.torch_op.text import function_of
 
 SCHEMA = "call(str program, Tensor[] inputs, int[] numbers, SymInt[] sizes) -> Tensor[]"
-LIBRARY = torch.library.Library("tilec", "DEF")
-LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+TORCH_LIBRARY = torch.library.Library("tilec", "DEF")
+TORCH_LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 
-Tensors = list[torch.Tensor]
+TensorList = list[torch.Tensor]
 
 
-def _carried_out(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+def _carried_out(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """The outputs: tensors of their own, laid out as the fake ones are."""
     function = function_of(program)
     memory = {t.untyped_storage().data_ptr() for t in inputs}
@@ -40,17 +40,17 @@ def _carried_out(program: str, inputs: Tensors, numbers: Sequence[int], sizes: S
     return results
 
 
-def weak_of(inputs: Tensors, numbers: Sequence[int] | None) -> tuple[bool, ...]:
+def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ...]:
     """Which inputs are Python numbers."""
     return tuple([place in (numbers or ()) for place in range(len(inputs))])
 
 
-def _fake(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Tensors of the outputs' shapes and types."""
     function = function_of(program)
     device = inputs[0].device if inputs else torch.device("cpu")
     if symbolic.is_open(inputs, sizes):
-        results = symbolic.results(function, inputs, weak_of(inputs, numbers), sizes)
+        results = symbolic.result_types(function, inputs, weak_of(inputs, numbers), sizes)
     else:
         results = function.results(
             function.types(inputs, weak_of(inputs, numbers)), dict(zip(function.sizes, sizes, strict=True))
@@ -58,7 +58,7 @@ def _fake(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence
     return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device) for t in results if t is not None]
 
 
-def _recorded(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """A call by torch itself, as an exported graph makes it, under autograd."""
     if recording(inputs):
         return _called(program, inputs, numbers, sizes)
@@ -66,13 +66,13 @@ def _recorded(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequ
         return torch.ops.tilec.call(program, inputs, numbers or [], sizes or [])  # a package has None for empty
 
 
-def _called(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+def _called(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     return [
         r for r in call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes or ())) if r is not None
     ]
 
 
-def _in_old_vmap(program: str, inputs: Tensors, numbers: Sequence[int], sizes: Sequence[int]) -> Tensors:
+def _in_old_vmap(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
@@ -89,8 +89,8 @@ def _in_old_vmap(program: str, inputs: Tensors, numbers: Sequence[int], sizes: S
 
 
 for device in ("CPU", "CUDA"):
-    LIBRARY.impl("call", _carried_out, device)
-LIBRARY.impl("call", _recorded, "Autograd")
-LIBRARY.impl("call", _in_old_vmap, "Batched")
-LIBRARY.impl("call", _called, "FuncTorchDynamicLayerFrontMode")
-torch.library.register_fake("tilec::call", _fake, lib=LIBRARY)
+    TORCH_LIBRARY.impl("call", _carried_out, device)
+TORCH_LIBRARY.impl("call", _recorded, "Autograd")
+TORCH_LIBRARY.impl("call", _in_old_vmap, "Batched")
+TORCH_LIBRARY.impl("call", _called, "FuncTorchDynamicLayerFrontMode")
+torch.library.register_fake("tilec::call", _fake, lib=TORCH_LIBRARY)

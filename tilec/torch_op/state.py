@@ -9,7 +9,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-DEVICES = ("cpu", "cuda")
+DEVICE_TYPES = ("cpu", "cuda")
 _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
@@ -71,5 +71,5 @@ def ordinary(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _readable(t: torch.Tensor) -> bool:
-    stored = type(t) in PLAIN and t.layout is torch.strided and t.device.type in DEVICES
+    stored = type(t) in PLAIN and t.layout is torch.strided and t.device.type in DEVICE_TYPES
     return stored and not t.is_neg() and not t._is_zerotensor()

@@ -21,9 +21,9 @@ from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
 from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, size_inputs
 
-Size = Any  # int or torch.SymInt
-Shape = tuple[Size, ...]
-FUNCTIONS: dict[str, Callable[..., Size]] = {
+OpenSize = Any  # int or torch.SymInt
+OpenShape = tuple[OpenSize, ...]
+SYMBOLIC_FUNCTIONS: dict[str, Callable[..., OpenSize]] = {
     **SIZE_FUNCTIONS,
     "max": lambda *a: reduce(torch.sym_max, a),
     "min": lambda *a: reduce(torch.sym_min, a),
@@ -32,11 +32,11 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
 }
 
 
-class _Unknown(Exception):
+class _Unfollowed(Exception):
     """A shape that is not followed."""
 
 
-def example(size: Size) -> int:
+def example(size: OpenSize) -> int:
     """The number that stands for a size's class."""
     if isinstance(size, int):
         return size
@@ -57,8 +57,8 @@ def example_types(
     return function.types(meta, weak)
 
 
-def results(
-    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[Size]
+def result_types(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[OpenSize]
 ) -> tuple[TensorType | None, ...]:
     """The type of each output (None: no result), with sizes as open as the inputs'."""
     types = example_types(function, tensors, weak)
@@ -66,7 +66,7 @@ def results(
     shapes = dict(zip(function.inputs, (tuple(t.shape) for t in tensors), strict=True))
     try:
         made = _Shapes(function.program, shapes, dict(zip(function.sizes, values, strict=True))).run()
-    except _Unknown:
+    except _Unfollowed:
         made = {}
     known = []
     for name, t in zip(function.outputs, found, strict=True):
@@ -81,7 +81,7 @@ def results(
 class _Shapes:
     """One pass over the statements of a program."""
 
-    def __init__(self, program: Program, shapes: Mapping[str, Shape], values: Mapping[str, Size]):
+    def __init__(self, program: Program, shapes: Mapping[str, OpenShape], values: Mapping[str, OpenSize]):
         self.program = program
         self.shapes = dict(shapes)
         self.values = {name: values[name] for name in size_inputs(program) if name in values}
@@ -90,30 +90,30 @@ class _Shapes:
                 if isinstance(dim, str):
                     self.values.setdefault(dim, size)
 
-    def run(self) -> dict[str, Shape]:
+    def run(self) -> dict[str, OpenShape]:
         for s in self.program.statements:
             self.shapes[s.output] = self._statement(s)
         return self.shapes
 
-    def _statement(self, s: Statement) -> Shape:
+    def _statement(self, s: Statement) -> OpenShape:
         if s.index is None:
             try:
                 self.values[s.output] = self.evaluate(s.body)
-            except (_Unknown, ZeroDivisionError):
+            except (_Unfollowed, ZeroDivisionError):
                 pass
             return self.of(s.body)
         if s.sizes is not None:
             return tuple(map(self.evaluate, s.sizes))
         return tuple(self._left_out(s, e) for e in s.index)
 
-    def _left_out(self, s: Statement, e: Expr) -> Size:
+    def _left_out(self, s: Statement, e: Expr) -> OpenSize:
         """The size of an output index, from where the variable stands bare."""
         for access in (x for root in expressions(s) for x in walk(root) if isinstance(x, Access)):
             if isinstance(e, Index) and e in access.index and access.tensor in self.shapes:
                 return self.shapes[access.tensor][access.index.index(e)]
-        raise _Unknown
+        raise _Unfollowed
 
-    def evaluate(self, e: Expr) -> Size:
+    def evaluate(self, e: Expr) -> OpenSize:
         match e:
             case Int(value):
                 return value
@@ -122,11 +122,11 @@ class _Shapes:
                     return self.values[name]
             case Call("shape", (Name(name), axis)):
                 return self.shapes[name][example(self.evaluate(axis))]
-            case Call(function, args) if function in FUNCTIONS:
-                return FUNCTIONS[function](*map(self.evaluate, args))
-        raise _Unknown
+            case Call(function, args) if function in SYMBOLIC_FUNCTIONS:
+                return SYMBOLIC_FUNCTIONS[function](*map(self.evaluate, args))
+        raise _Unfollowed
 
-    def of(self, e: Expr) -> Shape:
+    def of(self, e: Expr) -> OpenShape:
         """The shape of an elementwise expression."""
         match e:
             case Call("reshape", (_, Call("shape", (Name(like),)))):
@@ -138,10 +138,10 @@ class _Shapes:
             case Call("scatter", (_, _, like)) | Call("simple_reduce", (_, like)):
                 return self.of(like)
             case Call(function) if function in STRUCTURAL:
-                raise _Unknown
-        return broadcast(tuple(self._operands(e)))
+                raise _Unfollowed
+        return broadcast_sizes(tuple(self._operands(e)))
 
-    def _operands(self, e: Expr) -> Iterator[Shape]:
+    def _operands(self, e: Expr) -> Iterator[OpenShape]:
         match e:
             case Name(name):
                 yield self.shapes.get(name, ())
@@ -156,7 +156,7 @@ class _Shapes:
                     yield from self._operands(a)
 
 
-def broadcast(shapes: Sequence[Shape]) -> Shape:
+def broadcast_sizes(shapes: Sequence[OpenShape]) -> OpenShape:
     """The shape of operands together, as their examples say."""
     rank = max(map(len, shapes), default=0)
     sizes = []
@@ -166,7 +166,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(sizes)
 
 
-def is_open(tensors: Sequence[torch.Tensor], values: Sequence[Size]) -> bool:
+def is_open(tensors: Sequence[torch.Tensor], values: Sequence[OpenSize]) -> bool:
     """Are some sizes left open?"""
     return any([not isinstance(n, int) for t in tensors for n in t.shape]) or any(
         not isinstance(n, int) for n in values

@@ -25,7 +25,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
-from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, domain, domain_of, sizes_of
+from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
 from tilec.transforms.util.naming import separate
 
 
@@ -41,12 +41,12 @@ def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]
             variables += e.bound
             conditions += inner.conditions
         reads = [linear(e) for e in access.index]
-        conditions += [Condition(form, n) for form, n in zip(reads, sizes_of(s), strict=True)]
+        conditions += [InRange(form, n) for form, n in zip(reads, sizes_of(s), strict=True)]
         elements = _elements((*reads, *writes))
         forms = {k: Affine.variable(v) for k, v in elements.items()}
         d = Dependence(
             (*dict.fromkeys(variables), *elements.values()),
-            tuple(Condition(_freed(c.form, forms), c.bound) for c in dict.fromkeys(conditions)),
+            tuple(InRange(_freed(c.form, forms), c.bound) for c in dict.fromkeys(conditions)),
             tuple(_freed(w, forms) for w in writes),
             tuple(_freed(r, forms) for r in reads),
         )
@@ -79,7 +79,7 @@ def _freed(form: Affine, elements: Mapping[Expr, Affine]) -> Affine:
     return result
 
 
-def reach(s: Statement, shapes: Shapes) -> Box:
+def own_reach(s: Statement, shapes: Shapes) -> Box:
     """Least and greatest coordinate, along each dimension, of the elements that a flat recurrence reads of itself,
     those outside included, by the names of its output's variables."""
     points = domain(s, shapes)
@@ -94,10 +94,10 @@ def reach(s: Statement, shapes: Shapes) -> Box:
             conditions += inner.conditions
         for name, i, n in zip(names, access.index, sizes_of(s), strict=True):
             form, value = linear(i), Affine.variable("#")
-            both = (Condition(form - value, 1), Condition(value - form, 1))
+            both = (InRange(form - value, 1), InRange(value - form, 1))
             found = None
             if not _elements((form,)):
-                found = bounds_of(Domain((*variables, "#"), (*conditions, *both)))
+                found = bounds_of(IntegerSet((*variables, "#"), (*conditions, *both)))
             low, high = found["#"] if found else (0, n - 1)
             a, b = box.get(name, (low, high))
             box[name] = min(a, low), max(b, high)

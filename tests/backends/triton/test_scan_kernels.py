@@ -14,8 +14,8 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.scan import scan as scans
 from tilec.backends.triton.scan.form import recognise_scan, recognise_steps
-from tilec.backends.triton.scan.kernel import Tiling
-from tilec.backends.triton.scan.scan import choose_tiling
+from tilec.backends.triton.scan.kernel import ScanTiling
+from tilec.backends.triton.scan.scan import choose_scan_tiling
 from tilec.ir.program import Access, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -57,10 +57,11 @@ def test_compiled_for_each_target(source, shape, dtype, target):
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(
-    "tiling", [Tiling(16, 64, False, 2, apart=True), pytest.param(Tiling(64, 32, False, 4), marks=pytest.mark.slow)]
+    "tiling",
+    [ScanTiling(16, 64, False, 2, apart=True), pytest.param(ScanTiling(64, 32, False, 4), marks=pytest.mark.slow)],
 )
 def test_other_blocks_compile(tiling, monkeypatch):
-    monkeypatch.setattr(scans, "choose_tiling", lambda scan, seen: tiling)
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
     for source in (ACROSS % "logsumexp", LINEAR.replace("t - 1", "t + 1")):
         f = tilec.compile(source, backend="triton")
         inputs = [tilec.spec((40_000, 64))] * len(f.inputs)
@@ -82,7 +83,7 @@ def scan_of(source, *shapes):
 def test_blocks(rows, steps):
     for source, shape in ((ALONG, (rows, steps)), (ACROSS, (steps, rows))):
         scan, seen = scan_of(source % "+", shape)
-        t = choose_tiling(scan, seen)
+        t = choose_scan_tiling(scan, seen)
         assert (scan.rows, scan.steps) == (rows, steps)
         assert t.along == (source is ALONG or rows == 1)
         assert t.apart == (not t.along and rows >= 32)

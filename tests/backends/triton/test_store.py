@@ -13,25 +13,25 @@ from pathlib import Path
 import pytest
 
 from tilec import knobs
-from tilec.backends.triton.tuning.store import Environment, Key, Store, Tuned, default_store
+from tilec.backends.triton.tuning.store import Environment, Tuned, TuningKey, TuningStore, default_store
 from tilec.errors import InputMistake
 
 ENVIRONMENT = Environment("0.1.0", "2.13.0", "3.6.0", "NVIDIA H200", "9.0")
-KEY = Key.of(ENVIRONMENT, "dot", "def kernel(): pass", "m128 n128 k64")
+KEY = TuningKey.of(ENVIRONMENT, "dot", "def kernel(): pass", "m128 n128 k64")
 TUNED = Tuned({"rows": 128, "stages": 3, "order": "grouped"}, 18.25)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "not" / "yet" / "there")
+def store(tmp_path: Path) -> TuningStore:
+    return TuningStore(tmp_path / "not" / "yet" / "there")
 
 
-def again(store: Store) -> Store:
+def again(store: TuningStore) -> TuningStore:
     """As another process sees it."""
-    return Store(store.directory)
+    return TuningStore(store.directory)
 
 
-def test_kept_from_run_to_run(store: Store) -> None:
+def test_kept_from_run_to_run(store: TuningStore) -> None:
     assert store.get(KEY) is None and not store.directory.exists()
     store.put(KEY, TUNED)
     assert store.get(KEY) == again(store).get(KEY) == TUNED
@@ -48,13 +48,13 @@ OTHERS = {
     "device": replace(KEY, environment=replace(ENVIRONMENT, device="NVIDIA H100")),
     "capability": replace(KEY, environment=replace(ENVIRONMENT, capability="8.0")),
     "family": replace(KEY, family="reduce"),
-    "text": Key.of(ENVIRONMENT, "dot", "def kernel(): return", "m128 n128 k64"),
+    "text": TuningKey.of(ENVIRONMENT, "dot", "def kernel(): return", "m128 n128 k64"),
     "shape class": replace(KEY, shape_class="m128 n128 k32"),
 }
 
 
 @pytest.mark.parametrize("part", OTHERS)
-def test_every_part_of_the_key_tells_choices_apart(part: str, store: Store) -> None:
+def test_every_part_of_the_key_tells_choices_apart(part: str, store: TuningStore) -> None:
     other = Tuned({"rows": 1}, 1)
     store.put(KEY, TUNED)
     assert store.get(OTHERS[part]) is None and again(store).get(OTHERS[part]) is None
@@ -85,14 +85,14 @@ DAMAGED = {
 }
 
 
-def test_what_the_damaged_files_are_compared_with_is_sound(store: Store) -> None:
+def test_what_the_damaged_files_are_compared_with_is_sound(store: TuningStore) -> None:
     store.put(KEY, TUNED)
     (store.directory / KEY.file_name).write_bytes(entry())
     assert again(store).get(KEY) == Tuned({"rows": 1}, 2.0)
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_file_is_ignored_and_rewritten(damage: str, store: Store) -> None:
+def test_a_damaged_file_is_ignored_and_rewritten(damage: str, store: TuningStore) -> None:
     store.put(KEY, TUNED)
     (store.directory / KEY.file_name).write_bytes(DAMAGED[damage])
     with warnings.catch_warnings(action="error"):
@@ -102,14 +102,14 @@ def test_a_damaged_file_is_ignored_and_rewritten(damage: str, store: Store) -> N
 
 
 @pytest.mark.parametrize("wrong", [Tuned({"rows": 1.5}, 1), Tuned({"rows": 1}, float("inf")), Tuned({1: 2}, 1)])  # type: ignore[dict-item]
-def test_what_would_not_come_back_is_refused(wrong: Tuned, store: Store) -> None:
+def test_what_would_not_come_back_is_refused(wrong: Tuned, store: TuningStore) -> None:
     with pytest.raises(ValueError, match="integers and strings"):
         store.put(KEY, wrong)
 
 
 def test_a_directory_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file" / "tuned")
+    store = TuningStore(tmp_path / "file" / "tuned")
     with pytest.warns(UserWarning, match="cannot be written.*TILEC_CACHE") as caught:
         store.put(KEY, TUNED)
         store.put(OTHERS["family"], TUNED)
@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
     assert again(store).get(KEY) is None
 
 
-def test_a_write_that_fails_leaves_no_trace(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_no_trace(store: TuningStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(KEY, TUNED)
 
     def refuse(*paths: object) -> None:
@@ -130,7 +130,7 @@ def test_a_write_that_fails_leaves_no_trace(store: Store, monkeypatch: pytest.Mo
     assert again(store).get(KEY) == TUNED and len(list(store.directory.iterdir())) == 1
 
 
-def test_a_file_that_cannot_be_read_is_one_warning(store: Store) -> None:
+def test_a_file_that_cannot_be_read_is_one_warning(store: TuningStore) -> None:
     (store.directory / KEY.file_name).mkdir(parents=True)
     with pytest.warns(UserWarning, match="cannot be read") as caught:
         assert store.get(KEY) is None and store.get(KEY) is None
@@ -140,23 +140,23 @@ def test_a_file_that_cannot_be_read_is_one_warning(store: Store) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tilec.backends.triton.tuning.store import Environment, Key, Store, Tuned
+from tilec.backends.triton.tuning.store import Environment, Tuned, TuningKey, TuningStore
 
 directory, me = Path(sys.argv[1]), int(sys.argv[2])
 where = Environment("0.1.0", "2", "3", "device", "9.0")
-shared = Key.of(where, "dot", "shared", "class")
+shared = TuningKey.of(where, "dot", "shared", "class")
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(200):
-    store = Store(directory)
-    store.put(Key.of(where, "dot", f"{me} {i}", "class"), Tuned({"me": me, "i": i}, i))
+    store = TuningStore(directory)
+    store.put(TuningKey.of(where, "dot", f"{me} {i}", "class"), Tuned({"me": me, "i": i}, i))
     store.put(shared, Tuned({"me": me, "long": "x" * 5000, "i": i}, i))
-    seen = Store(directory).get(shared)
+    seen = TuningStore(directory).get(shared)
     assert seen is not None and len(seen.choice["long"]) == 5000, seen
 """
 
 
-def test_two_processes_at_once(store: Store) -> None:
+def test_two_processes_at_once(store: TuningStore) -> None:
     """Neither loses an entry, and a key that both write is always whole."""
     command = [sys.executable, "-c", WRITER, str(store.directory)]
     writers = [
@@ -174,7 +174,7 @@ def test_two_processes_at_once(store: Store) -> None:
     where = Environment("0.1.0", "2", "3", "device", "9.0")
     for me in (0, 1):
         for i in range(200):
-            assert store.get(Key.of(where, "dot", f"{me} {i}", "class")) == Tuned({"me": me, "i": i}, i)
+            assert store.get(TuningKey.of(where, "dot", f"{me} {i}", "class")) == Tuned({"me": me, "i": i}, i)
     assert len(list(store.directory.iterdir())) == 401
 
 
@@ -187,7 +187,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert knobs.cache_directory() == tmp_path / "home" / ".cache" / "tilec"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert knobs.cache_directory() == tmp_path / "xdg" / "tilec"
-    assert Store().directory == tmp_path / "xdg" / "tilec" / "tuned"
+    assert TuningStore().directory == tmp_path / "xdg" / "tilec" / "tuned"
     monkeypatch.setenv("TILEC_CACHE", "~/mine")
     assert knobs.cache_directory() == tmp_path / "home" / "mine"
     assert default_store() is default_store()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from tilec.backends.triton.tuning.benchmark import FIRST_ROUNDS, MORE_ROUNDS, measure
+from tilec.backends.triton.tuning.benchmark import FIRST_ROUNDS, MORE_ROUNDS, measure_candidates
 from tilec.errors import Unsupported
 
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_fastest_wins(clock: Clock) -> None:
     speeds = {"a": 30.0, "b": 10.0, "c": 11.0}
-    winner, times = measure(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]))
+    winner, times = measure_candidates(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]))
     assert winner == "b"
     assert times == pytest.approx((30, 10, 11))
 
@@ -46,13 +46,13 @@ def test_the_fastest_wins(clock: Clock) -> None:
 def test_medians_not_means_nor_the_luckiest(clock: Clock) -> None:
     """A candidate with one slow moment in three still wins; one that is fast once does not."""
     steady = {"bumpy": lambda n: 900.0 if n % 3 == 2 else 10.0, "lucky": lambda n: 1.0 if n == 5 else 12.0}
-    winner, times = measure(list(steady), lambda c: clock.launch(c, steady[c]))
+    winner, times = measure_candidates(list(steady), lambda c: clock.launch(c, steady[c]))
     assert winner == "bumpy" and times == pytest.approx((10, 12))
 
 
 def test_slow_candidates_get_no_more_rounds_and_turns_change(clock: Clock) -> None:
     speeds = {"a": 10.0, "b": 11.0, "c": 100.0}
-    measure(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]))
+    measure_candidates(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]))
     assert clock.launched.count("c") == 1 + FIRST_ROUNDS
     assert clock.launched.count("a") == clock.launched.count("b") == 1 + FIRST_ROUNDS + MORE_ROUNDS
     later = clock.launched[3 + 3 * FIRST_ROUNDS :]
@@ -60,7 +60,7 @@ def test_slow_candidates_get_no_more_rounds_and_turns_change(clock: Clock) -> No
 
 
 def test_the_first_launch_is_not_measured(clock: Clock) -> None:
-    winner, times = measure(["a"], lambda c: clock.launch(c, lambda n: 5e6 if n == 0 else 7.0))
+    winner, times = measure_candidates(["a"], lambda c: clock.launch(c, lambda n: 5e6 if n == 0 else 7.0))
     assert (winner, times) == ("a", pytest.approx((7,)))
 
 
@@ -93,7 +93,7 @@ def test_what_the_device_cannot_have_is_left_out(
             launch()
         return launch
 
-    winner, times = measure(["bad", "ok", "worse"], run, progress=True)
+    winner, times = measure_candidates(["bad", "ok", "worse"], run, progress=True)
     assert winner == "ok" and times == (None, pytest.approx(8), None)
     shown = capsys.readouterr().err
     assert "3/3" in shown and "best 8.0 us" in shown
@@ -103,7 +103,7 @@ def test_what_the_device_cannot_have_is_left_out(
 @pytest.mark.parametrize("error", [RuntimeError("an illegal memory access was encountered"), KeyError("rows")])
 def test_other_errors_are_the_callers(error: Exception, clock: Clock) -> None:
     with pytest.raises(type(error)) as caught:
-        measure(["bad"], lambda _: failing(error))
+        measure_candidates(["bad"], lambda _: failing(error))
     assert caught.value is error
 
 
@@ -116,29 +116,29 @@ def test_wrong_results_are_refused_with_a_warning(clock: Clock) -> None:
         return candidate == "right"
 
     with pytest.warns(UserWarning, match="1 candidates gave a wrong result"):
-        winner, times = measure(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]), check=check)
+        winner, times = measure_candidates(list(speeds), lambda c: clock.launch(c, lambda _: speeds[c]), check=check)
     assert winner == "right" and times == (None, pytest.approx(9))
     assert checked == [(c, c) for c in speeds], "each is checked right after its own launch"
 
 
 def test_nothing_left(clock: Clock) -> None:
     with pytest.raises(Unsupported, match="none of 2 kernels") as caught:
-        measure(["a", "b"], lambda _: failing(CANNOT["ptxas"]))
+        measure_candidates(["a", "b"], lambda _: failing(CANNOT["ptxas"]))
     assert "2 x PTXASError" in str(caught.value)
     with pytest.raises(ValueError, match="no candidates"):
-        measure([], lambda _: lambda: None)
+        measure_candidates([], lambda _: lambda: None)
 
 
 def test_silent_unless_a_terminal_or_asked(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(action="error"):
-        measure([1, 2], lambda c: clock.launch(c, lambda _: float(c)))
-        measure([1, 2], lambda c: clock.launch(c, lambda _: float(c)), progress=False)
+        measure_candidates([1, 2], lambda c: clock.launch(c, lambda _: float(c)))
+        measure_candidates([1, 2], lambda c: clock.launch(c, lambda _: float(c)), progress=False)
     assert capsys.readouterr().err == ""
 
 
 def test_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    winner, times = measure([0.004, 0.0005], lambda c: lambda: time.sleep(c))
+    winner, times = measure_candidates([0.004, 0.0005], lambda c: lambda: time.sleep(c))
     assert winner == 0.0005 and times[0] is not None and times[0] >= 4000
 
 
@@ -146,7 +146,7 @@ def test_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_by_events() -> None:
     x = {n: torch.zeros(n, device="cuda") for n in (2**28, 2**20)}
-    winner, times = measure(list(x), lambda n: x[n].zero_)
+    winner, times = measure_candidates(list(x), lambda n: x[n].zero_)
     assert winner == 2**20
     assert times[0] is not None and times[1] is not None and times[0] > 10 * times[1]
     assert 100 < times[0] < 5000, "a GiB takes about 250 us at 4 TB/s"

@@ -10,7 +10,7 @@ import pytest
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.schedule.candidates import steps_of, ways
+from tilec.backends.triton.schedule.candidates import product_configs, steps_of
 from tilec.backends.triton.schedule.planner import make_plan, product_task
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -37,7 +37,7 @@ def task_of(shapes, dtype="bfloat16", **setting):
 
 def test_every_family_is_a_way():
     task, _ = task_of(((512, 512), (512, 512)), library=True)
-    found = ways(task)
+    found = product_configs(task)
     families = [choice["family"] for choice, _ in found]
     assert families[0] == "library" and {"hopper", "dot"} <= set(families)
     assert len({json.dumps(dict(choice), sort_keys=True) for choice, _ in found}) > 5
@@ -45,13 +45,13 @@ def test_every_family_is_a_way():
 
 def test_a_choice_that_went_through_json_gives_the_same_steps():
     task, _ = task_of(((512, 512), (512, 512)), library=True)
-    for choice, steps in ways(task):
+    for choice, steps in product_configs(task):
         assert steps_of(task, json.loads(json.dumps(dict(choice)))) == steps
 
 
 def test_what_was_found_is_what_runs():
     task, lowering = task_of(((512, 512), (512, 512)))
-    choice, steps = ways(task)[-1]
+    choice, steps = product_configs(task)[-1]
     strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]
     plan = plan_of(lowering, strides, replace(task.setting, known=lambda t: choice))
     assert plan.launches() == [s for s in steps if hasattr(s, "grid")]
@@ -60,7 +60,7 @@ def test_what_was_found_is_what_runs():
 
 
 def test_a_choice_that_does_not_fit_is_left_aside():
-    hopper = next(c for c, _ in ways(task_of(((512, 512), (512, 512)))[0]) if c["family"] == "hopper")
+    hopper = next(c for c, _ in product_configs(task_of(((512, 512), (512, 512)))[0]) if c["family"] == "hopper")
     odd, lowering = task_of(((33, 37), (37, 35)))
     assert steps_of(odd, hopper) is None, "rows of 74 bytes cannot be reached by TMA"
     strides = [contiguous(t.shape) for t in (lowering.types["A"], lowering.types["B"])]

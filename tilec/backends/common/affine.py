@@ -18,7 +18,7 @@ from tilec.ir.types import Kind, kind
 
 
 @dataclass(frozen=True)
-class Affine:
+class AffineStep:
     """`scale` times the state, plus `offset`; None for the semiring's zero."""
 
     scale: Expr | None
@@ -31,10 +31,10 @@ def affine_steps(body: Expr, state: Access, dtype: str) -> Iterator[tuple[Semiri
         if s.kind == kind(dtype):
             found = _Parts(s, state, dtype).of(body)
             if found is not None and found.scale is not None:
-                yield s, found.scale, literal(s.zero) if found.offset is None else found.offset
+                yield s, found.scale, literal_expr(s.zero) if found.offset is None else found.offset
 
 
-def literal(x: float) -> Expr:
+def literal_expr(x: float) -> Expr:
     """The number as an expression."""
     n = abs(x)
     e: Expr = Int(int(n)) if math.isfinite(n) and n == int(n) else Float(float(n))
@@ -45,12 +45,12 @@ class _Parts:
     def __init__(self, semiring: Semiring, state: Access, dtype: str):
         self.s, self.state, self.dtype = semiring, state, dtype
 
-    def of(self, e: Expr) -> Affine | None:
+    def of(self, e: Expr) -> AffineStep | None:
         s = self.s
         if e == self.state:
-            return Affine(self._typed(literal(s.one)), None)
+            return AffineStep(self._typed(literal_expr(s.one)), None)
         if not self._moves(e):
-            return Affine(None, self._typed(e))
+            return AffineStep(None, self._typed(e))
         if not isinstance(e, Call):
             return None
         args = [self.of(a) for a in e.args]
@@ -63,7 +63,7 @@ class _Parts:
             case "ident":
                 return parts[0]
             case "relu" if s.add == "max":
-                return self._sum(parts[0], Affine(None, ZERO))
+                return self._sum(parts[0], AffineStep(None, ZERO))
             case f if f == s.add:
                 return self._sum(*parts)
             case "sub" if s.add == "add":
@@ -75,7 +75,7 @@ class _Parts:
                 if inverse.get(f, f) != s.times or f == "div" and s.kind is not Kind.FLOATING:
                     return None
                 first, second = (self._typed(a) for a in e.args)
-                unit = self._typed(literal(s.one))
+                unit = self._typed(literal_expr(s.one))
                 if not self._moves(e.args[1]):
                     return self._each(parts[0], lambda x: second if (x, f) == (unit, s.times) else Call(f, (x, second)))
                 if f == s.times and not self._moves(e.args[0]):
@@ -88,18 +88,18 @@ class _Parts:
     def _typed(self, e: Expr) -> Expr:
         return Call(self.dtype, (e,))
 
-    def _sum(self, a: Affine, b: Affine) -> Affine:
-        return Affine(self._joined(a.scale, b.scale), self._joined(a.offset, b.offset))
+    def _sum(self, a: AffineStep, b: AffineStep) -> AffineStep:
+        return AffineStep(self._joined(a.scale, b.scale), self._joined(a.offset, b.offset))
 
     def _joined(self, a: Expr | None, b: Expr | None) -> Expr | None:
         return b if a is None else a if b is None else Call(self.s.add, (a, b))
 
-    def _each(self, a: Affine, f: Callable[[Expr], Expr]) -> Affine:
-        return Affine(*(None if x is None else f(x) for x in (a.scale, a.offset)))
+    def _each(self, a: AffineStep, f: Callable[[Expr], Expr]) -> AffineStep:
+        return AffineStep(*(None if x is None else f(x) for x in (a.scale, a.offset)))
 
-    def _either(self, condition: Expr, a: Affine, b: Affine) -> Affine:
-        zero = literal(self.s.zero)
+    def _either(self, condition: Expr, a: AffineStep, b: AffineStep) -> AffineStep:
+        zero = literal_expr(self.s.zero)
         pairs = ((a.scale, b.scale), (a.offset, b.offset))
-        return Affine(
+        return AffineStep(
             *(None if x is None and y is None else Call("select", (condition, x or zero, y or zero)) for x, y in pairs)
         )

@@ -9,7 +9,7 @@ are combined in order. How large a slab is, and which runs are worth cutting, ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.scalars import accumulation_dtype
@@ -37,18 +37,17 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 # the parts of two slabs as one, in place of the first
-COMBINED = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch and a.torch.in_place}
+IN_PLACE = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch and a.torch.in_place}
 MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
-ROUNDS = 4  # in which it is learnt which tensors have the axis
-Types = Mapping[str, TensorType]
+AXIS_ROUNDS = 4  # in which it is learnt which tensors have the axis
 
 
 @dataclass
-class Run:
+class TileRegion:
     """`size`: the extent of the axis; `axis`: the dimension that is cut of each tensor that the run writes by rows.
     `before` needs no rows, `rows` and `columns` are carried out by slabs (the latter aggregate over the rows), `after`
     reads what the columns give or what it cannot read by slabs. `hints`: dimensions of tensors that walk the axis."""
@@ -108,14 +107,14 @@ class Slab:
     start: str | None
 
 
-def run_over(statements: Sequence[Statement], types: Types, variable: str, dimension: int, rules: Rules) -> Run:
+def run_over(statements: Sequence[Statement], types: Types, variable: str, dimension: int, rules: Rules) -> TileRegion:
     """The run over the axis that `variable` walks in the first statement. In rounds, since what a statement reads may
     turn out later to have the axis."""
     first = statements[0]
-    run = Run(types[first.output].shape[dimension])
-    for _ in range(ROUNDS):
+    run = TileRegion(types[first.output].shape[dimension])
+    for _ in range(AXIS_ROUNDS):
         told = {name: set(places) for name, places in run.hints.items()}
-        run = Run(run.size, hints=told)
+        run = TileRegion(run.size, hints=told)
         before = {name: set(places) for name, places in told.items()}
         _collect(run, statements, types, variable, rules)
         if run.hints == before:
@@ -123,7 +122,7 @@ def run_over(statements: Sequence[Statement], types: Types, variable: str, dimen
     return run
 
 
-def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: str, rules: Rules) -> None:
+def _collect(run: TileRegion, statements: Sequence[Statement], types: Types, variable: str, rules: Rules) -> None:
     late: set[str] = set()
     apart = 0  # statements in a row that have nothing to do with the run
     for s in statements:
@@ -155,7 +154,7 @@ def _collect(run: Run, statements: Sequence[Statement], types: Types, variable: 
             late.add(s.output)
 
 
-def _variable(s: Statement, run: Run) -> str | None:
+def _variable(s: Statement, run: TileRegion) -> str | None:
     """The one variable that indexes the axis in all that the statement reads of the run; where it reads nothing of it,
     the one that other statements' reading tells of."""
     found = {_bare(e.index[run.axis[e.tensor]]) for e in accesses_of(s) if e.tensor in run.axis}
@@ -165,7 +164,7 @@ def _variable(s: Statement, run: Run) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _joins(s: Statement, v: str, run: Run, types: Types, rules: Rules) -> bool:
+def _joins(s: Statement, v: str, run: TileRegion, types: Types, rules: Rules) -> bool:
     """Can the statement be carried out by slabs of v? Notes the axis of what it writes and reads."""
     if reads_itself(s) or s.default is not None or s.init is not None or s.no_defract:
         return False
@@ -201,7 +200,7 @@ def _joins(s: Statement, v: str, run: Run, types: Types, rules: Rules) -> bool:
 
 
 def _adds_up(s: Statement, dtype: str, rules: Rules) -> bool:
-    if s.aggregation not in COMBINED:
+    if s.aggregation not in IN_PLACE:
         return False
     return rules.wider or accumulation_dtype(s.aggregation, dtype) == dtype
 
@@ -271,7 +270,7 @@ def place_of(index: Sequence[Expr], v: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class SlabRead:
     """How a slab reads a tensor: its rows of a dimension, or all of it; `shifted`: the dimensions at which the place
     depends on the row's number."""
 
@@ -279,7 +278,7 @@ class Place:
     shifted: tuple[int, ...]
 
 
-def read_at(e: Access, v: str, run: Run, types: Types) -> Place | None:
+def read_at(e: Access, v: str, run: TileRegion, types: Types) -> SlabRead | None:
     """None where the run writes the tensor and the statement reads other rows than its own. What stands in an element's
     own index (a gather's) is that element's affair."""
     stands = [d for d, i in enumerate(e.index) if _stands(i, v)]
@@ -288,7 +287,7 @@ def read_at(e: Access, v: str, run: Run, types: Types) -> Place | None:
         axis = stands[0] if isinstance(e.index[stands[0]], Index) else None
     elif axis is not None and _bare(e.index[axis]) != v:
         return None
-    return Place(axis, tuple(d for d in stands if d != axis))
+    return SlabRead(axis, tuple(d for d in stands if d != axis))
 
 
 def _stands(e: Expr, v: str) -> bool:
@@ -300,7 +299,7 @@ def _stands(e: Expr, v: str) -> bool:
 # the program of a slab
 
 
-def slab_of(run: Run, rows: int, types: Types, wanted: Sequence[str]) -> Slab:
+def slab_of(run: TileRegion, rows: int, types: Types, wanted: Sequence[str]) -> Slab:
     """The run over `rows` of its rows."""
     names = Names({*types, *run.variables})
     start = names.fresh("Start")
@@ -327,7 +326,7 @@ def _cut(t: TensorType, axis: int | None, rows: int) -> TensorType:
 
 def _at_rows(
     s: Statement,
-    run: Run,
+    run: TileRegion,
     rows: int,
     start: str,
     given: dict[tuple[str, int | None], str],
@@ -377,6 +376,6 @@ def _at_rows(
     return replace(s, sizes=(*s.sizes[:axis], Int(rows), *s.sizes[axis + 1 :]))
 
 
-def bytes_by_row(names: Sequence[str], run: Run, types: Types) -> int:
+def bytes_by_row(names: Sequence[str], run: TileRegion, types: Types) -> int:
     """Bytes that one row takes of these tensors, which have the axis."""
     return sum(size_in_bytes(types[t]) // run.size for t in names)

@@ -7,39 +7,34 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tilec.backends.base import Executable, Kernel
+from tilec.backends.base import Executable, KernelSource
+from tilec.backends.common.code import tensor_function
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.transforms.checkpoint.plan import (
     Assign,
     Calls,
     Carried,
-    Carry,
+    CarriedSlice,
     ChunkCall,
     Combine,
     Into,
     Keep,
     Kept,
     Sink,
-    Slice,
     Source,
     Start,
     Sweep,
+    TimeSlice,
     Whole,
 )
 
 Build = Callable[[Program, Sequence[TensorType]], Executable]
 Tensors = dict[str, torch.Tensor]
 
-COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "assign": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "logsumexp": torch.logaddexp,
-    "any": torch.logical_or,
-    "all": torch.logical_and,
-}
+# two chunks' parts of an element as one
+COMBINED = {a.name: tensor_function(a.torch.combine) for a in AGGREGATIONS.values() if a.torch}
 
 
 class ChunkedProgram:
@@ -65,7 +60,7 @@ class ChunkedProgram:
         return self._built[key]
 
     @property
-    def kernels(self) -> Sequence[Kernel]:
+    def kernels(self) -> Sequence[KernelSource]:
         return tuple(k for e in self._built.values() for k in e.kernels)
 
     def source(self) -> str:
@@ -101,8 +96,8 @@ class ChunkedProgram:
         found = []
         for step in reversed(self._calls.steps):
             calls = _calls(step)
-            names = dict.fromkeys(x.tensor for c in calls for x in c.sources if isinstance(x, Whole | Slice | Kept))
-            names.update(dict.fromkeys(x.tensor for c in calls for _, x in c.sinks if not isinstance(x, Carry)))
+            names = dict.fromkeys(x.tensor for c in calls for x in c.sources if isinstance(x, Whole | TimeSlice | Kept))
+            names.update(dict.fromkeys(x.tensor for c in calls for _, x in c.sinks if not isinstance(x, CarriedSlice)))
             found.append([n for n in names if n not in seen])
             seen.update(names)
         return found[::-1]
@@ -116,7 +111,7 @@ def _given(source: Source, tensors: Tensors, carried: Tensors, device: torch.dev
     match source:
         case Whole(tensor):
             return tensors[tensor]
-        case Slice(tensor, axis, low, high):
+        case TimeSlice(tensor, axis, low, high):
             return tensors[tensor].narrow(axis, low, high - low)
         case Kept(tensor, k):
             return tensors[tensor][k]
@@ -137,5 +132,5 @@ def _take(result: torch.Tensor, sink: Sink, tensors: Tensors, carried: Tensors) 
             tensors[tensor].narrow(axis, at, high - low).copy_(result.narrow(axis, low, high - low))
         case Keep(tensor, k, axis, low, high):
             tensors[tensor][k].copy_(result.narrow(axis, low, high - low))
-        case Carry(tensor, axis, low, high):
+        case CarriedSlice(tensor, axis, low, high):
             carried[tensor] = result.narrow(axis, low, high - low).clone()

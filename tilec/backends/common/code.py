@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
 
 
-class Names:
+class FreshNames:
     """Fresh names; one set a program, so that no two statements share a local."""
 
     def __init__(self, taken: Iterable[str] = ()):
@@ -43,3 +45,8 @@ def literal(value: bool | int | float) -> str:
 
 def tuple_text(items: Sequence[object]) -> str:
     return "(" + ", ".join(map(str, items)) + ("," if len(items) == 1 else "") + ")"
+
+
+def tensor_function(text: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A text over two tensors, {0} and {1}, as a function."""
+    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})

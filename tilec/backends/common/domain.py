@@ -35,7 +35,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Target:
+class WriteTarget:
     """What a statement writes: `rows`, one form for each output axis, name a different element for different values of
     `variables`."""
 
@@ -77,7 +77,7 @@ class Domain:
     low: Mapping[str, int]
     extent: Mapping[str, int]
     conditions: tuple[Condition, ...]
-    target: Target | None
+    target: WriteTarget | None
 
     @property
     def masked(self) -> bool:
@@ -226,7 +226,7 @@ def signed(e: Expr) -> int:
     return int(form.constant)
 
 
-def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
+def _target(s: Statement, box: Domain, shape: Sequence[int]) -> WriteTarget | None:
     """Each row adds at most one variable to those before it, so that the variables can be read off the element; and
     every variable moves forward in a contiguous output, so that the part written is a view."""
     assert s.index is not None
@@ -243,7 +243,7 @@ def _target(s: Statement, box: Domain, shape: Sequence[int]) -> Target | None:
     plain = all(len(r.terms) <= 1 for r in rows) and len(variables) == sum(bool(r.terms) for r in rows)
     if plain and any(c < 0 for r in rows for _, c in r.terms):
         return None
-    return Target(tuple(variables), rows)
+    return WriteTarget(tuple(variables), rows)
 
 
 def gathered(form: Affine) -> list[Access]:

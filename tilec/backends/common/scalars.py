@@ -12,9 +12,9 @@ import numpy as np
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Call, Expr, Pad
-from tilec.ir.types import ElementType, is_floating, is_integer
+from tilec.ir.types import NARROW, ElementType, is_floating, is_integer
 
-NARROW = ("float16", "bfloat16")
+LEAST_CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}  # least sum, a term, whose relative error is sure
 INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
 
 
@@ -42,7 +42,7 @@ def count_uses(roots: Iterable[Expr]) -> Counter[Expr]:
     return uses
 
 
-def fold(function: str, numbers: list, result: ElementType) -> bool | int | float | None:
+def fold_literals(function: str, numbers: list, result: ElementType) -> bool | int | float | None:
     """The value of a function of literals alone; None where its row has no NumPy function or it casts."""
     row = FUNCTIONS[function]
     if row.numpy is None or not result.weak:

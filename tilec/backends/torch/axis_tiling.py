@@ -11,61 +11,62 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.base import Lowering, Options
-from tilec.backends.common.axis_tiling import COMBINED, Given, Rules, Run, Types, bytes_by_row, run_over, slab_of
-from tilec.backends.common.code import Names, indented, tuple_text
+from tilec.backends.common.axis_tiling import IN_PLACE, Given, Rules, TileRegion, bytes_by_row, run_over, slab_of
+from tilec.backends.common.code import FreshNames, indented, tuple_text
 from tilec.backends.torch.sharing import share
 from tilec.cost import size_in_bytes
 from tilec.ir.infer import infer
 from tilec.ir.program import Index, Statement, reads
+from tilec.ir.types import Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 
-PASSES = Rules(products=False, wider=False, shifted=False, strict=True)
-PRODUCTS = Rules(products=True, wider=False, shifted=False, strict=True)
+PASS_RULES = Rules(products=False, wider=False, shifted=False, strict=True)
+PRODUCT_RULES = Rules(products=True, wider=False, shifted=False, strict=True)
 
 
 @dataclass(frozen=True)
-class Slab:
+class SlabPlan:
     """A run, the rows of a slab, and what is read of its results."""
 
-    run: Run
+    run: TileRegion
     rows: int
     wanted: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class TiledStep:
     """Statements in the order in which they are carried out: one, or those of a run."""
 
     members: tuple[Statement, ...]
-    slab: Slab | None = None
+    slab: SlabPlan | None = None
 
 
-def in_slabs(program, types: Types, options: Options) -> list[Step]:
+def in_slabs(program, types: Types, options: Options) -> list[TiledStep]:
     """A flat program's statements in an order in which runs stand together."""
-    todo, steps = list(program.statements), list[Step]()
+    todo, steps = list(program.statements), list[TiledStep]()
     elements = [math.prod(types[t].shape) for s in todo for t in (s.output, *reads(s))]
     inner = [size_in_bytes(types[s.output]) for s in todo if s.output not in program.outputs]
-    rules = [PASSES] if max(elements, default=0) > options.block else []
-    rules += [PRODUCTS] if max(inner, default=0) > options.memory_budget else []
+    rules = [PASS_RULES] if max(elements, default=0) > options.block else []
+    rules += [PRODUCT_RULES] if max(inner, default=0) > options.memory_budget else []
     while todo:
         found = _find(todo, types, options, program.outputs, rules) if rules and len(todo) > 1 else None
         if found is None:
-            steps.append(Step((todo.pop(0),)))
+            steps.append(TiledStep((todo.pop(0),)))
             continue
         run, rows = found
         todo = [*run.after, *todo[len(run.before) + len(run.members) + len(run.after) :]]
-        steps += [Step((s,)) for s in run.before]
-        steps.append(Step(tuple(run.members), Slab(run, rows, run.wanted(todo, program.outputs))))
+        steps += [TiledStep((s,)) for s in run.before]
+        steps.append(TiledStep(tuple(run.members), SlabPlan(run, rows, run.wanted(todo, program.outputs))))
     return steps
 
 
 def _find(
     statements: Sequence[Statement], types: Types, options: Options, outputs: Sequence[str], every: Sequence[Rules]
-) -> tuple[Run, int] | None:
+) -> tuple[TileRegion, int] | None:
     """The longest run that begins with the first statement and the rows of a slab; None where none is worth cutting."""
     first = statements[0]
-    best: tuple[Run, int] | None = None
+    best: tuple[TileRegion, int] | None = None
     for dimension, v in enumerate(first.index or ()):
         if not isinstance(v, Index) or types[first.output].shape[dimension] < 2:
             continue
@@ -74,7 +75,7 @@ def _find(
             # without that nothing is gained that loops over blocks lack
             if not run.passes_on() or best is not None and len(run.members) <= len(best[0].members):
                 continue
-            if rules is PRODUCTS:
+            if rules is PRODUCT_RULES:
                 rows = _rows_for_budget(run, types, options, outputs)
             else:
                 rows = _rows_for_cache(run, types, options)
@@ -88,13 +89,13 @@ def _even(size: int, rows: int) -> int:
     return next((n for n in range(rows, rows // 2, -1) if size % n == 0), rows)
 
 
-def _rows_for_cache(run: Run, types: Types, options: Options) -> int | None:
+def _rows_for_cache(run: TileRegion, types: Types, options: Options) -> int | None:
     """As many rows of the largest tensor as a block has elements."""
     largest = max(math.prod(types[t].shape) for t in run.hints) // run.size
     return options.block // largest or None
 
 
-def _rows_for_budget(run: Run, types: Types, options: Options, outputs: Sequence[str]) -> int | None:
+def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: Sequence[str]) -> int | None:
     inner = [s.output for s in run.rows if s.output not in outputs]
     if max((size_in_bytes(types[t]) for t in inner), default=0) <= options.memory_budget:
         return None
@@ -104,7 +105,9 @@ def _rows_for_budget(run: Run, types: Types, options: Options, outputs: Sequence
 # their text
 
 
-def _lowering(run: Run, rows: int, types: Types, wanted: Sequence[str]) -> tuple[Lowering, tuple[Given, ...], bool]:
+def _lowering(
+    run: TileRegion, rows: int, types: Types, wanted: Sequence[str]
+) -> tuple[Lowering, tuple[Given, ...], bool]:
     """The run over `rows` rows, what it is given, and whether it asks which row it is at."""
     slab = slab_of(run, rows, types, wanted)
     flat = share(slab.program, slab.types)
@@ -115,7 +118,7 @@ def _lowering(run: Run, rows: int, types: Types, wanted: Sequence[str]) -> tuple
 
 
 def slab_lines(
-    slab: Slab, types: Types, local: Mapping[str, str], names: Names, function: Callable[[Lowering], str]
+    slab: SlabPlan, types: Types, local: Mapping[str, str], names: FreshNames, function: Callable[[Lowering], str]
 ) -> list[str]:
     """Lines that carry out a run; `function` makes a function of a program and gives its name."""
     run, rows, wanted = slab.run, slab.rows, slab.wanted
@@ -137,7 +140,7 @@ def slab_lines(
         body += [f"if {last} - {first} == {rows}:", *indented([call(rows)]), "else:", *indented([call(remainder)])]
     else:
         body.append(call(rows))
-    combined = {s.output: COMBINED[s.aggregation] for s in run.columns}
+    combined = {s.output: IN_PLACE[s.aggregation] for s in run.columns}
     for t in wanted:
         if t in combined:
             before.append(f"{local[t]} = None")

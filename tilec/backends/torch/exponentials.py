@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from tilec.backends.common.scalars import LEAST_CERTAIN
 from tilec.backends.torch.certainty import askable, below_infinity, finite
 
 Tensor = torch.Tensor
 Ints = Sequence[int]
-CERTAIN = {torch.float32: 2.0**-99, torch.float64: 2.0**-966}  # least sum, a term, whose relative error is sure
+CERTAIN = {getattr(torch, dtype): least for dtype, least in LEAST_CERTAIN.items()}
 
 
 def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import Evaluator, identity_text
 from tilec.backends.torch.expr.task import Task
@@ -115,7 +115,7 @@ def _lines(domain: Domain, order: tuple[str, ...], members: Sequence[Member]) ->
     limit = block_limit(first, domain)
     steps = blocks([(v, domain.extent[v]) for v in order], limit)
     loops = Loops(first, domain, order, steps)
-    frame = Frame(domain, order, first.types, first.local, first.names, loops.ends)
+    frame = TensorFrame(domain, order, first.types, first.local, first.names, loops.ends)
     evaluator = Evaluator(frame, *(m.body for m in members))
     before: list[str] = []
     after: list[str] = []
@@ -127,7 +127,7 @@ def _lines(domain: Domain, order: tuple[str, ...], members: Sequence[Member]) ->
 def _write(
     m: Member,
     domain: Domain,
-    frame: Frame,
+    frame: TensorFrame,
     evaluator: Evaluator,
     loops: Loops,
     before: list[str],

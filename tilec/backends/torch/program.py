@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import torch
 
-from tilec.backends.base import Kernel, Lowering, Options
-from tilec.backends.common.code import Names, identifier, indented
+from tilec.backends.base import KernelSource, Lowering, Options
+from tilec.backends.common.code import FreshNames, identifier, indented
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
-RESERVED = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
-IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
+RESERVED_IN_TORCH = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
 _count = 0
 
 
@@ -31,7 +31,7 @@ class TorchProgram:
 
     def __init__(self, name: str, text: str, statements: tuple[str, ...]):
         self._text = text
-        self.kernels = (Kernel(name, text, statements),)
+        self.kernels = (KernelSource(name, text, statements),)
         self.direct = _compiled(name, text)  # of the inputs one by one, where nothing is recorded anyway
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -64,10 +64,10 @@ def _compiled(name: str, text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
 def build(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     flat = lowering.stages["flat"]
-    name = identifier(flat.name) if flat.name and flat.name not in RESERVED else "program"
+    name = identifier(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
     functions = _functions(name, lowering, options)
     body = "\n\n\n".join(functions)
-    text = ("import numpy as np\n" if "np." in body else "") + IMPORTS + "\n\n" + body + "\n"
+    text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
     return TorchProgram(name, text, tuple(s.output for s in flat.statements))
 
 
@@ -76,7 +76,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
     flat, types = lowering.stages["flat"], lowering.types
     reduced = {s.output: s for s in lowering.stages["reduced"].statements}
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    names = Names((*RESERVED, *taken, name))
+    names = FreshNames((*RESERVED_IN_TORCH, *taken, name))
     local = {t: names.fresh(identifier(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     functions: list[str] = []

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from tilec.backends.torch.expr.general import general
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.fused import fused
-from tilec.backends.torch.matmul.convolution import convolution
+from tilec.backends.torch.matmul.convolution import convolution_lines
 from tilec.backends.torch.matmul.exponentials import exponentials
-from tilec.backends.torch.matmul.product import product
+from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import scan
-from tilec.backends.torch.scatter import scatter
+from tilec.backends.torch.scatter import scatter_lines
 from tilec.errors import InternalMistake
 
-Rule = Callable[[Task], list[str] | None]
+StatementRule = Callable[[Task], list[str] | None]
 
 
 def empty(task: Task) -> list[str] | None:
@@ -24,14 +24,14 @@ def empty(task: Task) -> list[str] | None:
     return None if task.flat_domain is not None else [f"{task.out} = {task.allocation(filled=True)}"]
 
 
-def scattered(task: Task) -> list[str] | None:
+def scatter_rule(task: Task) -> list[str] | None:
     """Whatever the other rules leave: positions in the output are computed."""
-    return scatter(task, lines_for)
+    return scatter_lines(task, lines_for)
 
 
 def library(task: Task) -> list[str] | None:
     """A convolution that torch has."""
-    return convolution(task, exact_lines)
+    return convolution_lines(task, exact_lines)
 
 
 def cumulative(task: Task) -> list[str] | None:
@@ -44,8 +44,8 @@ def shifted_exponentials(task: Task) -> list[str] | None:
     return exponentials(task, exact_lines)
 
 
-EXACT: tuple[Rule, ...] = (general, scattered)
-SPECIAL: tuple[Rule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product)
+EXACT_RULES: tuple[StatementRule, ...] = (general, scatter_rule)
+SPECIAL: tuple[StatementRule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product_lines)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 
@@ -56,24 +56,24 @@ def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str]]:
         return 1, special
     alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
     together = fused(alike) if len(alike) > 1 else None
-    return together or (1, _first(tasks[0], EXACT))
+    return together or (1, _first(tasks[0], EXACT_RULES))
 
 
 def lines_for(task: Task) -> list[str]:
     """Python lines after which the statement's output is bound to its local name."""
-    return _first(task, (*SPECIAL, *EXACT))
+    return _first(task, (*SPECIAL, *EXACT_RULES))
 
 
 def exact_lines(task: Task) -> list[str]:
     """The same by point-wise evaluation with masks: nothing is added for points that are not valid."""
-    return _first(task, EXACT)
+    return _first(task, EXACT_RULES)
 
 
-def _try(task: Task, rules: tuple[Rule, ...]) -> list[str] | None:
+def _try(task: Task, rules: tuple[StatementRule, ...]) -> list[str] | None:
     return next((lines for rule in rules if (lines := rule(task)) is not None), None)
 
 
-def _first(task: Task, rules: tuple[Rule, ...]) -> list[str]:
+def _first(task: Task, rules: tuple[StatementRule, ...]) -> list[str]:
     lines = _try(task, rules)
     if lines is None:
         raise InternalMistake(f"no rule carries out the statement of {task.flat.output}", task.flat.span)

@@ -13,6 +13,7 @@ import torch
 from tilec.backends.torch.certainty import askable
 from tilec.backends.torch.certainty import below_infinity as below_infinity
 from tilec.backends.torch.certainty import finite as finite
+from tilec.backends.torch.exponentials import Ints
 from tilec.backends.torch.exponentials import exponential_product as exponential_product
 from tilec.backends.torch.exponentials import exponential_step as exponential_step
 from tilec.backends.torch.exponentials import log_factor as log_factor
@@ -22,7 +23,6 @@ from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 
 Tensor = torch.Tensor
-Ints = Sequence[int]
 
 
 def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:

@@ -20,11 +20,11 @@ from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
-LEAST = 4  # elements along the scan, below which the points are as few
+FEWEST_SCANNED = 4  # elements along the scan, below which the points are as few
 
 
 @dataclass(frozen=True)
-class Scan:
+class TorchScan:
     """The output variable, the summed one, and the last (`rising`) or first element k = i + `shift` that counts."""
 
     output: str
@@ -71,7 +71,7 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     return [*lines, f"{task.out} = {name}"]
 
 
-def _scan(s: Statement, domain: Domain) -> Scan | None:
+def _scan(s: Statement, domain: Domain) -> TorchScan | None:
     index = [linear(e).bare for e in s.index or ()]
     if None in index or len(set(index)) < len(index):
         return None
@@ -89,7 +89,7 @@ def _scan(s: Statement, domain: Domain) -> Scan | None:
     if i in index_variables(s.body, *guard) or any(i in free(d.form) for d in domain.conditions if d is not c):
         return None
     size = dict(zip(index, (n.value for n in s.sizes or () if isinstance(n, Int)), strict=True))
-    if domain.extent[k] < LEAST or any(
+    if domain.extent[k] < FEWEST_SCANNED or any(
         (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i and v
     ):
         return None
@@ -104,17 +104,17 @@ def _scan(s: Statement, domain: Domain) -> Scan | None:
     limit = c.form.constant if lower else c.bound - 1 - c.form.constant
     rising = (sign > 0) == lower
     shift = limit if rising else -limit
-    return Scan(i, k, rising, int(shift), c)
+    return TorchScan(i, k, rising, int(shift), c)
 
 
-def _reached(domain: Domain, found: Scan, size: int) -> tuple[int, int]:
+def _reached(domain: Domain, found: TorchScan, size: int) -> tuple[int, int]:
     """The elements that have terms as far as the scan's own condition goes, as a half-open range."""
     first = domain.low[found.summed] - found.shift
     last = first + domain.extent[found.summed] - 1
     return (max(first, 0), size) if found.rising else (0, min(last + 1, size))
 
 
-def _terms(task: Task, s: Statement, domain: Domain, found: Scan) -> tuple[Task, Task]:
+def _terms(task: Task, s: Statement, domain: Domain, found: TorchScan) -> tuple[Task, Task]:
     """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
     name = s.output + "_terms"
     while name in task.types:

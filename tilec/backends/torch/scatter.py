@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import Evaluator, identity_text
 from tilec.backends.torch.expr.task import Task
@@ -26,7 +26,7 @@ HOW = {"max": "amax", "min": "amin", "prod": "prod", "any": "amax", "all": "amin
 
 
 @dataclass(frozen=True)
-class Positions:
+class ScatterPositions:
     """`plain`: output axes that are variables of their own; `rest`: the others, which make one position in row-major
     order among themselves."""
 
@@ -40,7 +40,7 @@ class Positions:
         return tuple(dict.fromkeys(found))
 
 
-def scatter(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+def scatter_lines(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
     """Lines that compute the output, for any statement; `lines_for` carries out a reduction that comes first."""
     domain = task.flat_domain
     assert domain is not None
@@ -53,7 +53,7 @@ def scatter(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | N
     return _scatter_lines(task, domain, positions)
 
 
-def _positions(s: Statement, domain: Domain) -> Positions:
+def _positions(s: Statement, domain: Domain) -> ScatterPositions:
     assert s.index is not None
     rows = tuple(map(linear, s.index))
     uses: dict[str, int] = {}
@@ -66,7 +66,7 @@ def _positions(s: Statement, domain: Domain) -> Positions:
         if row.is_affine and len(row.terms) == 1 and row.terms[0][1] == 1 and uses[row.variables()[0]] == 1
         and not any(c.form == row for c in domain.conditions)
     )  # fmt: skip
-    return Positions(plain, tuple(a for a in range(len(rows)) if a not in plain), rows)
+    return ScatterPositions(plain, tuple(a for a in range(len(rows)) if a not in plain), rows)
 
 
 def _reduced_first(
@@ -96,7 +96,7 @@ def _unused(name: str, task: Task) -> str:
     return name
 
 
-def _scatter_lines(task: Task, domain: Domain, positions: Positions) -> list[str]:
+def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
     s = domain.statement
     shape = task.type.shape
     plain_variables = tuple(positions.rows[a].variables()[0] for a in positions.plain)
@@ -152,7 +152,7 @@ class _Pass:
 
     task: Task
     domain: Domain
-    positions: Positions
+    positions: ScatterPositions
     order: tuple[str, ...]
     plain: tuple[str, ...]
     count: int
@@ -163,7 +163,7 @@ class _Pass:
         s = domain.statement
         steps = blocks([(v, domain.extent[v]) for v in order], block_limit(task, domain))
         loops = Loops(task, domain, order, steps)
-        frame = Frame(domain, order, task.types, task.local, task.names, loops.ends)
+        frame = TensorFrame(domain, order, task.types, task.local, task.names, loops.ends)
         evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
         mask = frame.mask()
         if s.guard is not None:

@@ -24,7 +24,7 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import Names
 
-MOST = 16  # statements made of one program
+MOST_SHARED = 16  # statements made of one program
 EXACT = ("float32", "float64")  # types in which a value is the same whether it is stored or not
 
 
@@ -33,7 +33,7 @@ def share(program: Program, types: Mapping[str, TensorType]) -> Program:
     statements, known = list(program.statements), dict(types)
     names = Names.of(program)
     keys = _Keys()
-    for _ in range(MOST):
+    for _ in range(MOST_SHARED):
         found = _largest(statements, known, keys)
         if found is None:
             break

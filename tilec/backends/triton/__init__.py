@@ -16,7 +16,7 @@ from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram
 from tilec.backends.triton.runtime.host import program_text
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, within
-from tilec.backends.triton.tuning.tuner import known_choice, tune
+from tilec.backends.triton.tuning.tuner import known_choice, tune_products
 from tilec.language.show import show_statement
 
 
@@ -45,7 +45,7 @@ class TritonBackend:
             setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
             made = within(planned(lowering, strides, setting, together), budget)
             if tunes and inputs is not None and not any(made.plan.parts()):
-                tune(lowering, strides, setting, inputs)
+                tune_products(lowering, strides, setting, inputs)
                 made = within(planned(lowering, strides, setting, together), budget)
             return made.plan
 

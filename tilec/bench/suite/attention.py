@@ -13,10 +13,10 @@ from tilec.bench.suite.workload import CUDNN, FLEX, Formula, Workload
 KIND = "attention"
 SCALE = 0.125
 INPUTS = ("Q: B H N E", "K: B H N E", "V: B H N E")
-SIZES = {"B": (1, 4, 2), "H": (2, 16, 32), "N": (9, 2048, 4096), "E": (8, 64, 64)}
+HEADS = {"B": (1, 4, 2), "H": (2, 16, 32), "N": (9, 2048, 4096), "E": (8, 64, 64)}
 
 
-def attention(score: str, guard: str, declared: str = "") -> str:
+def scored(score: str, guard: str, declared: str = "") -> str:
     """The text for a score beside `D` (the scaled product of query and key), where a guard holds."""
     condition = f"{guard} ? " if guard else ""
     return f"""function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F]{declared}) -> (O) {{
@@ -31,7 +31,7 @@ def sdpa(causal: bool = False) -> Formula:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=SCALE)
 
 
-def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def grouped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal, four query heads to one of keys and values: q has shape (B, G, R, N, E)."""
     found = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, is_causal=True, scale=SCALE, enable_gqa=True)
     return found.unflatten(1, q.shape[1:3])
@@ -99,7 +99,7 @@ def sigmoid(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(SCALE * (q @ k.mT) - 5) @ v
 
 
-def linear(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.tril(SCALE * (q @ k.mT)) @ v
 
 
@@ -111,57 +111,57 @@ def _zero(i: torch.Tensor, j: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(i - j, dtype=torch.float32)
 
 
-CAUSAL = attention("D[b, h, i, j]", "i - j >= 0")
+CAUSAL = scored("D[b, h, i, j]", "i - j >= 0")
 WORKLOADS = (
-    Workload("causal attention, d 64", KIND, CAUSAL, sdpa(True), INPUTS, SIZES, others=(cudnn(sdpa(True)),)),
+    Workload("causal attention, d 64", KIND, CAUSAL, sdpa(True), INPUTS, HEADS, others=(cudnn(sdpa(True)),)),
     Workload("causal attention, d 128", KIND, CAUSAL, sdpa(True), INPUTS,
-             {**SIZES, "H": (2, 8, 16), "E": (8, 128, 128), "N": (9, 2048, 8192)}, others=(cudnn(sdpa(True)),)),
-    Workload("full attention", KIND, attention("D[b, h, i, j]", ""), sdpa(), INPUTS, SIZES, others=(cudnn(sdpa()),)),
+             {**HEADS, "H": (2, 8, 16), "E": (8, 128, 128), "N": (9, 2048, 8192)}, others=(cudnn(sdpa(True)),)),
+    Workload("full attention", KIND, scored("D[b, h, i, j]", ""), sdpa(), INPUTS, HEADS, others=(cudnn(sdpa()),)),
     Workload("grouped-query causal attention", KIND, f"""
     function (Q[B, G, R, N, E], K[B, G, M, E], V[B, G, M, F]) -> (O) {{
         S[b, g, r, i, j : B, G, R, N, M] = {SCALE} * sum(Q[b, g, r, i, e] * K[b, g, j, e]);
         L[b, g, r, i : B, G, R, N] = logsumexp(i - j >= 0 ? S[b, g, r, i, j]);
         O[b, g, r, i, f : B, G, R, N, F] = sum(i - j >= 0 ? exp(S[b, g, r, i, j] - L[b, g, r, i]) * V[b, g, j, f]);
-    }}""", grouped, ("Q: B G R N E", "K: B G N E", "V: B G N E"), {**SIZES, "G": (2, 4, 8), "R": (2, 4, 4)},
-             others=(cudnn(grouped),)),
+    }}""", grouped_attention, ("Q: B G R N E", "K: B G N E", "V: B G N E"), {**HEADS, "G": (2, 4, 8), "R": (2, 4, 4)},
+             others=(cudnn(grouped_attention),)),
     Workload("attention with ALiBi and a window of 256", KIND,
-             attention("D[b, h, i, j] - A[h] * (i - j)", "i - j >= 0 & i - j < 256", ", A[H]"),
+             scored("D[b, h, i, j] - A[h] * (i - j)", "i - j >= 0 & i - j < 256", ", A[H]"),
              masked(lambda i, j, a: -a[:, None, None] * (i - j), lambda i, j, a: (j <= i) & (i - j < 256)),
-             (*INPUTS, "A: H ~ 0.02"), SIZES, wrt=("Q", "K", "V"),
+             (*INPUTS, "A: H ~ 0.02"), HEADS, wrt=("Q", "K", "V"),
              others=(flex(lambda a: lambda s, b, h, i, j: s - a[h] * (i - j),
                           lambda a: lambda b, h, i, j: (j <= i) & (i - j < 256)),)),
-    Workload("attention in a window of 512", KIND, attention("D[b, h, i, j]", "i - j >= 0 & i - j < 512"),
-             masked(_zero, lambda i, j: (j <= i) & (i - j < 512)), INPUTS, SIZES,
+    Workload("attention in a window of 512", KIND, scored("D[b, h, i, j]", "i - j >= 0 & i - j < 512"),
+             masked(_zero, lambda i, j: (j <= i) & (i - j < 512)), INPUTS, HEADS,
              others=(flex(None, lambda: lambda b, h, i, j: (j <= i) & (i - j < 512)),)),
     Workload("attention within documents", KIND,
-             attention("D[b, h, i, j]", "i - j >= 0 & Doc[i] == Doc[j]", ", Doc[N]"),
-             masked(_zero, lambda i, j, doc: (j <= i) & (doc[:, None] == doc)), (*INPUTS, "Doc: N << 8"), SIZES,
+             scored("D[b, h, i, j]", "i - j >= 0 & Doc[i] == Doc[j]", ", Doc[N]"),
+             masked(_zero, lambda i, j, doc: (j <= i) & (doc[:, None] == doc)), (*INPUTS, "Doc: N << 8"), HEADS,
              others=(flex(None, lambda doc: lambda b, h, i, j: (j <= i) & (doc[i] == doc[j])),)),
-    Workload("attention with a bias for each head", KIND, attention("D[b, h, i, j] + P[h, i, j]", "", ", P[H, N, M]"),
-             masked(lambda i, j, p: p), (*INPUTS, "P: H N N"), {**SIZES, "N": (9, 1024, 2048)}),
+    Workload("attention with a bias for each head", KIND, scored("D[b, h, i, j] + P[h, i, j]", "", ", P[H, N, M]"),
+             masked(lambda i, j, p: p), (*INPUTS, "P: H N N"), {**HEADS, "N": (9, 1024, 2048)}),
     Workload("attention with capped scores", KIND,
-             attention("30 * tanh(D[b, h, i, j] / 30)", "i - j >= 0"), softcap, INPUTS, {**SIZES, "N": (9, 1024, 2048)},
+             scored("30 * tanh(D[b, h, i, j] / 30)", "i - j >= 0"), softcap, INPUTS, {**HEADS, "N": (9, 1024, 2048)},
              others=(flex(lambda: lambda s, b, h, i, j: 30 * torch.tanh(s / 30),
                           lambda: lambda b, h, i, j: j <= i),)),
-    Workload("attention with a prefix", KIND, attention("D[b, h, i, j]", "i - j >= 0 | j < 256"),
-             masked(_zero, lambda i, j: (j <= i) | (j < 256)), INPUTS, SIZES,
+    Workload("attention with a prefix", KIND, scored("D[b, h, i, j]", "i - j >= 0 | j < 256"),
+             masked(_zero, lambda i, j: (j <= i) | (j < 256)), INPUTS, HEADS,
              others=(flex(None, lambda: lambda b, h, i, j: (j <= i) | (j < 256)),)),
     Workload("sigmoid attention", KIND, f"""function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F]) -> (O) {{
         S[b, h, i, j : B, H, N, M] = sigmoid({SCALE} * sum(Q[b, h, i, e] * K[b, h, j, e]) - 5);
         O[b, h, i, f : B, H, N, F] = sum(S[b, h, i, j] * V[b, h, j, f]);
-    }}""", sigmoid, INPUTS, {**SIZES, "N": (9, 1024, 2048)}),
+    }}""", sigmoid, INPUTS, {**HEADS, "N": (9, 1024, 2048)}),
     Workload("linear attention, causal", KIND, f"""function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F]) -> (O) {{
         S[b, h, i, j : B, H, N, M] = {SCALE} * sum(Q[b, h, i, e] * K[b, h, j, e]);
         O[b, h, i, f : B, H, N, F] = sum(i - j >= 0 ? S[b, h, i, j] * V[b, h, j, f]);
-    }}""", linear, INPUTS, {**SIZES, "N": (9, 1024, 2048)}),
+    }}""", linear_attention, INPUTS, {**HEADS, "N": (9, 1024, 2048)}),
     Workload("cosine attention", KIND, """function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F]) -> (O) {
         A[b, h, i, e : B, H, N, E] = Q[b, h, i, e] * rsqrt(sum(Q[b, h, i, d] * Q[b, h, i, d]));
         C[b, h, j, e : B, H, M, E] = K[b, h, j, e] * rsqrt(sum(K[b, h, j, d] * K[b, h, j, d]));
         S[b, h, i, j : B, H, N, M] = 10 * sum(A[b, h, i, e] * C[b, h, j, e]);
         L[b, h, i : B, H, N] = logsumexp(S[b, h, i, j]);
         O[b, h, i, f : B, H, N, F] = sum(exp(S[b, h, i, j] - L[b, h, i]) * V[b, h, j, f]);
-    }""", cosine, INPUTS, SIZES),
-    Workload("attention of one query, decoding", KIND, attention("D[b, h, i, j]", "").replace("H, N, E]", "H, 1, E]")
+    }""", cosine, INPUTS, HEADS),
+    Workload("attention of one query, decoding", KIND, scored("D[b, h, i, j]", "").replace("H, N, E]", "H, 1, E]")
              .replace("B, H, N", "B, H, 1"), sdpa(), ("Q: B H 1 E", "K: B H N E", "V: B H N E"),
-             {**SIZES, "B": (1, 8, 16), "N": (9, 4096, 8192)}, wrt=()),
+             {**HEADS, "B": (1, 8, 16), "N": (9, 4096, 8192)}, wrt=()),
 )  # fmt: skip

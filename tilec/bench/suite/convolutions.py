@@ -21,7 +21,7 @@ OUTER, INNER, EXTENT = "zyx", "kji", "DHW"
 
 
 @dataclass(frozen=True)
-class Setting:
+class Window:
     """A convolution over `rank` axes: the kernel's extent and how it walks."""
 
     rank: int
@@ -61,7 +61,7 @@ def last(t: torch.Tensor) -> torch.Tensor:
     return t.movedim(1, -1)
 
 
-def dense(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]], epilogue: bool = False) -> Workload:
+def dense(name: str, s: Window, sizes: dict[str, tuple[int, int, int]], epilogue: bool = False) -> Workload:
     outer, inner, extents = (", ".join(words) for words in s.axes)
     kernel = ", ".join([str(s.extent)] * s.rank)
     end = "    Y = relu(O + A);\n" if epilogue else ""
@@ -77,7 +77,7 @@ def dense(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]], epilogu
     return Workload(name, KIND, source, formula, (*inputs, "A: Co") if epilogue else inputs, sizes)
 
 
-def depthwise(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]]) -> Workload:
+def depthwise(name: str, s: Window, sizes: dict[str, tuple[int, int, int]]) -> Workload:
     outer, inner, extents = (", ".join(words) for words in s.axes)
     kernel = [str(s.extent)] * s.rank
     source = f"""function (I[N, {extents}, C], K[{", ".join(kernel)}, C]) -> (O) {{
@@ -90,7 +90,7 @@ def depthwise(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]]) -> 
     return Workload(name, KIND, source, formula, (f"I: N {' '.join(s.axes[2])} C", f"K: {' '.join(kernel)} C"), sizes)
 
 
-def grouped(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]]) -> Workload:
+def grouped_convolution(name: str, s: Window, sizes: dict[str, tuple[int, int, int]]) -> Workload:
     outer, inner, extents = (", ".join(words) for words in s.axes)
     kernel = [str(s.extent)] * s.rank
     source = f"""function (I[N, {extents}, G, C], K[G, Co, {", ".join(kernel)}, C]) -> (O) {{
@@ -105,7 +105,7 @@ def grouped(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]]) -> Wo
     return Workload(name, KIND, source, formula, inputs, sizes)
 
 
-def transposed(name: str, s: Setting, sizes: dict[str, tuple[int, int, int]]) -> Workload:
+def transposed(name: str, s: Window, sizes: dict[str, tuple[int, int, int]]) -> Workload:
     outer, inner, extents = (", ".join(words) for words in s.axes)
     kernel = [str(s.extent)] * s.rank
     written = ", ".join(f"({e} - 1) * {s.stride} + {s.extent - 2 * s.padding}" for e in s.axes[2])
@@ -124,7 +124,7 @@ def plane(n: tuple[int, int, int], side: tuple[int, int, int], **channels: tuple
     return {"N": n, "H": side, "W": side, **channels}
 
 
-def line(n: tuple[int, int, int], width: tuple[int, int, int], **channels: tuple[int, int, int]) -> dict:
+def convolution_line(n: tuple[int, int, int], width: tuple[int, int, int], **channels: tuple[int, int, int]) -> dict:
     return {"N": n, "W": width, **channels}
 
 
@@ -132,30 +132,30 @@ BATCH, SIDE = (2, 16, 32), (9, 28, 56)
 MIDDLE = {"C": (3, 128, 128), "Co": (4, 128, 128)}
 BOX = {"N": (1, 2, 8), "D": (5, 16, 16), "H": (6, 28, 56), "W": (7, 28, 56)}
 WORKLOADS = (
-    dense("convolution 3x3", Setting(2, 3, padding=1), plane(BATCH, SIDE, **MIDDLE)),
-    dense("convolution 3x3, stride 2", Setting(2, 3, 2, 1), plane(BATCH, SIDE, **MIDDLE)),
-    dense("convolution 1x1", Setting(2, 1), plane(BATCH, SIDE, C=(3, 256, 256), Co=(4, 64, 64))),
-    dense("convolution 5x5", Setting(2, 5, padding=2), plane(BATCH, SIDE, C=(3, 64, 64), Co=(4, 64, 64))),
-    dense("convolution 3x3, dilation 2", Setting(2, 3, padding=2, dilation=2), plane(BATCH, SIDE, **MIDDLE)),
-    dense("stem 7x7, stride 2, of 3 channels", Setting(2, 7, 2, 3),
+    dense("convolution 3x3", Window(2, 3, padding=1), plane(BATCH, SIDE, **MIDDLE)),
+    dense("convolution 3x3, stride 2", Window(2, 3, 2, 1), plane(BATCH, SIDE, **MIDDLE)),
+    dense("convolution 1x1", Window(2, 1), plane(BATCH, SIDE, C=(3, 256, 256), Co=(4, 64, 64))),
+    dense("convolution 5x5", Window(2, 5, padding=2), plane(BATCH, SIDE, C=(3, 64, 64), Co=(4, 64, 64))),
+    dense("convolution 3x3, dilation 2", Window(2, 3, padding=2, dilation=2), plane(BATCH, SIDE, **MIDDLE)),
+    dense("stem 7x7, stride 2, of 3 channels", Window(2, 7, 2, 3),
           plane(BATCH, (17, 224, 224), C=(3, 3, 3), Co=(4, 64, 64))),
-    dense("patches 16x16", Setting(2, 16, 16), plane((2, 32, 128), (32, 224, 224), C=(3, 3, 3), Co=(4, 768, 768))),
-    dense("convolution 3x3 with bias and relu", Setting(2, 3, padding=1), plane(BATCH, SIDE, **MIDDLE), True),
-    dense("convolution over time, width 5", Setting(1, 5, padding=2),
-          line((2, 8, 16), (11, 1024, 4096), C=(3, 256, 256), Co=(4, 256, 256))),
-    dense("convolution over time, dilation 8", Setting(1, 3, padding=8, dilation=8),
-          line((2, 8, 16), (19, 1024, 4096), C=(3, 128, 128), Co=(4, 128, 128))),
-    dense("convolution 3x3x3", Setting(3, 3, padding=1), {**BOX, "C": (3, 32, 64), "Co": (4, 32, 64)}),
-    depthwise("depthwise 3x3", Setting(2, 3, padding=1), plane(BATCH, SIDE, C=(3, 144, 144))),
-    depthwise("depthwise 5x5, stride 2", Setting(2, 5, 2, 2), plane(BATCH, SIDE, C=(3, 144, 144))),
-    depthwise("depthwise 7x7", Setting(2, 7, padding=3), plane(BATCH, SIDE, C=(3, 96, 96))),
-    depthwise("depthwise over time, width 4", Setting(1, 4, padding=3),
-              line((2, 8, 16), (11, 2048, 4096), C=(3, 512, 1024))),
-    depthwise("depthwise 3x3x3", Setting(3, 3, padding=1), {**BOX, "C": (3, 32, 64)}),
-    grouped("grouped 3x3, 32 groups of 8", Setting(2, 3, padding=1),
+    dense("patches 16x16", Window(2, 16, 16), plane((2, 32, 128), (32, 224, 224), C=(3, 3, 3), Co=(4, 768, 768))),
+    dense("convolution 3x3 with bias and relu", Window(2, 3, padding=1), plane(BATCH, SIDE, **MIDDLE), True),
+    dense("convolution over time, width 5", Window(1, 5, padding=2),
+          convolution_line((2, 8, 16), (11, 1024, 4096), C=(3, 256, 256), Co=(4, 256, 256))),
+    dense("convolution over time, dilation 8", Window(1, 3, padding=8, dilation=8),
+          convolution_line((2, 8, 16), (19, 1024, 4096), C=(3, 128, 128), Co=(4, 128, 128))),
+    dense("convolution 3x3x3", Window(3, 3, padding=1), {**BOX, "C": (3, 32, 64), "Co": (4, 32, 64)}),
+    depthwise("depthwise 3x3", Window(2, 3, padding=1), plane(BATCH, SIDE, C=(3, 144, 144))),
+    depthwise("depthwise 5x5, stride 2", Window(2, 5, 2, 2), plane(BATCH, SIDE, C=(3, 144, 144))),
+    depthwise("depthwise 7x7", Window(2, 7, padding=3), plane(BATCH, SIDE, C=(3, 96, 96))),
+    depthwise("depthwise over time, width 4", Window(1, 4, padding=3),
+              convolution_line((2, 8, 16), (11, 2048, 4096), C=(3, 512, 1024))),
+    depthwise("depthwise 3x3x3", Window(3, 3, padding=1), {**BOX, "C": (3, 32, 64)}),
+    grouped_convolution("grouped 3x3, 32 groups of 8", Window(2, 3, padding=1),
             plane(BATCH, SIDE, G=(2, 32, 32), C=(3, 8, 8), Co=(4, 8, 8))),
-    grouped("grouped 3x3, 4 groups of 64", Setting(2, 3, padding=1),
+    grouped_convolution("grouped 3x3, 4 groups of 64", Window(2, 3, padding=1),
             plane(BATCH, SIDE, G=(2, 4, 4), C=(3, 64, 64), Co=(4, 64, 64))),
-    transposed("transposed 2x2, stride 2", Setting(2, 2, 2), plane(BATCH, SIDE, C=(3, 128, 256), Co=(4, 64, 128))),
-    transposed("transposed 4x4, stride 2", Setting(2, 4, 2, 1), plane(BATCH, SIDE, C=(3, 128, 128), Co=(4, 64, 64))),
+    transposed("transposed 2x2, stride 2", Window(2, 2, 2), plane(BATCH, SIDE, C=(3, 128, 256), Co=(4, 64, 128))),
+    transposed("transposed 4x4, stride 2", Window(2, 4, 2, 1), plane(BATCH, SIDE, C=(3, 128, 128), Co=(4, 64, 64))),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from tilec.bench.suite.workload import Workload
 
 KIND = "indexing"
 ROTARY = {"B": (1, 4, 8), "H": (2, 16, 32), "N": (5, 2048, 4096), "E": (8, 64, 128)}
-GRAPH = {"V": (5, 65536, 262144), "M": (9, 2**19, 2**21), "D": (4, 64, 64)}
+EDGES = {"V": (5, 65536, 262144), "M": (9, 2**19, 2**21), "D": (4, 64, 64)}
 
 
 def _segments(x: torch.Tensor, s: torch.Tensor, size: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ WORKLOADS = (
              {"V": (5, 16384, 65536), "M": (9, 2**18, 2**20), "D": (4, 64, 64)}, "float32", wrt=("X",)),
     Workload("messages over the edges of a graph", KIND, """function (X[V, D], W[M], A[M], B[M]) -> (Y) {
         Y[B[m], d : V, D] = +(X[A[m], d] * W[m]);
-    }""", _messages, ("X: V D", "W: M", "A: M < V", "B: M << V"), GRAPH, "float32"),
+    }""", _messages, ("X: V D", "W: M", "A: M < V", "B: M << V"), EDGES, "float32"),
     Workload("sparse rows by a matrix (CSR)", KIND, """function (W[R, K], C[R, K], X[V, D]) -> (Y) {
         Y[r, d : R, D] = +(W[r, k] * X[C[r, k], d]);
     }""", lambda w, c, x: torch.einsum("rk,rkd->rd", w, x[c]), ("W: R K", "C: R K < V", "X: V D"),

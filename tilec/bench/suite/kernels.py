@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tilec.bench.suite.workload import Workload
 
 KIND = "pairs"
-POINTS = {"N": (5, 8192, 32768), "M": (7, 8192, 32768), "D": (3, 3, 3), "F": (2, 1, 1)}
+CLOUDS = {"N": (5, 8192, 32768), "M": (7, 8192, 32768), "D": (3, 3, 3), "F": (2, 1, 1)}
 FEATURES = {"N": (5, 4096, 16384), "M": (7, 4096, 16384), "D": (6, 64, 64)}
 SQUARES = "S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]));"
 DECLARED = "X[N, D], Y[M, D]"
@@ -22,19 +22,19 @@ WORKLOADS = (
     Workload("Gaussian kernel product", KIND, f"""function ({DECLARED}, B[M, F]) -> (O) {{
         {SQUARES}
         O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
-    }}""", lambda x, y, b: torch.exp(-_squares(x, y)) @ b, ("X: N D", "Y: M D", "B: M F"), POINTS, "float32"),
+    }}""", lambda x, y, b: torch.exp(-_squares(x, y)) @ b, ("X: N D", "Y: M D", "B: M F"), CLOUDS, "float32"),
     Workload("Laplacian kernel product", KIND, f"""function ({DECLARED}, B[M, F]) -> (O) {{
         S[i, j : N, M] = +(abs(X[i, d] - Y[j, d]));
         O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
-    }}""", lambda x, y, b: torch.exp(-(x[:, None] - y).abs().sum(-1)) @ b, ("X: N D", "Y: M D", "B: M F"), POINTS,
+    }}""", lambda x, y, b: torch.exp(-(x[:, None] - y).abs().sum(-1)) @ b, ("X: N D", "Y: M D", "B: M F"), CLOUDS,
              "float32"),
     Workload("kernel regression", KIND, f"""function ({DECLARED}, B[M]) -> (O) {{
         {SQUARES}
         L[i : N] = logsumexp(-S[i, j]);
         O[i : N] = +(exp(-S[i, j] - L[i]) * B[j]);
-    }}""", lambda x, y, b: torch.softmax(-_squares(x, y), -1) @ b, ("X: N D", "Y: M D", "B: M"), POINTS, "float32"),
+    }}""", lambda x, y, b: torch.softmax(-_squares(x, y), -1) @ b, ("X: N D", "Y: M D", "B: M"), CLOUDS, "float32"),
     Workload("nearest distances, D 3", KIND, f"function ({DECLARED}) -> (O) {{ {SQUARES} O[i : N] = <(S[i, j]); }}",
-             lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D"), POINTS, "float32"),
+             lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D"), CLOUDS, "float32"),
     Workload("nearest distances, D 64", KIND, f"function ({DECLARED}) -> (O) {{ {SQUARES} O[i : N] = <(S[i, j]); }}",
              lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D"), FEATURES, "float32", tolerance=1e-3),
     Workload("nearest neighbours, D 64", KIND,

@@ -13,21 +13,21 @@ import torch
 import tilec
 from tilec.arguments import spec
 from tilec.bench import gpu, workers
-from tilec.bench.gpu import Record, copy_rate, load, machine, save, timed
+from tilec.bench.gpu import Record, copy_rate, load_records, machine, save, timed
 from tilec.bench.suite.catalog import WORKLOADS
 from tilec.bench.suite.workload import Workload
-from tilec.bench.works import EAGER, Results, results
+from tilec.bench.works import EAGER, TensorResults, results_of
 
-OURS = "tilec"
-ALONE = "tilec alone"
-LONG = 2e4  # microseconds, beyond which one median is enough
-SLOW = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
+OUR_COLUMN = "tilec"
+OURS_ALONE = "tilec alone"
+LONG_RUN = 2e4  # microseconds, beyond which one median is enough
+SLOW_RATIO = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
 # operations a second that a product can reach (H200: measured bf16, rated float32 without tensor cores)
 PEAK = {"bfloat16": 790e12, "float16": 790e12, "float32": 60e12}
 
 
 @dataclass(frozen=True)
-class Settings:
+class SuiteSettings:
     """`warm`: build and call every candidate, time nothing, so that compilers' caches on disk are filled. `alone`: time
     generated kernels also where the default takes a library's; `compiled`: time torch.compile."""
 
@@ -55,7 +55,7 @@ def split(task: str) -> tuple[Workload, str]:
     return WORKLOADS[name], direction
 
 
-def measured(task: str, settings: Settings) -> Record:
+def measured_workload(task: str, settings: SuiteSettings) -> Record:
     """Times in microseconds by candidate, what failed and why, the floor; faults of the device raise."""
     workload, direction = split(task)
     dtype = settings.dtype or workload.dtype
@@ -67,28 +67,28 @@ def measured(task: str, settings: Settings) -> Record:
     return {**record, "machine": machine(settings.device), "dtype": dtype, "size": settings.size}
 
 
-def _record(workload: Workload, direction: str, dtype: str, settings: Settings) -> Record:
+def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSettings) -> Record:
     inputs = workload.tensors(settings.size, settings.device, settings.seed, getattr(torch, dtype))
     if direction == "backward":
         value = workload.formula(*inputs)
         inputs.append(torch.randn(value.shape, device=settings.device).to(value.dtype))
         del value
     exact = None if settings.warm or not workload.checked else _exact(workload, direction, inputs)
-    runs: dict[str, Callable[[], Results]] = {}
+    runs: dict[str, Callable[[], TensorResults]] = {}
     failed: dict[str, str] = {}
     errors: dict[str, float] = {}
     for name, build in _candidates(workload, direction, inputs, settings).items():
         try:
             run = build()
-            found = results(run())
+            found = results_of(run())
             if exact is not None:
                 errors[name] = max(_error(f, e) for f, e in zip(found, exact, strict=True))
             runs[name] = run
         except Exception as error:
-            if not (isinstance(error, ImportError) and name not in (OURS, ALONE)):
+            if not (isinstance(error, ImportError) and name not in (OUR_COLUMN, OURS_ALONE)):
                 failed[name] = gpu.in_one_line(error)
     del exact
-    for name in (OURS, ALONE):
+    for name in (OUR_COLUMN, OURS_ALONE):
         allowed = max(workload.tolerance if dtype == "float32" else 0.02, 2 * errors.get(EAGER, 0.0))
         if name in errors and not errors[name] <= allowed:
             failed[name] = f"wrong: relative error {errors[name]:.3g}, allowed {allowed:.3g}"
@@ -99,18 +99,18 @@ def _record(workload: Workload, direction: str, dtype: str, settings: Settings) 
     record["us"] = _microseconds(sound, settings.device)
     record["floor"] = _floor(workload, direction, inputs, dtype, settings.device)
     achieved = ratio(record)
-    if settings.device == "cuda" and OURS in sound and achieved is not None and achieved < SLOW:
-        record["kernel"] = _longest_kernel(sound[OURS])
+    if settings.device == "cuda" and OUR_COLUMN in sound and achieved is not None and achieved < SLOW_RATIO:
+        record["kernel"] = _longest_kernel(sound[OUR_COLUMN])
     return record
 
 
 def _candidates(
-    workload: Workload, direction: str, inputs: list[torch.Tensor], settings: Settings
-) -> dict[str, Callable[[], Callable[[], Results]]]:
+    workload: Workload, direction: str, inputs: list[torch.Tensor], settings: SuiteSettings
+) -> dict[str, Callable[[], Callable[[], TensorResults]]]:
     """How to build each candidate, torch's eager code first, since its error is the measure of ours."""
     work = workload.work(direction)
 
-    def ours(backend: str | None) -> Callable[[], Results]:
+    def ours(backend: str | None) -> Callable[[], TensorResults]:
         f = tilec.compile(workload.source, backend=backend)
         if direction == "backward":
             return work.backward(lambda *tensors: f(*tensors, *workload.numbers), inputs)
@@ -119,15 +119,15 @@ def _candidates(
 
     chosen = [name for name in workload.peers if settings.compiled or name == EAGER]
     peers = {name: functools.partial(work.peer, inputs, name) for name in chosen}
-    alone = {ALONE: functools.partial(ours, "triton")} if settings.alone else {}
-    return {**peers, OURS: functools.partial(ours, None), **alone}
+    alone = {OURS_ALONE: functools.partial(ours, "triton")} if settings.alone else {}
+    return {**peers, OUR_COLUMN: functools.partial(ours, None), **alone}
 
 
 def _exact(workload: Workload, direction: str, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The answer in a wider type: float64 for float32, float32 for narrower ones."""
     wide = torch.float64 if any(t.dtype is torch.float32 for t in inputs) else torch.float32
     widened = [t.to(wide) if t.is_floating_point() else t for t in inputs]
-    return results(workload.work(direction).peer(widened)())
+    return results_of(workload.work(direction).peer(widened)())
 
 
 def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
@@ -141,12 +141,12 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return difference.amax().item() / (scale + 1e-30) if exact.numel() else 0.0
 
 
-def _microseconds(runs: dict[str, Callable[[], Results]], device: str) -> dict[str, float]:
+def _microseconds(runs: dict[str, Callable[[], TensorResults]], device: str) -> dict[str, float]:
     """The lesser of two medians each, taken in turn; one of what takes so long that a moment does not matter."""
     found: dict[str, float] = {}
     for _ in range(2):
         for name, run in runs.items():
-            if found.get(name, 0.0) < LONG:
+            if found.get(name, 0.0) < LONG_RUN:
                 found[name] = min(found.get(name, float("inf")), timed(run, device, 25))
     return found
 
@@ -159,7 +159,7 @@ def _floor(workload: Workload, direction: str, inputs: list[torch.Tensor], dtype
     return 1e6 * max(cost.least_bytes / copy_rate(device), cost.flops / PEAK[dtype])
 
 
-def _longest_kernel(run: Callable[[], Results]) -> str:
+def _longest_kernel(run: Callable[[], TensorResults]) -> str:
     """The name of the kernel that takes longest, and its share of the device's time."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -177,22 +177,22 @@ def _longest_kernel(run: Callable[[], Results]) -> str:
 def ratio(record: Record) -> float | None:
     """How many times faster than its best peer a workload is."""
     us = record["us"]
-    peers = [t for name, t in us.items() if name not in (OURS, ALONE)]
-    return min(peers) / us[OURS] if peers and OURS in us else None
+    peers = [t for name, t in us.items() if name not in (OUR_COLUMN, OURS_ALONE)]
+    return min(peers) / us[OUR_COLUMN] if peers and OUR_COLUMN in us else None
 
 
-def gather(
-    names: list[str], settings: Settings, path: Path, *, jobs: int = 1, limit: float, deadline: float
+def gather_workloads(
+    names: list[str], settings: SuiteSettings, path: Path, *, jobs: int = 1, limit: float, deadline: float
 ) -> Iterator[tuple[str, Record]]:
     """Measure these tasks, those in the file excepted, and keep each result in the file (none of a warm run)."""
-    known = {} if settings.warm else load(path)
+    known = {} if settings.warm else load_records(path)
     left = [name for name in names if name not in known]
     for name, answer in workers.run(
-        left, functools.partial(measured, settings=settings), jobs=jobs, limit=limit, deadline=deadline
+        left, functools.partial(measured_workload, settings=settings), jobs=jobs, limit=limit, deadline=deadline
     ):
         if isinstance(answer, workers.Lost):
             reason = answer.reason.strip().splitlines()[-1]
-            answer = {"failed": {OURS: reason}, "machine": "", "us": {}, "errors": {}}
+            answer = {"failed": {OUR_COLUMN: reason}, "machine": "", "us": {}, "errors": {}}
         if not settings.warm:
             known[name] = answer
             save(path, known)

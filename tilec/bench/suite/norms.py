@@ -9,7 +9,7 @@ from tilec.bench.suite.workload import Workload
 from tilec.bench.works import GATE, LAYER_NORM, LIGER, SNAKE, SOFTMAX, liger_layer_norm
 
 KIND = "norm"
-ROWS = {"N": (3, 4096, 8192), "D": (8, 1024, 4096)}
+NORMED = {"N": (3, 4096, 8192), "D": (8, 1024, 4096)}
 PIXELS = {"N": (2, 32, 64), "P": (6, 784, 3136), "C": (4, 256, 256)}
 MEAN_AND_VARIANCE = """
         M[c : C] = mean(X[n, p, c]);
@@ -31,12 +31,12 @@ def _batch_norm(x: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 WORKLOADS = (
-    Workload("layer norm", KIND, LAYER_NORM.source, LAYER_NORM.formula, ("X: N D", "G: D", "B: D"), ROWS,
+    Workload("layer norm", KIND, LAYER_NORM.source, LAYER_NORM.formula, ("X: N D", "G: D", "B: D"), NORMED,
              others=((LIGER, liger_layer_norm),)),
     Workload("RMS norm", KIND, """function (X[N, D], G[D]) -> (Y) {
         S[i : N] = mean(X[i, j] * X[i, j]);
         Y[i, j : N, D] = X[i, j] * rsqrt(S[i] + 0.000001) * G[j];
-    }""", lambda x, g: F.rms_norm(x, x.shape[-1:], g, 1e-6), ("X: N D", "G: D"), ROWS, others=((LIGER, _liger_rms),)),
+    }""", lambda x, g: F.rms_norm(x, x.shape[-1:], g, 1e-6), ("X: N D", "G: D"), NORMED, others=((LIGER, _liger_rms),)),
     Workload("mean and variance over batch and pixels", KIND, f"""function (X[N, P, C]) -> (Y) {{{MEAN_AND_VARIANCE}
         Y[k, c : 2, C] = k == 0 ? M[c] : V[c];
     }}""", _statistics, ("X: N P C",), PIXELS, "float32"),
@@ -59,18 +59,18 @@ WORKLOADS = (
         V[n, c : N, C] = mean((X[n, c, y, x] - M[n, c]) * (X[n, c, y, x] - M[n, c]));
         Y[n, c, y, x : N, C, H, W] = (X[n, c, y, x] - M[n, c]) * rsqrt(V[n, c] + 0.00001);
     }""", F.instance_norm, ("X: N C H W",), {"N": (2, 8, 16), "C": (3, 64, 256), "H": (5, 64, 64), "W": (4, 64, 64)}),
-    Workload("softmax of rows", KIND, SOFTMAX.source, SOFTMAX.formula, ("X: N D",), ROWS),
+    Workload("softmax of rows", KIND, SOFTMAX.source, SOFTMAX.formula, ("X: N D",), NORMED),
     Workload("log-softmax of a vocabulary", KIND, """function (X[N, D]) -> (Y) {
         L[i : N] = logsumexp(X[i, j]);
         Y[i, j : N, D] = X[i, j] - L[i];
     }""", lambda x: F.log_softmax(x, -1), ("X: N D",), {"N": (3, 1024, 4096), "D": (9, 50257, 50257)}, "float32"),
     Workload("rows of unit length", KIND, """function (X[N, D]) -> (Y) {
         Y[i, j : N, D] = X[i, j] * rsqrt(sum(X[i, k] * X[i, k]));
-    }""", lambda x: F.normalize(x, dim=-1), ("X: N D",), ROWS),
+    }""", lambda x: F.normalize(x, dim=-1), ("X: N D",), NORMED),
     Workload("variance of rows", KIND, """function (X[N, D]) -> (V) {
         M[i : N] = mean(X[i, j]);
         V[i : N] = mean((X[i, j] - M[i]) * (X[i, j] - M[i]));
-    }""", lambda x: x.var(-1, correction=0), ("X: N D",), ROWS, "float32"),
+    }""", lambda x: x.var(-1, correction=0), ("X: N D",), NORMED, "float32"),
     Workload("mean over the leading axis", KIND, "function (X[N, D]) -> (Y) { Y[j : D] = mean(X[i, j]); }",
              lambda x: x.mean(0), ("X: N D",), {"N": (3, 65536, 262144), "D": (8, 256, 256)}, "float32"),
     Workload("sum over the middle axis", KIND, "function (X[A, B, C]) -> (Y) { Y[a, c : A, C] = +(X[a, b, c]); }",

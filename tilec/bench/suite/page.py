@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from tilec.bench.gpu import Record
-from tilec.bench.suite.measure import ALONE, OURS, ratio, split, tasks
+from tilec.bench.gpu_page import microseconds_text
+from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, tasks
 
 WORST = 10
 TOP = """# Workloads
@@ -65,20 +66,16 @@ def table(known: Mapping[str, Record]) -> Iterable[str]:
 def line(name: str, record: Record) -> str:
     """One row of the table, the reason in the place of figures where there is none."""
     us = record["us"]
-    peers = {peer: t for peer, t in us.items() if peer not in (OURS, ALONE)}
+    peers = {peer: t for peer, t in us.items() if peer not in (OUR_COLUMN, OURS_ALONE)}
     best = min(peers, key=peers.__getitem__, default="-")
-    if OURS in record["failed"]:
-        ours = [f"failed: {record['failed'][OURS][:120]}".replace("|", " "), "-", "-"]
+    if OUR_COLUMN in record["failed"]:
+        ours = [f"failed: {record['failed'][OUR_COLUMN][:120]}".replace("|", " "), "-", "-"]
     else:
         found = ratio(record)
-        share = f"{record['floor'] / us[OURS]:.2f}" if "floor" in record and OURS in us else "-"
-        ours = [_us(us.get(OURS)), "-" if found is None else f"{found:.2f}", share]
-    return "| " + " | ".join([name, record.get("dtype", "-"), best, _us(peers.get(best)), *ours]) + " |"
+        share = f"{record['floor'] / us[OUR_COLUMN]:.2f}" if "floor" in record and OUR_COLUMN in us else "-"
+        ours = [microseconds_text(us.get(OUR_COLUMN)), "-" if found is None else f"{found:.2f}", share]
+    return "| " + " | ".join([name, record.get("dtype", "-"), best, microseconds_text(peers.get(best)), *ours]) + " |"
 
 
 def mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

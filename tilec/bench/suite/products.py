@@ -9,7 +9,7 @@ from tilec.bench.suite.workload import Workload
 
 KIND = "product"
 SQUARE = {"I": (5, 1024, 4096), "K": (7, 1024, 4096), "J": (6, 1024, 4096)}
-BLOCK = {"M": (5, 2048, 8192), "H": (7, 1024, 4096), "J": (6, 4096, 11008)}
+TRANSFORMER_BLOCK = {"M": (5, 2048, 8192), "H": (7, 1024, 4096), "J": (6, 4096, 11008)}
 
 
 def layout(name: str, a: str, b: str) -> Workload:
@@ -64,7 +64,7 @@ WORKLOADS = (
         A[m, j : M, J] = +(X[m, h] * W[h, j]);
         B[m, j : M, J] = +(X[m, h] * V[h, j]);
         Y = silu(A) * B;
-    }""", _swiglu, ("X: M H", "W: H J ~ 0.02", "V: H J ~ 0.02"), {**BLOCK, "M": (5, 1024, 4096)}),
+    }""", _swiglu, ("X: M H", "W: H J ~ 0.02", "V: H J ~ 0.02"), {**TRANSFORMER_BLOCK, "M": (5, 1024, 4096)}),
     Workload("product with a low-rank adapter", KIND, """function (X[M, H], W[H, J], A[H, R], B[R, J]) -> (Y) {
         L[m, r : M, R] = +(X[m, h] * A[h, r]);
         O[m, j : M, J] = +(X[m, h] * W[h, j]);

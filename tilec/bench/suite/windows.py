@@ -9,7 +9,7 @@ from tilec.bench.suite.convolutions import first, last
 from tilec.bench.suite.workload import Workload
 
 KIND = "window"
-IMAGE = "I: N H W C"
+IMAGE_SIZES = "I: N H W C"
 PLANES = {"N": (2, 16, 32), "H": (8, 56, 112), "W": (6, 56, 112), "C": (3, 64, 64)}
 FIELD = {"H": (9, 2048, 8192), "W": (7, 2048, 8192)}
 
@@ -39,16 +39,16 @@ def _average(i: torch.Tensor) -> torch.Tensor:
 WORKLOADS = (
     Workload("max pool 3x3, stride 2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, (H - 1) / 2 + 1, (W - 1) / 2 + 1, C] = >(I[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3;
-    }""", lambda i: last(F.max_pool2d(first(i), 3, 2, 1)), (IMAGE,), PLANES, "float32"),
+    }""", lambda i: last(F.max_pool2d(first(i), 3, 2, 1)), (IMAGE_SIZES,), PLANES, "float32"),
     Workload("max pool 2x2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;
-    }""", lambda i: last(F.max_pool2d(first(i), 2)), (IMAGE,), PLANES, "float32"),
+    }""", lambda i: last(F.max_pool2d(first(i), 2)), (IMAGE_SIZES,), PLANES, "float32"),
     Workload("average pool 2x2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, H/2, W/2, C] = mean(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;
-    }""", _average, (IMAGE,), PLANES),
+    }""", _average, (IMAGE_SIZES,), PLANES),
     Workload("average over the image", KIND,
              "function (I[N, H, W, C]) -> (O) { O[n, c : N, C] = mean(I[n, y, x, c]); }",
-             lambda i: i.mean((1, 2)), (IMAGE,), PLANES),
+             lambda i: i.mean((1, 2)), (IMAGE_SIZES,), PLANES),
     Workload("five-point stencil", KIND, """function (X[H, W]) -> (Y) {
         Y[y, x : H, W] = pad(X[y - 1, x], 0) + pad(X[y + 1, x], 0) + pad(X[y, x - 1], 0) + pad(X[y, x + 1], 0)
             - 4 * X[y, x];
@@ -72,10 +72,10 @@ WORKLOADS = (
         O[n, y, x, c : N, 2*H, 2*W, C] = x % 2 == 0
             ? 0.25 * V[n, y, clamp(x/2 - 1, 0, W - 1), c] + 0.75 * V[n, y, x/2, c]
             : 0.75 * V[n, y, (x - 1)/2, c] + 0.25 * V[n, y, clamp((x + 1)/2, 0, W - 1), c];
-    }""", lambda i: last(F.interpolate(first(i), scale_factor=2, mode="bilinear")), (IMAGE,), PLANES),
+    }""", lambda i: last(F.interpolate(first(i), scale_factor=2, mode="bilinear")), (IMAGE_SIZES,), PLANES),
     Workload("nearest resize, twice", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c], j < 2, i < 2;
-    }""", lambda i: last(F.interpolate(first(i), scale_factor=2)), (IMAGE,), PLANES),
+    }""", lambda i: last(F.interpolate(first(i), scale_factor=2)), (IMAGE_SIZES,), PLANES),
     Workload("pixel shuffle, 2", KIND, """function (I[N, H, W, D, 2, 2]) -> (O) {
         O[n, 2*y + j, 2*x + i, d : N, 2*H, 2*W, D] = I[n, y, x, d, j, i];
     }""", lambda i: last(F.pixel_shuffle(first(i, 3), 2)), ("I: N H W D 2 2",),
@@ -83,7 +83,7 @@ WORKLOADS = (
     Workload("columns of windows (im2col)", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, j, i, c : N, H - 2, W - 2, 3, 3, C] = I[n, y + j, x + i, c];
     }""", lambda i: i.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3).contiguous(),
-             (IMAGE,),
+             (IMAGE_SIZES,),
              {**PLANES, "C": (3, 32, 32)}),
     Workload("transposition of the last axes", KIND,
              "function (X[B, I, J]) -> (Y) { Y[b, j, i : B, J, I] = X[b, i, j]; }",

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 
 import tilec
 from tilec.bench import works, works_steps
-from tilec.bench.sweep.setup import Point, Run, Setup
+from tilec.bench.sweep.setup import Point, Setup, TimedRun
 from tilec.bench.works import COMPILED, Work
 
 Tensor = torch.Tensor
-Call = Callable[..., Tensor]
-OURS, EAGER, RELU, FUSED = "tilec", "torch", "ReLU", "torch's fused attention"
+LayerCall = Callable[..., Tensor]
+OURS, TORCH_CURVE, RELU, FUSED = "tilec", "torch", "ReLU", "torch's fused attention"
 
 
-ATTENTION = Work(
+ATTENTION_POINT = Work(
     """function (Q[B, N, D], K[B, N, D], V[B, N, D]) -> (O) {
         S[b, i, j] = sum(Q[b, i, d] * K[b, j, d]) / sqrt(D);
         E[b, i, j] = exp(S[b, i, j] - max(S[b, i, l]));
@@ -33,7 +33,7 @@ ATTENTION = Work(
 )
 
 
-def trained(call: Call, inputs: list[Tensor], cotangent: Tensor) -> Run:
+def trained(call: LayerCall, inputs: list[Tensor], cotangent: Tensor) -> TimedRun:
     """A forward and a backward pass; gives the output and the gradients."""
 
     def run() -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ def layer(
     *shapes: tuple[int, ...],
     dtype: str = "float32",
     draws: bool = False,
-    other: dict[str, Call] | None = None,
+    other: dict[str, LayerCall] | None = None,
 ) -> Callable[[torch.Generator, str], Setup]:
     """`draws`: each candidate computes with random numbers of its own. `other` candidates compute another thing of the
     first input. Neither is held against float64; elsewhere errors are multiples of twice eager torch's."""
@@ -66,12 +66,12 @@ def layer(
             pairs = zip(found, exact, allowed, strict=True)
             return max(((f.double() - e).abs().max() / a).nan_to_num(torch.inf).item() for f, e, a in pairs)
 
-        def ours() -> Run:
+        def ours() -> TimedRun:
             f = tilec.compile(work.source, backend="triton" if device == "cuda" else None)
             return trained(lambda *tensors: f(*tensors, *work.numbers), inputs, cotangent)
 
-        builds: dict[str, Callable[[], Run]] = {OURS: ours}
-        calls = {EAGER: work.formula, **dict(work.others)}
+        builds: dict[str, Callable[[], TimedRun]] = {OURS: ours}
+        calls = {TORCH_CURVE: work.formula, **dict(work.others)}
         if device == "cuda":
             calls[COMPILED] = torch.compile(work.formula, dynamic=False)
         for name, call in calls.items():
@@ -107,5 +107,5 @@ def points() -> Iterator[Point]:
     for m in (64, 16):
         yield point("dropout", "n Mi, float32", m, layer(works_steps.DROPOUT, (m * 2**20,), draws=True))
     for n in (16384, 4096, 1024):
-        made = layer(ATTENTION, *((8, n, 64),) * 3, dtype="bfloat16")
+        made = layer(ATTENTION_POINT, *((8, n, 64),) * 3, dtype="bfloat16")
         yield point("attention", "8 heads of 64, bfloat16", n, made)

@@ -10,11 +10,11 @@ import torch
 import tilec
 from tilec.bench.recurrences import HIDDEN, LOG_PRODUCT, SHUFFLE
 from tilec.bench.sweep import layers
-from tilec.bench.sweep.setup import MOST_BYTES, Point, Run, Setup, TooLarge
+from tilec.bench.sweep.setup import MOST_BYTES, Point, Setup, TimedRun, TooLarge
 from tilec.transforms.autodiff.grad import grad
 
 Tensor = torch.Tensor
-OURS, EAGER, COMPILED, SHIFTED, GRAPH, LOOP, GRU = (
+OUR_CURVE, EAGER_CURVE, COMPILED_CURVE, SHIFTED, GRAPH, LOOP, GRU = (
     "tilec", "torch", "torch.compile", "exp, matmul, log", "torch, CUDA graph", "eager loop", "cuDNN GRU",
 )  # fmt: skip
 
@@ -22,31 +22,31 @@ OURS, EAGER, COMPILED, SHIFTED, GRAPH, LOOP, GRU = (
 # log products
 
 
-def normal(g: torch.Generator, device: str, *shape: int) -> Tensor:
+def normal_point(g: torch.Generator, device: str, *shape: int) -> Tensor:
     return 3 * torch.randn(shape, generator=g, device=device)
 
 
-def uniform(g: torch.Generator, device: str, *shape: int) -> Tensor:
+def uniform_point(g: torch.Generator, device: str, *shape: int) -> Tensor:
     return -2000 * torch.rand(shape, generator=g, device=device)
 
 
 def sparse(g: torch.Generator, device: str, *shape: int) -> Tensor:
     """Scores of a model in which nine of ten transitions are impossible."""
     there = torch.rand(shape, generator=g, device=device) < 0.1
-    return torch.where(there, normal(g, device, *shape), -torch.inf)
+    return torch.where(there, normal_point(g, device, *shape), -torch.inf)
 
 
 def distances(g: torch.Generator, device: str, *shape: int) -> Tensor:
     """Scores that fall with the distance from the diagonal, and noise."""
     places = (torch.arange(n, device=device) / n for n in shape)
     rows, columns = (p * 512 for p in places)
-    return normal(g, device, *shape) - (rows[:, None] - columns).abs()
+    return normal_point(g, device, *shape) - (rows[:, None] - columns).abs()
 
 
-RANGES = {"N(0, 3^2)": normal, "uniform -2000..0": uniform, "9 of 10 -inf": sparse, "distances": distances}
+RANGES = {"N(0, 3^2)": normal_point, "uniform -2000..0": uniform_point, "9 of 10 -inf": sparse, "distances": distances}
 
 
-def log_product(n: int, range_: str, compiled: bool = False) -> Callable[[torch.Generator, str], Setup]:
+def log_product_point(n: int, range_: str, compiled: bool = False) -> Callable[[torch.Generator, str], Setup]:
     def make(g: torch.Generator, device: str) -> Setup:
         a, b = (RANGES[range_](g, device, n, n) for _ in range(2))
         rows = torch.arange(0, n, max(1, n // 32), device=device)
@@ -59,11 +59,11 @@ def log_product(n: int, range_: str, compiled: bool = False) -> Callable[[torch.
             return torch.where(got == exact, 0.0, (got - exact).abs() / allowed).nan_to_num(torch.inf).max().item()
 
         if compiled:
-            return Setup({COMPILED: lambda: bound(torch.compile(held(naive, 0)), a, b)}, check, {})
+            return Setup({COMPILED_CURVE: lambda: bound(torch.compile(held_elements(naive, 0)), a, b)}, check, {})
         ours = tilec.compile(LOG_PRODUCT, backend="triton" if device == "cuda" else None)
         builds = {
-            OURS: lambda: bound(ours, a, b),
-            EAGER: lambda: bound(held(naive, 3 * 4 * n**3), a, b),
+            OUR_CURVE: lambda: bound(ours, a, b),
+            EAGER_CURVE: lambda: bound(held_elements(naive, 3 * 4 * n**3), a, b),
             SHIFTED: lambda: bound(shifted, a, b),
         }
         return Setup(builds, check, shares(a, b, *tiles(ours, a, b)) if n <= 1024 else {})
@@ -81,7 +81,7 @@ def shifted(a: Tensor, b: Tensor) -> Tensor:
     return torch.log(torch.exp(a - left) @ torch.exp(b - right)) + left + right
 
 
-def held(formula: Callable[..., Tensor], bytes_: int) -> Callable[..., Tensor]:
+def held_elements(formula: Callable[..., Tensor], bytes_: int) -> Callable[..., Tensor]:
     def run(*inputs: Tensor) -> Tensor:
         if bytes_ > MOST_BYTES:
             raise TooLarge(f"{bytes_ / 2**30:.0f} GiB")
@@ -90,7 +90,7 @@ def held(formula: Callable[..., Tensor], bytes_: int) -> Callable[..., Tensor]:
     return run
 
 
-def bound(run: Callable[..., object], *inputs: Tensor) -> Run:
+def bound(run: Callable[..., object], *inputs: Tensor) -> TimedRun:
     return lambda: run(*inputs)
 
 
@@ -121,10 +121,10 @@ def shares(a: Tensor, b: Tensor, rows: int = 64, columns: int = 64) -> dict[str,
 
 def crf(batch: int, steps: int, labels: int, marginals: bool) -> Callable[[torch.Generator, str], Setup]:
     def make(g: torch.Generator, device: str) -> Setup:
-        p = normal(g, device, labels, labels) / 3
-        e = normal(g, device, steps, batch, labels) / 3
+        p = normal_point(g, device, labels, labels) / 3
+        e = normal_point(g, device, steps, batch, labels) / 3
         first = torch.zeros(batch, labels, device=device)
-        peer = chain_marginals if marginals else partition
+        peer = chain_marginals if marginals else crf_partition
         exact = peer(p.double(), e.double(), first.double())
 
         def check(value: object) -> float:
@@ -133,12 +133,12 @@ def crf(batch: int, steps: int, labels: int, marginals: bool) -> Callable[[torch
             # a marginal is exp of a difference of numbers in the thousands, whose last place is 2e-4
             return ((got.double() - exact).abs().max() / ((2e-3 if marginals else 1e-4) * exact.abs().max())).item()
 
-        def ours() -> Run:
+        def ours() -> TimedRun:
             program = grad(tilec.compile(PARTITION).program, ("E",)) if marginals else tilec.compile(PARTITION).program
             inputs = (p, e, first, torch.ones(batch, device=device)) if marginals else (p, e, first)
             return bound(tilec.Function(program, PARTITION), *inputs)
 
-        return Setup({OURS: ours, GRAPH: lambda: captured(peer, p, e, first)}, check, {})
+        return Setup({OUR_CURVE: ours, GRAPH: lambda: captured(peer, p, e, first)}, check, {})
 
     return make
 
@@ -154,7 +154,7 @@ def forward(p: Tensor, e: Tensor, f: Tensor) -> list[Tensor]:
     return states
 
 
-def partition(p: Tensor, e: Tensor, f: Tensor) -> Tensor:
+def crf_partition(p: Tensor, e: Tensor, f: Tensor) -> Tensor:
     return torch.logsumexp(forward(p, e, f)[-1], 1)
 
 
@@ -170,7 +170,7 @@ def chain_marginals(p: Tensor, e: Tensor, f: Tensor) -> Tensor:
     return torch.stack(found[::-1])
 
 
-def captured(run: Callable[..., Tensor], *inputs: Tensor) -> Run:
+def captured(run: Callable[..., Tensor], *inputs: Tensor) -> TimedRun:
     """Replays one call, so that no time goes into launching it from Python; on a CPU the call itself."""
     if not inputs[0].is_cuda:
         return bound(run, *inputs)
@@ -195,8 +195,8 @@ def captured(run: Callable[..., Tensor], *inputs: Tensor) -> Run:
 
 def shuffle(batch: int, steps: int, size: int = 512) -> Callable[[torch.Generator, str], Setup]:
     def make(g: torch.Generator, device: str) -> Setup:
-        b = normal(g, device, batch, steps, size) / 30
-        h = normal(g, device, batch, size)
+        b = normal_point(g, device, batch, steps, size) / 30
+        h = normal_point(g, device, batch, size)
         exact = shuffle_loop(b, h)
         gru = torch.nn.GRU(size, size, batch_first=True, device=device)
 
@@ -210,8 +210,8 @@ def shuffle(batch: int, steps: int, size: int = 512) -> Callable[[torch.Generato
         def peer() -> object:
             return gru(b)
 
-        builds: dict[str, Callable[[], Run]] = {
-            OURS: lambda: bound(tilec.compile(SHUFFLE), b, h),
+        builds: dict[str, Callable[[], TimedRun]] = {
+            OUR_CURVE: lambda: bound(tilec.compile(SHUFFLE), b, h),
             LOOP: lambda: bound(shuffle_loop, b, h),
             GRU: lambda: peer,
         }
@@ -232,7 +232,7 @@ def _points() -> Iterator[Point]:
     """The most important first."""
     plain = "N(0, 3^2)"
     for n in (512, 2048, 1024, 4096, 256, 64, 16):
-        yield Point("log product", plain, n, log_product(n, plain))
+        yield Point("log product", plain, n, log_product_point(n, plain))
     for marginals in (False, True):
         for labels in (64, 256):
             line = "marginals" if marginals else "log partition"
@@ -243,9 +243,9 @@ def _points() -> Iterator[Point]:
         yield Point("shuffling network of 512", "length 500, by batch", batch, shuffle(batch, 500))
     for n in (1024, 256):
         for range_ in list(RANGES)[1:]:
-            yield Point("log product", range_, n, log_product(n, range_))
+            yield Point("log product", range_, n, log_product_point(n, range_))
     for n in (512, 2048):  # torch compiles each size anew, which takes seconds
-        yield Point("log product", plain, n, log_product(n, plain, compiled=True), COMPILED)
+        yield Point("log product", plain, n, log_product_point(n, plain, compiled=True), COMPILED_CURVE)
 
 
 POINTS = {p.name: p for p in (*_points(), *layers.points())}

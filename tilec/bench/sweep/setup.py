@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-Run = Callable[[], object]
+TimedRun = Callable[[], object]
 MOST_BYTES = 40 * 2**30  # a candidate that needs more is left out
 
 
@@ -37,6 +37,6 @@ class Setup:
     """`builds`: candidate -> what makes it ready to run. `check` gives the greatest error as a multiple of what is
     allowed; `facts` are figures of the point itself."""
 
-    builds: dict[str, Callable[[], Run]]
+    builds: dict[str, Callable[[], TimedRun]]
     check: Callable[[object], float]
     facts: dict[str, float]

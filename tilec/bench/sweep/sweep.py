@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from tilec.bench import workers
-from tilec.bench.gpu import Record, load, machine, save, timed
+from tilec.bench.gpu import Record, load_records, machine, save, timed
 from tilec.bench.sweep.points import POINTS
-from tilec.bench.sweep.setup import Point, Run, TooLarge
+from tilec.bench.sweep.setup import Point, TimedRun, TooLarge
 
 FIGURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 SLOW = 0.05  # seconds: what takes longer is timed once
@@ -33,7 +33,7 @@ def measured(point: Point, device: str, seed: int = 0) -> Record:
             run = build()
             record["error"][name] = setup.check(run())
             record["bytes"][name] = peak(run, device)
-            record["us"][name] = microseconds(run, device)
+            record["us"][name] = point_microseconds(run, device)
         except TooLarge as why:
             record["failed"][name] = f"would need {why}"
         except torch.OutOfMemoryError:
@@ -53,7 +53,7 @@ def _nothing() -> None:
     return None
 
 
-def peak(run: Run, device: str) -> int:
+def peak(run: TimedRun, device: str) -> int:
     """Bytes that a call holds at most beside what is there already, its result included; 0 on a CPU, which has no
     count of them."""
     if device != "cuda":
@@ -66,7 +66,7 @@ def peak(run: Run, device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def microseconds(run: Run, device: str) -> float:
+def point_microseconds(run: TimedRun, device: str) -> float:
     start = time.perf_counter()
     run()
     if device == "cuda":
@@ -83,7 +83,7 @@ def gather(
     names: list[str], device: str, path: Path, *, deadline: float, limit: float, told: Callable[[str, Record], None]
 ) -> dict[str, Record]:
     """Measure these points, those in the file excepted, and keep each in the file; all that it then holds."""
-    known = load(path)
+    known = load_records(path)
     work = functools.partial(_work, device)
     for name, answer in workers.run([n for n in names if n not in known], work, limit=limit, deadline=deadline):
         if isinstance(answer, workers.Lost):

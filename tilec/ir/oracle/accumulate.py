@@ -8,7 +8,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.types import ElementType, Kind, is_floating, kind
 
 LAST = np.iinfo(np.int64).max
-COMBINE = {
+COMBINE_VALUES = {
     "sum": np.add,
     "mean": np.add,
     "prod": np.multiply,
@@ -34,7 +34,7 @@ def wrap(data, dtype: str) -> np.ndarray:
     return data if dtype == "int64" else data.astype(dtype).astype(np.int64)
 
 
-def identity(aggregation: str, dtype: str) -> float | int | bool:
+def empty_value(aggregation: str, dtype: str) -> float | int | bool:
     """What an element without points holds: integers have extremes where others have infinities."""
     value = AGGREGATIONS[aggregation].identity
     if is_floating(dtype) or np.isfinite(value):
@@ -44,7 +44,7 @@ def identity(aggregation: str, dtype: str) -> float | int | bool:
     return int(np.iinfo(dtype).max if value > 0 else np.iinfo(dtype).min)
 
 
-class Accumulator:
+class PointAccumulator:
     """Values of points, added block by block to the elements they belong to. `reached` says which have any."""
 
     type: ElementType  # of the values
@@ -70,7 +70,7 @@ class Accumulator:
         self.weight = np.zeros(self.size)
         self.first = np.full(self.size, LAST)
         storage = {Kind.BOOL: np.bool_, Kind.INTEGER: np.int64, Kind.FLOATING: np.float64}[kind(dtype)]
-        return np.full(self.size, identity(start, dtype), storage)
+        return np.full(self.size, empty_value(start, dtype), storage)
 
     def add(self, place: np.ndarray, data: np.ndarray, element: ElementType, number: np.ndarray | None) -> None:
         """Add a block: the flat output element, the value and, for argmax and argmin, the number of each point."""
@@ -84,7 +84,7 @@ class Accumulator:
             before[place] = values
             return
         after = before.copy() if self.aggregation in ("logsumexp", "argmax", "argmin") else before
-        COMBINE[self.aggregation].at(after, place, values)
+        COMBINE_VALUES[self.aggregation].at(after, place, values)
         if self.aggregation == "mean":
             np.add.at(self.weight, place, 1)
         elif self.aggregation == "logsumexp":

@@ -16,11 +16,11 @@ class Asked:
     """Accesses that must lie inside, and conditionals with what each of their branches asks."""
 
     accesses: list[Access] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[BranchChoice] = field(default_factory=list)
 
 
 @dataclass
-class Choice:
+class BranchChoice:
     """`idle`: the branches (False, True) whose points change nothing, as they hold the aggregation's identity."""
 
     condition: Expr
@@ -56,7 +56,7 @@ def _visit(e: Expr, own: str | None, identity: float | None, result: Asked) -> N
         case Call("select", (condition, a, b)):
             _visit(condition, own, None, result)
             idle = tuple(sense for sense, x in ((True, a), (False, b)) if identity is not None and _is(x, identity))
-            result.choices.append(Choice(condition, asked(a, own, identity), asked(b, own, identity), idle))
+            result.choices.append(BranchChoice(condition, asked(a, own, identity), asked(b, own, identity), idle))
         case Call():
             for a in e.args:
                 _visit(a, own, None, result)
@@ -77,27 +77,27 @@ def _is(e: Expr, value: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Way:
+class BranchPath:
     """One way through the conditionals: accesses, which branch each condition met takes, and whether it is idle."""
 
     accesses: tuple[Access, ...] = ()
-    taken: tuple[tuple[Choice, bool], ...] = ()
+    taken: tuple[tuple[BranchChoice, bool], ...] = ()
     idle: bool = False
 
 
-def ways(a: Asked) -> Iterator[Way]:
+def branch_paths(a: Asked) -> Iterator[BranchPath]:
     """Every way: their points are distinct."""
-    yield from _ways(a.choices, Way(tuple(a.accesses)))
+    yield from _ways(a.choices, BranchPath(tuple(a.accesses)))
 
 
-def _ways(choices: list[Choice], way: Way) -> Iterator[Way]:
+def _ways(choices: list[BranchChoice], way: BranchPath) -> Iterator[BranchPath]:
     if not choices:
         yield way
         return
     first, *rest = choices
     for sense, side in ((True, first.yes), (False, first.no)):
-        for inner in ways(side):
-            joined = Way(
+        for inner in branch_paths(side):
+            joined = BranchPath(
                 (*way.accesses, *inner.accesses),
                 (*way.taken, (first, sense), *inner.taken),
                 way.idle or inner.idle or sense in first.idle,

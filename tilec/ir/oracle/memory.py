@@ -13,7 +13,7 @@ from tilec.ir.oracle.accumulate import wrap
 from tilec.ir.types import DTYPES, ElementType, is_integer
 
 
-class Value(NamedTuple):
+class PointValue(NamedTuple):
     """Elements as float64, int64 or bool, broadcast against the points at hand, and their type."""
 
     data: np.ndarray
@@ -21,7 +21,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class StoredTensor:
     data: np.ndarray
     dtype: str
     weak: bool = False
@@ -40,7 +40,7 @@ class Memory:
     """The tensors and dimensions known so far."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self.sizes: dict[str, int] = {}
 
     def bind(self, name: str, dims: tuple[str | int, ...] | None, array, span: Span | None) -> None:
@@ -56,9 +56,9 @@ class Memory:
             wanted = self.sizes.setdefault(d, size) if isinstance(d, str) else d
             if wanted != size:
                 raise SizeMistake(f"{name}: dimension {d} is {wanted}, not {size}", span)
-        self.tensors[name] = Tensor(wrap(array, dtype), dtype, weak)
+        self.tensors[name] = StoredTensor(wrap(array, dtype), dtype, weak)
 
-    def tensor(self, name: str, span: Span | None) -> Tensor:
+    def tensor(self, name: str, span: Span | None) -> StoredTensor:
         if name not in self.tensors:
             raise NameMistake(f"unknown tensor {name}", span)
         return self.tensors[name]

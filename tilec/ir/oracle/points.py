@@ -18,15 +18,15 @@ from tilec.errors import AffineMistake, UnboundIndex, Unsupported
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, walk
 
 Columns = dict[str, np.ndarray]  # values of index variables, one row a point; "" holds the number of the starting row
-Interval = tuple[int | None, int | None]  # inclusive; None is unbounded
+IntegerInterval = tuple[int | None, int | None]  # inclusive; None is unbounded
 
-POINTS = 10**8  # most points that one statement may make us look at
-BLOCK = 2**18  # points looked at together
-ROUNDS = 16  # of interval propagation: more could tighten the box, never correct it
+MOST_POINTS = 10**8  # most points that one statement may make us look at
+POINTS_AT_ONCE = 2**18  # points looked at together
+BOX_ROUNDS = 16  # of interval propagation: more could tighten the box, never correct it
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LinearForm:
     """(sum of coefficient * key, + constant) / denominator, over index variables (str) and atoms (Expr).
 
     It holds at a point where the value is an integer and, unless `extent` is None, 0 <= value < extent.
@@ -54,13 +54,13 @@ class Form:
         return any(isinstance(e, Access) for key, _ in self.terms if not isinstance(key, str) for e in walk(key))
 
 
-def form(e: Expr, extent: int | None, size: Callable[[Expr], int]) -> Form:
+def form(e: Expr, extent: int | None, size: Callable[[Expr], int]) -> LinearForm:
     """The form of an index expression; `size` gives the integer that a size expression stands for."""
     terms, constant = _linear(e, size)
     kept = [(key, c) for key, c in terms.items() if c]
     denominator = math.lcm(constant.denominator, *(c.denominator for _, c in kept))
     scaled = tuple((key, int(c * denominator)) for key, c in kept)
-    return Form(scaled, int(constant * denominator), denominator, extent)
+    return LinearForm(scaled, int(constant * denominator), denominator, extent)
 
 
 def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]:
@@ -118,7 +118,7 @@ def _scaled(part: tuple[dict, Fraction | int], factor: Fraction | int) -> tuple[
     return {key: c * factor for key, c in part[0].items()}, part[1] * factor
 
 
-def _rest(form: Form, box: dict, skip: str | Expr | None, keys=None) -> Interval:
+def _rest(form: LinearForm, box: dict, skip: str | Expr | None, keys=None) -> IntegerInterval:
     """Range of the form's numerator without the term `skip` and, if `keys` is given, without terms outside it."""
     low: int | None = form.constant
     high: int | None = form.constant
@@ -131,9 +131,9 @@ def _rest(form: Form, box: dict, skip: str | Expr | None, keys=None) -> Interval
     return low, high
 
 
-def _tighten(forms: Sequence[Form], box: dict) -> bool:
-    """Propagate intervals through the forms to a fixed point (or ROUNDS). False if some interval is empty."""
-    for _ in range(ROUNDS):
+def _tighten(forms: Sequence[LinearForm], box: dict) -> bool:
+    """Propagate intervals through the forms to a fixed point (or BOX_ROUNDS). False if some interval is empty."""
+    for _ in range(BOX_ROUNDS):
         changed = False
         for f in forms:
             top = f.top
@@ -161,7 +161,7 @@ def _tighten(forms: Sequence[Form], box: dict) -> bool:
     return True
 
 
-def _invert(forms: Sequence[Form], box: dict, variables: Sequence[str]) -> None:
+def _invert(forms: Sequence[LinearForm], box: dict, variables: Sequence[str]) -> None:
     """Bound each open variable by a rational combination of forms, found by elimination."""
     unsolved = [v for v in variables if None in box[v]]
     rows: list[tuple[dict, dict]] = []  # coefficients of open variables, combination of forms
@@ -210,7 +210,7 @@ def _minus(x: dict, factor: Fraction, y: dict) -> dict:
     return {key: c for key, c in result.items() if c}
 
 
-def enclose(forms: Sequence[Form], variables: Sequence[str], known: dict) -> dict | None:
+def enclose(forms: Sequence[LinearForm], variables: Sequence[str], known: dict) -> dict | None:
     """A box around every point where the affine forms hold: interval of each variable; None if there is no point.
 
     `known` gives intervals of variables and atoms that are already bounded. UnboundIndex names what nothing bounds.
@@ -251,11 +251,11 @@ class _Check:
         return good if self.denominator == 1 else good & (total % self.denominator == 0)
 
 
-def _check(f: Form, box: dict, known: set[str]) -> _Check:
+def _check(f: LinearForm, box: dict, known: set[str]) -> _Check:
     terms = tuple((key, c) for key, c in f.terms if key in known)
     if len(terms) == len(f.terms):
         return _Check(terms, 0, f.top, f.constant, f.denominator)
-    rest = Form(tuple(t for t in f.terms if t[0] not in known), 0, f.denominator, f.extent)
+    rest = LinearForm(tuple(t for t in f.terms if t[0] not in known), 0, f.denominator, f.extent)
     low, high = _rest(rest, box, None)
     assert low is not None and high is not None
     return _Check(terms, -high, f.top - low, f.constant, 1)
@@ -272,7 +272,7 @@ def take(columns: Columns, mask: np.ndarray | bool) -> Columns:
     return {key: column[mask] for key, column in columns.items()}
 
 
-def enumerate_points(forms: Sequence[Form], variables: Sequence[str], start: Columns) -> Iterator[Columns]:
+def enumerate_points(forms: Sequence[LinearForm], variables: Sequence[str], start: Columns) -> Iterator[Columns]:
     """Blocks of all points that extend a row of `start` by the variables and satisfy the affine forms.
 
     Always at least one block, possibly of no rows. Points of one row come in lexicographic order of the variables.
@@ -303,13 +303,13 @@ def enumerate_points(forms: Sequence[Form], variables: Sequence[str], start: Col
             return
         low, high = box[variables[level]]
         count = high - low + 1
-        step = max(1, BLOCK // count)
+        step = max(1, POINTS_AT_ONCE // count)
         total = len(columns[""])
         for first in range(0, total, step):
             size = min(step, total - first)
             seen += size * count
-            if seen > POINTS:
-                raise Unsupported(f"more than {POINTS} points to enumerate: too many for the oracle")
+            if seen > MOST_POINTS:
+                raise Unsupported(f"more than {MOST_POINTS} points to enumerate: too many for the oracle")
             wider = {v: np.repeat(c[first : first + size], count) for v, c in columns.items()}
             wider[variables[level]] = np.tile(np.arange(low, high + 1), size)
             yield from extend(wider, level + 1)

@@ -10,9 +10,9 @@ import numpy as np
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, UnboundIndex
 from tilec.ir.functions import RANDOM, STRUCTURAL
-from tilec.ir.oracle.branches import Asked, Choice, asked, ways
-from tilec.ir.oracle.memory import Memory, Value, require_integers
-from tilec.ir.oracle.points import Columns, Form, enumerate_points, form, take
+from tilec.ir.oracle.branches import Asked, BranchChoice, asked, branch_paths
+from tilec.ir.oracle.memory import Memory, PointValue, require_integers
+from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, take
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
 from tilec.ir.types import is_integer
 
@@ -23,7 +23,7 @@ class Site:
 
     variables: tuple[str, ...]
     free: tuple[str, ...]
-    forms: list[Form]
+    forms: list[LinearForm]
     outer: Site | None
     inner: dict[int, Site] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)  # by conditionals: what stands in branches
@@ -45,10 +45,10 @@ class Points:
     whole: bool = False
     shape: tuple[int, ...] | None = None
     zeroed: bool = False
-    known: dict[int, Value] = field(default_factory=dict)
+    known: dict[int, PointValue] = field(default_factory=dict)
 
 
-def row_major(values: Sequence, shape: Sequence[int]) -> np.ndarray:
+def row_major_position(values: Sequence, shape: Sequence[int]) -> np.ndarray:
     position: np.ndarray | int = 0
     for value, size in zip(values, shape, strict=True):
         position = position * size + value
@@ -60,7 +60,7 @@ class Sites(Memory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forms: dict[int, tuple[Expr, list[Form]]] = {}  # by identity of the access, which is kept alive
+        self.forms: dict[int, tuple[Expr, list[LinearForm]]] = {}  # by identity of the access, which is kept alive
         self.own: str | None = None  # the output of the recurrence at hand, and what it holds outside
         self.initial: tuple[tuple[str, ...], Expr] | None = None
 
@@ -112,7 +112,7 @@ class Sites(Memory):
         free = tuple(v for v in present if v not in variables)
         return Site(variables, free, list(dict.fromkeys(forms)), outer, asked=choices)
 
-    def access_forms(self, access: Access) -> list[Form]:
+    def access_forms(self, access: Access) -> list[LinearForm]:
         known = self.forms.get(id(access))
         if known is None:
             shape = self.tensor(access.tensor, access.span).data.shape
@@ -139,7 +139,7 @@ class Sites(Memory):
                 columns = take(columns, np.broadcast_to(self.sound(site.asked, at, data), columns[""].shape))
             yield columns
 
-    def enclosed(self, site: Site, start: Columns) -> Iterator[tuple[tuple[tuple[Choice, bool], ...], Columns]]:
+    def enclosed(self, site: Site, start: Columns) -> Iterator[tuple[tuple[tuple[BranchChoice, bool], ...], Columns]]:
         """Points that include the valid ones: all at once if what stands in no branch bounds them, otherwise those of
         each way through the conditionals, with the branches taken."""
         try:
@@ -149,7 +149,7 @@ class Sites(Memory):
         except UnboundIndex:
             if not site.asked.choices:
                 raise
-        for way in ways(site.asked):
+        for way in branch_paths(site.asked):
             forms = [f for access in way.accesses for f in self.access_forms(access) if f.affine]
             try:
                 for columns in enumerate_points([*site.affine, *forms], site.variables, start):
@@ -173,7 +173,7 @@ class Sites(Memory):
                 good = good & np.where(self.value(choice.condition, at).data != 0, yes, no)
         return good
 
-    def reads_data(self, choice: Choice) -> bool:
+    def reads_data(self, choice: BranchChoice) -> bool:
         """Whether the condition reads a tensor; in an elementwise statement by its name alone."""
         names = [e.name for e in walk(choice.condition) if isinstance(e, Name) and e.name not in self.sizes]
         return choice.data or any(self.tensor(name, choice.condition.span).data.ndim for name in names)
@@ -187,9 +187,9 @@ class Sites(Memory):
             columns = take(columns, condition if np.ndim(condition) else bool(condition))
         return columns
 
-    def places(self, place: Sequence[Form], sizes: Sequence[int], columns: Columns, site: Site) -> np.ndarray:
+    def places(self, place: Sequence[LinearForm], sizes: Sequence[int], columns: Columns, site: Site) -> np.ndarray:
         at = Points(columns, site)
-        position = row_major([self.form_value(f, at)[0] for f in place], sizes)
+        position = row_major_position([self.form_value(f, at)[0] for f in place], sizes)
         return np.broadcast_to(position, columns[""].shape)
 
     def bounds(self, site: Site) -> dict[str, tuple[int, int]] | None:
@@ -204,7 +204,7 @@ class Sites(Memory):
             affine = list(site.affine)
             for v in site.free:
                 low, high = ranges[v]
-                affine.append(Form(((v, 1),), -low, 1, high - low + 1))
+                affine.append(LinearForm(((v, 1),), -low, 1, high - low + 1))
             variables = (*site.free, *site.variables)
             whole = Site(variables, (), affine + site.quasi, site.outer, site.inner, site.asked)
             box: dict[str, tuple[int, int]] = {}
@@ -222,7 +222,7 @@ class Sites(Memory):
         """Row-major number of each point in the box of the variables' exact bounds."""
         box = self.bounds(site) or {}
         ranges = [box.get(v, (0, 0)) for v in variables]
-        position = row_major(
+        position = row_major_position(
             [columns[v] - low for v, (low, _) in zip(variables, ranges, strict=True)],
             [high - low + 1 for low, high in ranges],
         )
@@ -230,7 +230,7 @@ class Sites(Memory):
 
     # index arithmetic
 
-    def form_value(self, f: Form, at: Points) -> tuple[np.ndarray | int, np.ndarray | bool]:
+    def form_value(self, f: LinearForm, at: Points) -> tuple[np.ndarray | int, np.ndarray | bool]:
         """The form's integers, and where they are integers within its extent (and its atoms are sound)."""
         total: np.ndarray | int = f.constant
         good: np.ndarray | bool = True
@@ -301,5 +301,5 @@ class Sites(Memory):
                 require_integers(self.tensor(a.tensor, a.span).element(), a.span)
 
     @abstractmethod
-    def value(self, e: Expr, at: Points) -> Value:
+    def value(self, e: Expr, at: Points) -> PointValue:
         """Elements of an expression at the points, or of whole tensors in an elementwise statement."""

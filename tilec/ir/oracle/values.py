@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, WriteConflict
+from tilec.ir.aggregations import NUMBERED
 from tilec.ir.functions import FUNCTIONS, RANDOM, STRUCTURAL
 from tilec.ir.infer import aggregate_type, call_type
 from tilec.ir.oracle import whole
-from tilec.ir.oracle.accumulate import Accumulator, wrap
+from tilec.ir.oracle.accumulate import PointAccumulator, wrap
 from tilec.ir.oracle.branches import identity_of
-from tilec.ir.oracle.memory import Value, require_integers
+from tilec.ir.oracle.memory import PointValue, require_integers
 from tilec.ir.oracle.points import Columns, form
 from tilec.ir.oracle.sites import Points, Site, Sites
 from tilec.ir.program import (
@@ -35,29 +36,28 @@ from tilec.ir.program import (
 from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, kind, promote
 
 ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules under which arguments take one type first
-NUMBERED = ("argmax", "argmin")
 
 
-class Evaluator(Sites):
+class PointEvaluator(Sites):
     """Evaluates expressions, and enumerates the points at which they count."""
 
     # values
 
-    def value(self, e: Expr, at: Points) -> Value:
+    def value(self, e: Expr, at: Points) -> PointValue:
         """Elements of an expression at the points, or of whole tensors in an elementwise statement."""
         result = at.known.get(id(e))
         if result is None:
             result = at.known[id(e)] = self.compute(e, at)
         return result
 
-    def compute(self, e: Expr, at: Points) -> Value:
+    def compute(self, e: Expr, at: Points) -> PointValue:
         match e:
             case Int(value):
-                return Value(np.asarray(value if value < 2**63 else value - 2**64, np.int64), WEAK_INT)
+                return PointValue(np.asarray(value if value < 2**63 else value - 2**64, np.int64), WEAK_INT)
             case Float(value):
-                return Value(np.asarray(value, np.float64), WEAK_FLOAT)
+                return PointValue(np.asarray(value, np.float64), WEAK_FLOAT)
             case Index(name):
-                return Value(at.columns[name], WEAK_INDEX)
+                return PointValue(at.columns[name], WEAK_INDEX)
             case Name(name):
                 return self.name(e, at)
             case Access():
@@ -67,9 +67,9 @@ class Evaluator(Sites):
                     data = self.before(e, at, data, good)
                 elif at.zeroed:
                     data = np.where(good, data, np.zeros_like(data))
-                return Value(data, self.tensor(e.tensor, e.span).element())
+                return PointValue(data, self.tensor(e.tensor, e.span).element())
             case Inside():
-                return Value(np.asarray(1), WEAK_INT)
+                return PointValue(np.asarray(1), WEAK_INT)
             case Pad():
                 return self.pad(e, at)
             case Aggregate():
@@ -99,24 +99,24 @@ class Evaluator(Sites):
             other = np.where(whole, wrap(found.data, self.tensor(e.tensor, e.span).dtype), 0)
         return np.where(good, data, other).astype(data.dtype)
 
-    def name(self, e: Name, at: Points) -> Value:
+    def name(self, e: Name, at: Points) -> PointValue:
         if e.name in self.sizes:
-            return Value(np.asarray(self.sizes[e.name]), WEAK_INT)
+            return PointValue(np.asarray(self.sizes[e.name]), WEAK_INT)
         tensor = self.tensor(e.name, e.span)
         if tensor.data.ndim and not at.whole:
             raise RankMistake(f"{e.name} has {tensor.data.ndim} dimensions and needs as many indices here", e.span)
-        return Value(tensor.data, tensor.element())
+        return PointValue(tensor.data, tensor.element())
 
-    def pad(self, e: Pad, at: Points) -> Value:
+    def pad(self, e: Pad, at: Points) -> PointValue:
         access = e.access.access if isinstance(e.access, Inside) else e.access
         place, good = self.locate(access, at)
         inside = self.fetch(access, place) if isinstance(e.access, Access) else np.asarray(1)
         element = self.tensor(access.tensor, access.span).element() if isinstance(e.access, Access) else WEAK_INT
         other = self.value(e.value, at)
         element = promote(element, other.type)
-        return Value(np.where(good, wrap(inside, element.dtype), wrap(other.data, element.dtype)), element)
+        return PointValue(np.where(good, wrap(inside, element.dtype), wrap(other.data, element.dtype)), element)
 
-    def call(self, e: Call, at: Points) -> Value:
+    def call(self, e: Call, at: Points) -> PointValue:
         function = FUNCTIONS[e.function]
         args = [self.value(a, at) for a in e.args]
         if e.function in RANDOM:
@@ -131,16 +131,16 @@ class Evaluator(Sites):
         except ValueError:
             shapes = " and ".join(str(np.shape(d)) for d in data)
             raise SizeMistake(f"shapes {shapes} do not broadcast", e.span) from None
-        return Value(wrap(result, element.dtype), element)
+        return PointValue(wrap(result, element.dtype), element)
 
-    def counted(self, e: Call, args: list[Value], at: Points) -> list[Value]:
+    def counted(self, e: Call, args: list[PointValue], at: Points) -> list[PointValue]:
         """The seed and the counter of a draw: its row-major position in an elementwise statement, if none is given."""
         if at.whole and np.ndim(args[0].data):
             raise RankMistake(f"the seed of {e.function} is one integer", e.span)
         shape = at.shape or ()
-        return args if len(args) == 2 else [*args, Value(np.arange(math.prod(shape)).reshape(shape), WEAK_INDEX)]
+        return args if len(args) == 2 else [*args, PointValue(np.arange(math.prod(shape)).reshape(shape), WEAK_INDEX)]
 
-    def nested(self, e: Aggregate, at: Points) -> Value:
+    def nested(self, e: Aggregate, at: Points) -> PointValue:
         """A nested aggregation at each point: evaluated once for each combination of its free variables."""
         site = at.site.inner.get(id(e))
         if site is None:
@@ -151,7 +151,7 @@ class Evaluator(Sites):
         if site.free:
             rows, inverse = np.unique(np.stack([at.columns[v] for v in site.free]), axis=1, return_inverse=True)
             start = {v: rows[k] for k, v in enumerate(site.free)} | {"": np.arange(rows.shape[1])}
-        accumulator = Accumulator(e.aggregation, len(start[""]))
+        accumulator = PointAccumulator(e.aggregation, len(start[""]))
         for columns in self.candidates(site, start):
             if e.aggregation == "assign" and len(np.unique(columns[""])) != len(columns[""]):
                 raise WriteConflict("two valid points of one nested assign", e.span)
@@ -161,11 +161,11 @@ class Evaluator(Sites):
             accumulator.add(inner.columns[""], value.data, value.type, number)
         element = aggregate_type(e.aggregation, accumulator.type)
         element = ElementType(element.dtype, element.weak, not site.free)
-        return Value(accumulator.result(element.dtype)[np.ravel(inverse) if site.free else 0], element)
+        return PointValue(accumulator.result(element.dtype)[np.ravel(inverse) if site.free else 0], element)
 
     # whole tensors
 
-    def structural(self, e: Call, at: Points) -> Value:
+    def structural(self, e: Call, at: Points) -> PointValue:
         first = e.args[0]
         x = self.value(first, at if e.function != "shape" else Points(at.columns, at.site, whole=True))
         rest = [] if e.function in ("index", "shape", "reshape") else [self.value(a, at) for a in e.args[1:]]
@@ -173,23 +173,23 @@ class Evaluator(Sites):
         data = self.moved(e, x, rest, element)
         if e.function == "simple_reduce":  # a sum, as strong as one
             element = ElementType(element.dtype, element.weak, not np.ndim(data))
-        return Value(wrap(data, element.dtype), element)
+        return PointValue(wrap(data, element.dtype), element)
 
-    def moved(self, e: Call, x: Value, rest: list[Value], element: ElementType) -> np.ndarray:
+    def moved(self, e: Call, x: PointValue, rest: list[PointValue], element: ElementType) -> np.ndarray:
         shape = np.shape(x.data)
         match e.function:
             case "shape":
                 return np.array(shape, np.int64) if len(e.args) == 1 else np.asarray(shape[self.axis(e, shape)])
             case "index":
-                return whole.index(shape, self.axis(e, shape))
+                return whole.axis_coordinates(shape, self.axis(e, shape))
             case "reshape":
                 return whole.reshape(x.data, self.new_shape(e.args[1:]), e.span)
             case "simple_reduce":
                 return whole.simple_reduce(x.data, np.shape(rest[0].data), e.span)
         require_integers(rest[0].type, e.span)
         if e.function == "gather":
-            return whole.gather(x.data, rest[0].data, e.span)
-        return whole.scatter(wrap(x.data, element.dtype), rest[0].data, np.shape(rest[1].data), e.span)
+            return whole.take_slices(x.data, rest[0].data, e.span)
+        return whole.add_slices(wrap(x.data, element.dtype), rest[0].data, np.shape(rest[1].data), e.span)
 
     def axis(self, e: Call, shape: tuple[int, ...]) -> int:
         axis = self.size(e.args[1])

@@ -9,7 +9,7 @@ import numpy as np
 from tilec.errors import RankMistake, SizeMistake, Span
 
 
-def index(shape: tuple[int, ...], axis: int) -> np.ndarray:
+def axis_coordinates(shape: tuple[int, ...], axis: int) -> np.ndarray:
     """The coordinate of each element along an axis."""
     sizes = [-1 if d == axis else 1 for d in range(len(shape))]
     return np.broadcast_to(np.arange(shape[axis]).reshape(sizes), shape)
@@ -21,7 +21,7 @@ def reshape(data: np.ndarray, sizes: Sequence[int], span: Span | None) -> np.nda
     return data.reshape(sizes)
 
 
-def gather(data: np.ndarray, indices: np.ndarray, span: Span | None) -> np.ndarray:
+def take_slices(data: np.ndarray, indices: np.ndarray, span: Span | None) -> np.ndarray:
     """Slices of data along its first axis; zeros where the index is out of range."""
     if not data.ndim:
         raise RankMistake("gather needs a tensor with a dimension to choose from", span)
@@ -31,7 +31,7 @@ def gather(data: np.ndarray, indices: np.ndarray, span: Span | None) -> np.ndarr
     return result
 
 
-def scatter(data: np.ndarray, indices: np.ndarray, shape: tuple[int, ...], span: Span | None) -> np.ndarray:
+def add_slices(data: np.ndarray, indices: np.ndarray, shape: tuple[int, ...], span: Span | None) -> np.ndarray:
     """Zeros of a shape with data's slices added where the indices say."""
     rank = np.ndim(indices)
     if not shape or data.shape[:rank] != np.shape(indices) or data.shape[rank:] != shape[1:]:

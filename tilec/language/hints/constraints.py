@@ -6,22 +6,24 @@ import re
 from collections.abc import Iterator
 
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name
-from tilec.language.scope import Scope
-from tilec.language.syntax import Apply, StatementSyntax, below, index_nodes
+from tilec.language.scope import FunctionScope
+from tilec.language.syntax import CallSyntax, StatementSyntax, below, index_nodes
 
 MEANS = "a constraint `e < c` means that e is an integer and 0 <= e < c"
-SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-ONE = ""
-Form = dict[str, int]  # coefficients of names, of index variables and of sizes as they are written; a number under ONE
+COMPARISON_SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+CONSTANT_TERM = ""
+NameCoefficients = dict[
+    str, int
+]  # coefficients of names, of index variables and of sizes as they are written; a number under ONE
 
 
 class _NotLinear(Exception):
     """The expression is no sum of names times integers."""
 
 
-def constraint_hint(e: Expr, s: StatementSyntax, scope: Scope) -> str:
+def constraint_hint(e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
     """What to write in the place of the constraint `e` of a statement."""
-    if not isinstance(e, Call) or (e.function not in SIGNS and e.function != "and"):
+    if not isinstance(e, Call) or (e.function not in COMPARISON_SIGNS and e.function != "and"):
         return MEANS
     if e.function == "and":
         return f"constraints stand one after another: write `{', '.join(_text(a, scope.source) for a in e.args)}`"
@@ -49,7 +51,7 @@ def constraint_hint(e: Expr, s: StatementSyntax, scope: Scope) -> str:
     return f"write `{_show(rest)} < {_show(size)}`: {MEANS}"
 
 
-def _from_below(rest: Form, text: str, e: Expr, s: StatementSyntax, scope: Scope) -> str:
+def _from_below(rest: NameCoefficients, text: str, e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
     """`rest` is at least 0, and what bounds it from above may be another constraint."""
     names = {node.name for node in index_nodes(e)}
     for other in s.constraints:
@@ -81,29 +83,31 @@ def chained_hint(low: str, first: str, e: str, second: str, high: str) -> str:
     return f"write `{e} - {_show(lowest)} < {_show(_minus(beyond, lowest))}`: {MEANS}"
 
 
-def _written(text: str) -> Form:
+def _written(text: str) -> NameCoefficients:
     """The form of a name, a number, or a name and a number."""
     found = re.fullmatch(r"([A-Z]\w*'?)?\s*([+-]?\s*\d+)?", text)
     if found is None or (found[1] and found[2] and found[2][0] not in "+-"):
         raise _NotLinear
-    return _minus({found[1]: 1} if found[1] else {}, {ONE: -int((found[2] or "0").replace(" ", ""))})
+    return _minus({found[1]: 1} if found[1] else {}, {CONSTANT_TERM: -int((found[2] or "0").replace(" ", ""))})
 
 
-def _above(rest: Form, variables: set[str], s: StatementSyntax, scope: Scope) -> Form | None:
+def _above(
+    rest: NameCoefficients, variables: set[str], s: StatementSyntax, scope: FunctionScope
+) -> NameCoefficients | None:
     """A size that the form never reaches, where it is one variable less others that are never negative."""
     positive = [v for v in rest if v in variables and rest[v] > 0]
-    if len(positive) != 1 or rest[positive[0]] != 1 or (set(rest) - variables - {ONE}):
+    if len(positive) != 1 or rest[positive[0]] != 1 or (set(rest) - variables - {CONSTANT_TERM}):
         return None
     places = dict(_bare(s, scope))
     size = places.get(positive[0])
     if size is None or any(v not in places for v in rest if v in variables):
         return None
-    return _plus(size, max(0, rest.get(ONE, 0)))
+    return _plus(size, max(0, rest.get(CONSTANT_TERM, 0)))
 
 
-def _bare(s: StatementSyntax, scope: Scope) -> Iterator[tuple[str, Form | None]]:
+def _bare(s: StatementSyntax, scope: FunctionScope) -> Iterator[tuple[str, NameCoefficients | None]]:
     """Index variables that stand alone as an index, each with the size of its dimension; known sizes come last."""
-    found: list[tuple[str, Form | None]] = []
+    found: list[tuple[str, NameCoefficients | None]] = []
     stack: list[Expr] = [s.body]
     while stack:
         e = stack.pop()
@@ -113,7 +117,9 @@ def _bare(s: StatementSyntax, scope: Scope) -> Iterator[tuple[str, Form | None]]
             dims = symbol.dims if symbol is not None and symbol.dims is not None else (None,) * len(e.index)
             for i, d in zip(e.index, dims, strict=False):
                 if isinstance(i, Index):
-                    found.append((i.name, None if d is None else {str(d): 1} if isinstance(d, str) else {ONE: d}))
+                    found.append(
+                        (i.name, None if d is None else {str(d): 1} if isinstance(d, str) else {CONSTANT_TERM: d})
+                    )
     for i, size in zip(s.target.index or (), s.target.sizes or (), strict=False):
         if isinstance(i, Index):
             try:
@@ -123,10 +129,10 @@ def _bare(s: StatementSyntax, scope: Scope) -> Iterator[tuple[str, Form | None]]
     yield from sorted(found, key=lambda item: item[1] is not None)
 
 
-def _form(e: Expr, source: str) -> Form:
+def _form(e: Expr, source: str) -> NameCoefficients:
     match e:
         case Int():
-            return {ONE: e.value} if e.value else {}
+            return {CONSTANT_TERM: e.value} if e.value else {}
         case Index() | Name():
             return {e.name: 1}
         case Call(function="add"):
@@ -142,31 +148,31 @@ def _form(e: Expr, source: str) -> Form:
     raise _NotLinear
 
 
-def _times(a: Form, factor: int) -> Form:
+def _times(a: NameCoefficients, factor: int) -> NameCoefficients:
     return {name: c * factor for name, c in a.items()}
 
 
-def _minus(a: Form, b: Form) -> Form:
+def _minus(a: NameCoefficients, b: NameCoefficients) -> NameCoefficients:
     result = {name: a.get(name, 0) - b.get(name, 0) for name in (*a, *(n for n in b if n not in a))}
     return {name: c for name, c in result.items() if c}
 
 
-def _plus(a: Form, number: int) -> Form:
-    return _minus(a, {ONE: -number})
+def _plus(a: NameCoefficients, number: int) -> NameCoefficients:
+    return _minus(a, {CONSTANT_TERM: -number})
 
 
-def _positive(a: Form, variables: set[str]) -> Form:
+def _positive(a: NameCoefficients, variables: set[str]) -> NameCoefficients:
     """The form or its negative: the one in which the first index variable is added."""
     first = next((c for name, c in a.items() if name in variables), 1)
     return a if first > 0 else _times(a, -1)
 
 
-def _show(a: Form) -> str:
+def _show(a: NameCoefficients) -> str:
     """Terms that are added first, the number last."""
-    terms = sorted(a.items(), key=lambda item: (item[0] == ONE, item[1] < 0))
+    terms = sorted(a.items(), key=lambda item: (item[0] == CONSTANT_TERM, item[1] < 0))
     text = ""
     for name, c in terms:
-        term = str(abs(c)) if name == ONE else name if abs(c) == 1 else f"{abs(c)}*{name}"
+        term = str(abs(c)) if name == CONSTANT_TERM else name if abs(c) == 1 else f"{abs(c)}*{name}"
         text += f" {'-' if c < 0 else '+'} {term}" if text else f"-{term}" if c < 0 else term
     return text or "0"
 
@@ -176,7 +182,7 @@ def _text(e: Expr, source: str) -> str:
     return re.sub(r"\s+", " ", source[e.span.start : e.span.stop])
 
 
-def rounding_hint(e: Apply, scope: Scope, what: str) -> str | None:
+def rounding_hint(e: CallSyntax, scope: FunctionScope, what: str) -> str | None:
     """`floor(i/2)` and `ceil(i/2)` in an index, where `/` is exact; in a size it truncates."""
     if e.function not in ("floor", "ceil", "int", "round", "trunc") or len(e.args) != 1:
         return None
@@ -194,4 +200,4 @@ def rounding_hint(e: Apply, scope: Scope, what: str) -> str | None:
 
 def _operand(e: Expr, source: str) -> str:
     text = _text(e, source)
-    return text if isinstance(e, (Int, Index, Name, Access, Apply)) else f"({text})"
+    return text if isinstance(e, (Int, Index, Name, Access, CallSyntax)) else f"({text})"

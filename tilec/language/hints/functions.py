@@ -15,7 +15,7 @@ Writer = Callable[[Sequence[str]], str]
 def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
     """What to write in the place of `function(args)`, None where nothing is known. `source` tells the ranks of tensors,
     `output` names what is assigned."""
-    function = ALIASES.get(function, function)
+    function = FOREIGN_NAMES.get(function, function)
     if function in AGGREGATIONS and args and not (function in FUNCTIONS and len(args) > 1 and not _axis(args[1])):
         return reduction(function, args, source, output)
     writer = WRITERS.get(function)
@@ -86,7 +86,7 @@ def _softmax(args: Sequence[str]) -> str:
     return f"Y[i, j] = exp({x}[i, j] - max({x}[i, k])) / sum(exp({x}[i, k] - max({x}[i, l])))"
 
 
-ALIASES = {
+FOREIGN_NAMES = {
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "fmax": "max", "fmin": "min", "power": "pow",
     "fabs": "abs", "average": "mean", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2",
     "reciprocal": "recip", "swish": "silu", "product": "prod", "sgn": "sign", "logaddexp2": "logaddexp",

@@ -15,7 +15,7 @@ Match = re.Match[str]
 NAME = r"[A-Z]\w*'?"
 ATOM = rf"(?:{NAME}|[a-z]\w*|\d[\w.]*)(?:\[[^\[\]]*\]|\([^()]*\))?"
 WINDOW = 300  # characters before and after an error that are looked at
-LONGEST = 120  # characters of a statement that a hint writes out
+LONGEST_HINT = 120  # characters of a statement that a hint writes out
 COMPARES = re.compile(r"==|!=|<|>")
 
 
@@ -64,15 +64,15 @@ def _rewritten(m: Match, text: str) -> str:
     start = max(line.rfind(mark, 0, m.start()) for mark in ";{") + 1
     stop = min([p for mark in ";}" if (p := line.find(mark, m.end())) >= 0], default=len(line))
     whole = " ".join(f"{line[start : m.start()]}{text}{line[m.end() : stop]}".split())
-    return whole if len(whole) <= LONGEST else text.strip()
+    return whole if len(whole) <= LONGEST_HINT else text.strip()
 
 
-def write(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
+def written_hint(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
     """A hint: the whole statement, with what `text` makes of the match in its place."""
     return lambda m, source: f"write `{_rewritten(m, text(m))}`"
 
 
-def say(text: str) -> Callable[[Match, str], str]:
+def suggestion(text: str) -> Callable[[Match, str], str]:
     return lambda m, source: text.format(**m.groupdict())
 
 
@@ -181,7 +181,7 @@ def _idiom(pattern: str, message: str, hint: Callable[[Match, str], str]) -> Idi
 
 
 AGGREGATION = "|".join(AGGREGATIONS)
-CALLABLE = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence and name not in AGGREGATIONS)
+CALLABLE_PATTERN = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence and name not in AGGREGATIONS)
 NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
 PRODUCT = "a matrix product is a sum over the shared index: C[i, j] = sum(A[i, k] * B[k, j])"
@@ -195,7 +195,9 @@ _UNICODE = {
 IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
     _idiom(
-        r"^\s*(?P<at>for|while|foreach|do)\b.*", "there are no loops in Tile, and here stands `{at}`", say(NO_LOOPS)
+        r"^\s*(?P<at>for|while|foreach|do)\b.*",
+        "there are no loops in Tile, and here stands `{at}`",
+        suggestion(NO_LOOPS),
     ),
     _idiom(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
@@ -205,7 +207,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"^\s*(?P<at>def|fn|func|fun|lambda|void|kernel)\b.*",
         "a function begins with `function`, not with `{at}`",
-        say("write `function f(A[N]) -> (O) {{ O = exp(A); }}`"),
+        suggestion("write `function f(A[N]) -> (O) {{ O = exp(A); }}`"),
     ),
     _idiom(
         rf"(?:^|[;{{])\s*(?P<at>return)\b\s*(?P<x>{NAME})?",
@@ -215,12 +217,12 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         rf"(?:^|[;{{])\s*(?P<at>print|printf|echo|assert)\b\s*\(?\s*(?P<x>{NAME})?",
         "there is no `{at}`: a statement assigns a tensor",
-        say("make the tensor an output, and print it where the function is called"),
+        suggestion("make the tensor an output, and print it where the function is called"),
     ),
     _idiom(
         r"^\s*(?P<at>import|from|class|using|include|type|module|with|try|struct)\b.*",
         "this is no statement of Tile",
-        say(NO_STATEMENTS),
+        suggestion(NO_STATEMENTS),
     ),
     # einsum and einops
     _idiom(
@@ -232,12 +234,12 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"^\s*[a-z(][a-z0-9 ()]*->[a-z0-9 ()]*$",
         "this is an einops pattern, not Tile",
-        say("write a statement with an index for each dimension: O[i, j, k : N, M, K] = A[i, K*j + k]"),
+        suggestion("write a statement with an index for each dimension: O[i, j, k : N, M, K] = A[i, K*j + k]"),
     ),
     _idiom(
         r"(?P<at>[\"'][^\"']*[\"']?)",
         "there are no strings in the language",
-        say("indices and sizes stand at the tensors: X[i, j]"),
+        suggestion("indices and sizes stand at the tensors: X[i, j]"),
     ),
     # attributes, methods, modules
     _idiom(
@@ -260,13 +262,13 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
         "the arguments of a function have no names",
-        say("give them by position, without `{at}`"),
+        suggestion("give them by position, without `{at}`"),
     ),
     # indexing
     _idiom(
         rf"(?P<x>{NAME})\[(?P<a>[^\[\]:]*)\]\s*(?P<at>\[)(?P<b>[^\[\]:]*)\]",
         "all indices of an element stand in one pair of brackets",
-        write(lambda m: f"{m['x']}[{m['a'].strip()}, {m['b'].strip()}]"),
+        written_hint(lambda m: f"{m['x']}[{m['a'].strip()}, {m['b'].strip()}]"),
     ),
     _idiom(
         rf"(?P<x>{NAME})\[(?P<inner>[^\[\]=]*(?P<at>:)[^\[\]=]*)\](?!\s*=[^=])",
@@ -274,9 +276,9 @@ IDIOMS: tuple[Idiom, ...] = (
         _slice,
     ),
     _idiom(
-        rf"\b(?P<f>{CALLABLE})(?P<at>\[)(?P<x>[^\[\]]*(?:\[[^\[\]]*\])?[^\[\]]*)\]",
+        rf"\b(?P<f>{CALLABLE_PATTERN})(?P<at>\[)(?P<x>[^\[\]]*(?:\[[^\[\]]*\])?[^\[\]]*)\]",
         "the arguments of `{f}` stand in parentheses",
-        write(lambda m: f"{m['f']}({m['x']})"),
+        written_hint(lambda m: f"{m['f']}({m['x']})"),
     ),
     # operators
     _idiom(
@@ -287,55 +289,57 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
-        write(lambda m: _conditional(m["c"], m["a"], m["b"])),
+        written_hint(lambda m: _conditional(m["c"], m["a"], m["b"])),
     ),
     _idiom(
         r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
-        write(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
+        written_hint(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
     ),
     _idiom(
         r",\s*(?P<at>\b(?:if|where|when|with|for)\b)\s*",
         "a constraint stands after its comma without a word",
-        write(lambda m: ", "),
+        written_hint(lambda m: ", "),
     ),
     _idiom(
         r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
         "there is no `{at}`: a condition stands before `?`",
-        write(lambda m: " " + _conditional(m["c"], m["a"], None)),
+        written_hint(lambda m: " " + _conditional(m["c"], m["a"], None)),
     ),
     _idiom(
         r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
         "there is no `{at}`: a conditional is `c ? a : b`",
-        say("write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"),
+        suggestion(
+            "write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"
+        ),
     ),
-    _idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", write(lambda m: "& ")),
-    _idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", write(lambda m: "| ")),
-    _idiom(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", write(lambda m: "^ ")),
-    _idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", write(lambda m: "% ")),
-    _idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", write(lambda m: "!= ")),
-    _idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", write(lambda m: "== ")),
-    _idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", write(_negated)),
+    _idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
+    _idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
+    _idiom(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
+    _idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
+    _idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
+    _idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
+    _idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
     _idiom(
         rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
         "there is no operator `in`",
         lambda m, source: f"whether a value is among a tensor's elements is any({m['a']} == {m['b']}[k])",
     ),
-    _idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", write(_negated)),
-    _idiom(r"(?P<at><>)", "there is no operator `<>`", write(lambda m: "!=")),
-    _idiom(r"(?P<at>===)", "there is no operator `===`", write(lambda m: "==")),
-    _idiom(r"(?P<at>!==)", "there is no operator `!==`", write(lambda m: "!=")),
-    _idiom(r"(?P<at>=>)", "there is no operator `=>`", write(lambda m: ">=")),
-    _idiom(r"(?P<at>=<)", "there is no operator `=<`", write(lambda m: "<=")),
-    _idiom(r"(?P<at><-)", "there is no operator `<-`", write(lambda m: "=")),
-    _idiom(r"(?P<at>:=)", "there is no operator `:=`", write(lambda m: "=")),
+    _idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
+    _idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
+    _idiom(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
+    _idiom(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
+    _idiom(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
+    _idiom(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
+    _idiom(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
+    _idiom(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
     _idiom(
         rf"(?P<a>{ATOM})\s*(?P<at>\*\*)\s*(?P<b>{ATOM})",
         "there is no operator `**`",
-        write(lambda m: f"pow({m['a']}, {m['b']})"),
+        written_hint(lambda m: f"pow({m['a']}, {m['b']})"),
     ),
-    _idiom(r"(?P<at>&&)", "there is no operator `&&`", write(lambda m: "&")),
-    _idiom(r"(?P<at>\|\|)", "there is no operator `||`", write(lambda m: "|")),
+    _idiom(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
+    _idiom(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
     _idiom(
         r"(?P<at>[≤≥≠×·÷−→²³∞π∑Σ∏Π√])", "`{at}` is no character of the language", lambda m, source: _UNICODE[m["at"]]
     ),
@@ -346,23 +350,25 @@ IDIOMS: tuple[Idiom, ...] = (
         lambda m, source: f"inside an expression an aggregation has a name: write `{_rewritten(m, _named(m))}`",
     ),
     _idiom(
-        rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
+        rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE_PATTERN})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
         "the argument of a function stands in parentheses",
-        write(_juxtaposed),
+        written_hint(_juxtaposed),
     ),
     # the head of a function, comments, other brackets
     _idiom(
         rf"->\s*(?P<at>{NAME}(?:\s*,\s*{NAME})*)",
         "the outputs of a function stand in parentheses",
-        say("write `-> ({at})`"),
+        suggestion("write `-> ({at})`"),
     ),
     _idiom(
         r"(?P<at>/\*).*",
         "comments begin with // or #",
-        say("a comment goes to the end of its line; there is no /* ... */"),
+        suggestion("a comment goes to the end of its line; there is no /* ... */"),
     ),
-    _idiom(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", say("pass a tensor as an input")),
+    _idiom(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", suggestion("pass a tensor as an input")),
     _idiom(
-        r"(?P<a>\d+)(?P<at>_)(?P<b>\d+)", "a number has no `_` between its digits", write(lambda m: m["a"] + m["b"])
+        r"(?P<a>\d+)(?P<at>_)(?P<b>\d+)",
+        "a number has no `_` between its digits",
+        written_hint(lambda m: m["a"] + m["b"]),
     ),
 )

@@ -9,7 +9,7 @@ from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Name, Pr
 
 INTEGRAL = ("add", "sub", "mul", "neg")
 TRUTHS = ("eq", "ne", "lt", "gt", "le", "ge", "mod", "rand", "randn")  # block numbers and counters are integers
-CASTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool")
+ROUNDING_CASTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool")
 
 
 def truncated(program: Program) -> Iterator[TypeMistake]:
@@ -32,7 +32,7 @@ def _visit(e: Expr, dimensions: frozenset[str]) -> Iterator[TypeMistake]:
     match e:
         case Access() | Call("shape" | "index" | "reshape"):
             return
-        case Call(function) if function in TRUTHS or function in CASTS:
+        case Call(function) if function in TRUTHS or function in ROUNDING_CASTS:
             return
         case Call("mul", args) if all(_integral(a, dimensions) for a in args):
             return  # i/N*N rounds down

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.constraining import Branch, Demand, Region, always, as_factor, assume, demands, without_identity
+from tilec.ir.constraining import Branch, Demand, PointNode, always, as_factor, assume, demands, without_identity
 from tilec.ir.functions import INFINITY, ONE
 from tilec.ir.program import (
     Access,
@@ -46,7 +46,7 @@ from tilec.transforms.util.naming import (
 
 
 @dataclass(frozen=True)
-class Scope:
+class LeafScope:
     """The points at which a leaf is read: all the aggregations it stands in, the statement's own first."""
 
     guards: tuple[Expr, ...]
@@ -56,7 +56,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Aggregation:
+class AggregationSite:
     """One aggregation as its rule sees it, a statement's or a nested one.
 
     `value` is its result at the point at hand and `ones` a body that is 1 at each point that makes up that result;
@@ -71,40 +71,40 @@ class Aggregation:
     others: Callable[[], Expr]
 
 
-Rule = Callable[[Cotangent, Aggregation], Cotangent | None]
+AdjointRule = Callable[[Cotangent, AggregationSite], Cotangent | None]
 
 
-def _through(g: Cotangent, a: Aggregation) -> Cotangent:
+def _through(g: Cotangent, a: AggregationSite) -> Cotangent:
     return g
 
 
-def _mean(g: Cotangent, a: Aggregation) -> Cotangent:
+def _mean(g: Cotangent, a: AggregationSite) -> Cotangent:
     return g.over(a.over("sum", a.ones, "Count"))
 
 
-def _product(g: Cotangent, a: Aggregation) -> Cotangent:
+def _product(g: Cotangent, a: AggregationSite) -> Cotangent:
     return g.times(a.others())
 
 
-def _winner(a: Aggregation) -> Expr:
+def _winner(a: AggregationSite) -> Expr:
     return Call("eq", (a.body, a.value))
 
 
-def _extremum(g: Cotangent, a: Aggregation) -> Cotangent | None:
+def _extremum(g: Cotangent, a: AggregationSite) -> Cotangent | None:
     return g.over(a.over("sum", _winner(a), "Ties")).where(_winner(a))
 
 
-def _among_winners(g: Cotangent, a: Aggregation) -> Cotangent | None:
+def _among_winners(g: Cotangent, a: AggregationSite) -> Cotangent | None:
     return g.where(_winner(a))
 
 
-def _logsumexp(g: Cotangent, a: Aggregation) -> Cotangent | None:
+def _logsumexp(g: Cotangent, a: AggregationSite) -> Cotangent | None:
     """At -inf no point contributes; at +inf the points that are +inf get NaN and the others 0, as torch has it."""
     return g.times(Call("exp", (a.body - a.value,))).where(Call("ne", (a.value, -INFINITY)))
 
 
 # The cotangent of the body at a point, given that of the result; None: nothing flows.
-RULES: dict[str, Rule | None] = {
+ADJOINT_RULES: dict[str, AdjointRule | None] = {
     "sum": _through,
     "assign": _through,
     "mean": _mean,
@@ -119,8 +119,8 @@ RULES: dict[str, Rule | None] = {
 }
 
 # Forward, the tangent of the body takes the cotangent's place, and an aggregation adds up what the rule makes of it.
-TANGENTS: dict[str, tuple[str, Rule | None]] = {
-    **{name: ("sum", rule) for name, rule in RULES.items()},
+TANGENTS: dict[str, tuple[str, AdjointRule | None]] = {
+    **{name: ("sum", rule) for name, rule in ADJOINT_RULES.items()},
     "assign": ("assign", _through),
     "mean": ("mean", _through),
 }
@@ -150,19 +150,19 @@ class Contraction:
         for access, where, g in self.leaves(active):
             yield self._flip(access, g, where)
 
-    def leaves(self, active: Callable[[str], bool]) -> Iterator[tuple[Access, Scope, Cotangent]]:
+    def leaves(self, active: Callable[[str], bool]) -> Iterator[tuple[Access, LeafScope, Cotangent]]:
         """Each access of an active tensor, the points at which it stands, and its cotangent there."""
         s = self.s
         guards = () if s.guard is None else (s.guard,)
         variables = index_variables(*self.index, *guards, s.body, *parts(s.constraints))
-        scope = Scope(guards, s.constraints, demands(*guards, s.body), variables)
+        scope = LeafScope(guards, s.constraints, demands(*guards, s.body), variables)
         start = self._enter_statement()
         if start is None:
             return
-        groups: dict[tuple[Access, Scope], list[Cotangent]] = {}
+        groups: dict[tuple[Access, LeafScope], list[Cotangent]] = {}
         known = self.result if s.aggregation == "assign" else None
         for leaf in pull_back(s.body, start, scope, active, self._enter_nested, known):
-            assert isinstance(leaf.scope, Scope)
+            assert isinstance(leaf.scope, LeafScope)
             groups.setdefault((_as_access(leaf), leaf.scope), []).append(leaf.cotangent)
         for (access, where), terms in groups.items():
             yield access, where, total(terms)
@@ -176,10 +176,10 @@ class Contraction:
     def _demands(self) -> tuple[Demand, ...]:
         return demands(self.s.guard, self.s.body)
 
-    def aggregation(self) -> Aggregation:
+    def aggregation(self) -> AggregationSite:
         """The statement's own."""
         s = self.s
-        return Aggregation(
+        return AggregationSite(
             s.body,
             self.result,
             self._ones(self._demands(), self.result),
@@ -187,7 +187,7 @@ class Contraction:
             lambda: self._others(s.body, s.guard, s.constraints, self._summed(), self.index),
         )
 
-    def nested(self, e: Aggregate) -> Aggregation:
+    def nested(self, e: Aggregate) -> AggregationSite:
         """One that stands in the statement's body."""
 
         def over(name: str, body: Expr, called: str) -> Expr:
@@ -197,26 +197,26 @@ class Contraction:
             return replace(e, aggregation=name, body=body, guard=guard)
 
         others = lambda: self._others(e.body, e.guard, e.constraints, e.bound, ())  # noqa: E731
-        return Aggregation(e.body, e, self._ones(demands(e.guard, e.body), None), over, others)
+        return AggregationSite(e.body, e, self._ones(demands(e.guard, e.body), None), over, others)
 
     def _enter_statement(self) -> Cotangent | None:
-        rule = RULES[self.s.aggregation]
+        rule = ADJOINT_RULES[self.s.aggregation]
         return None if rule is None else rule(Cotangent(self.cotangent), self.aggregation())
 
     def _enter_nested(self, e: Aggregate, g: Cotangent, scope: object) -> tuple[Cotangent, object] | None:
-        assert isinstance(scope, Scope)
-        rule = RULES[e.aggregation]
+        assert isinstance(scope, LeafScope)
+        rule = ADJOINT_RULES[e.aggregation]
         inner = None if rule is None else rule(g, self.nested(e))
         if inner is None:
             return None
-        return inner, Scope(
+        return inner, LeafScope(
             (*scope.guards, *(() if e.guard is None else (e.guard,))),
             (*scope.constraints, *e.constraints),
             (*scope.demands, *demands(e.guard, e.body)),
             (*scope.variables, *e.bound),
         )
 
-    def _flip(self, access: Access, g: Cotangent, scope: Scope) -> Statement:
+    def _flip(self, access: Access, g: Cotangent, scope: LeafScope) -> Statement:
         guard, body = conjunction((*scope.guards, *g.masks)), g.value
         provided = (access, *demands(*access.index, guard, body))
         asked = assume((*scope.demands, self.place), *known(g.masks))
@@ -327,7 +327,7 @@ def bounded(s: Statement) -> Statement:
     return _pruned(s, index_variables(*(s.index or ()), s.body), s.index or ())
 
 
-def _pruned(s: Region, variables: tuple[str, ...], index: tuple[Expr, ...]) -> Region:
+def _pruned(s: PointNode, variables: tuple[str, ...], index: tuple[Expr, ...]) -> PointNode:
     forms: list[Expr] = [i for a in always(demands(*index, s.guard, s.body)) for i in a.index]
     loose = unbounded(variables, [*index, *forms, *(c.expr for c in s.constraints)])
     return without_identity(s) if loose else s

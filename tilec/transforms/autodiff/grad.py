@@ -36,7 +36,7 @@ from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.util.extents import Extent, extents
 from tilec.transforms.util.naming import Names
 
-MOST_TERMS = 8  # cotangents added up in one statement
+MOST_COTANGENTS = 8  # cotangents added up in one statement
 
 
 def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
@@ -120,8 +120,8 @@ class _Reverse:
         terms = [
             Name(self._emit(replace(r, output=base))) if isinstance(r, Statement) else r for r in received
         ]  # fmt: skip
-        while len(terms) > MOST_TERMS:
-            sums = [_sum(terms[k : k + MOST_TERMS]) for k in range(0, len(terms), MOST_TERMS)]
+        while len(terms) > MOST_COTANGENTS:
+            sums = [_sum(terms[k : k + MOST_COTANGENTS]) for k in range(0, len(terms), MOST_COTANGENTS)]
             terms = [Name(self._assign(base, e)) for e in sums]
         return _sum(terms)
 

@@ -29,7 +29,7 @@ from tilec.transforms.autodiff.pullback import product
 from tilec.transforms.util.naming import Names
 
 LEVELS = 8  # of an elementwise expression that is cut
-WHOLE = 10**6  # of one that is not cut
+UNCUT = 10**6  # of one that is not cut
 TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a conditional's branch, which it guards
 
 
@@ -53,7 +53,7 @@ def apart(program: Program, names: Names) -> tuple[Statement, ...]:
     result: list[Statement] = []
     for s in program.statements:
         if s.index is None and not (isinstance(s.body, Call) and s.body.function in STRUCTURAL):
-            _cut_elementwise(s, names, result, WHOLE)
+            _cut_elementwise(s, names, result, UNCUT)
         else:
             result.append(s)
     return tuple(result)
@@ -79,7 +79,7 @@ def _cut_elementwise(s: Statement, names: Names, result: list[Statement], levels
         for e in filter(counts_positions, walk(body)):
             if e not in draws:
                 whole = _over(tuple(dict.fromkeys(shaping(body))), e)
-                made = Statement(names.fresh("Draw"), None, None, _shallow(whole, assign, stands_apart, WHOLE))
+                made = Statement(names.fresh("Draw"), None, None, _shallow(whole, assign, stands_apart, UNCUT))
                 result.append(made)
                 draws[e] = Name(made.output)
         body = _replaced(body, draws)

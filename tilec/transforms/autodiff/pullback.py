@@ -15,7 +15,7 @@ from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 
-LONGEST = 16  # factors or conditions in a row, beyond which they are grouped
+MOST_IN_A_ROW = 16  # factors or conditions in a row, beyond which they are grouped
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def product(first: Expr, *others: Expr) -> Expr:
 
 def _joined(function: str, operands: list[Expr]) -> Expr:
     """All operands under an associative function: from left to right, or as a balanced tree where they are many."""
-    if len(operands) > LONGEST:
+    if len(operands) > MOST_IN_A_ROW:
         half = len(operands) // 2
         return Call(function, (_joined(function, operands[:half]), _joined(function, operands[half:])))
     result, *others = operands
@@ -96,13 +96,13 @@ def shortened(e: Expr) -> Expr:
         if base.function != "neg":
             (factors if base.function == "mul" else divisors).insert(0, base.args[1])
         base = base.args[0]
-    if len(factors) + len(divisors) <= LONGEST:
+    if len(factors) + len(divisors) <= MOST_IN_A_ROW:
         return e
-    for k in range(0, max(len(factors), len(divisors)), LONGEST):
-        if factors[k : k + LONGEST]:
-            base = base * _joined("mul", factors[k : k + LONGEST])
-        if divisors[k : k + LONGEST]:
-            base = base / _joined("mul", divisors[k : k + LONGEST])
+    for k in range(0, max(len(factors), len(divisors)), MOST_IN_A_ROW):
+        if factors[k : k + MOST_IN_A_ROW]:
+            base = base * _joined("mul", factors[k : k + MOST_IN_A_ROW])
+        if divisors[k : k + MOST_IN_A_ROW]:
+            base = base / _joined("mul", divisors[k : k + MOST_IN_A_ROW])
     return -base if negative else base
 
 
@@ -143,7 +143,7 @@ def total(terms: list[Cotangent]) -> Cotangent:
         e = Cotangent(t.value, tuple(m for m in t.masks if m not in shared)).expression()
         counts[e] = counts.get(e, 0) + 1
     first, *others = (e if n == 1 else e * Int(n) for e, n in counts.items())
-    if len(others) > LONGEST:
+    if len(others) > MOST_IN_A_ROW:
         return Cotangent(_joined("add", [first, *others]), shared)
     for e in others:
         first = first - e.args[0] if isinstance(e, Call) and e.function == "neg" else first + e

@@ -23,11 +23,11 @@ from tilec.transforms.autodiff.pullback import (
 TANGENT = Name("#")  # stands for the tangent that a derivative is multiplied by
 
 # The tangent of what is read: an element, a whole tensor, a nested aggregation; None where it is zero.
-Leaf = Callable[[Expr], Expr | None]
+LeafTangent = Callable[[Expr], Expr | None]
 
 
 def push_forward(
-    body: Expr, seed: Cotangent, active: Callable[[str], bool], leaf: Leaf, known: Expr | None = None
+    body: Expr, seed: Cotangent, active: Callable[[str], bool], leaf: LeafTangent, known: Expr | None = None
 ) -> Expr | None:
     """The tangent of `body` with `seed`, a product that holds TANGENT once, around each of its terms; None for zero.
     `known` is an expression that already holds the body's value."""
@@ -35,7 +35,7 @@ def push_forward(
 
 
 class _Forward:
-    def __init__(self, body: Expr, active: Callable[[str], bool], leaf: Leaf, known: Expr | None):
+    def __init__(self, body: Expr, active: Callable[[str], bool], leaf: LeafTangent, known: Expr | None):
         self.body, self.active, self.leaf, self.known = body, active, leaf, known
         self.live = live_nodes(body, active)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tilec.errors import AffineMistake
 from tilec.ir.constraining import as_factor, assume, demands
 from tilec.ir.functions import ONE, ZERO
-from tilec.ir.index import Affine, canonical, linear
+from tilec.ir.index import Affine, canonical, linear, same_form
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -34,7 +34,7 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
-from tilec.transforms.autodiff.adjoint import Contraction, Scope
+from tilec.transforms.autodiff.adjoint import Contraction, LeafScope
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, known, product
 from tilec.transforms.recurrence import padded, substituted
 from tilec.transforms.simplify.keep_variables import as_conditions
@@ -115,7 +115,7 @@ class _Reversal:
 
     # the points of a read
 
-    def _points(self, access: Access, scope: Scope, g: Cotangent) -> _Points:
+    def _points(self, access: Access, scope: LeafScope, g: Cotangent) -> _Points:
         inner = (e for root in (g.value, *g.masks) for e in walk(root) if isinstance(e, Aggregate))
         used = {*self.used, *scope.variables, *self.left, *(v for e in inner for v in e.bound)}
         names = {v: fresh_variable(v, used) for v in scope.variables}
@@ -168,7 +168,7 @@ class _Reversal:
         c = inner.coefficient(v)
         rest = inner - Affine.variable(v, c)
         runs = (
-            names.get(e.name) == v and _same(m, n)
+            names.get(e.name) == v and same_form(m, n)
             for e, m in zip(self.index, self.sizes, strict=True)
             if isinstance(e, Index)
         )
@@ -178,7 +178,7 @@ class _Reversal:
 
     # what one read gives
 
-    def _conditions(self, d: Cotangent, scope: Scope, points: _Points) -> tuple[Expr | None, Expr, list[Expr]]:
+    def _conditions(self, d: Cotangent, scope: LeafScope, points: _Points) -> tuple[Expr | None, Expr, list[Expr]]:
         """The guard and the derivative at the points, and `in` of the accesses that confine these beside both."""
         guard = conjunction((*scope.guards, *d.masks))
         provided = demands(guard, d.value)
@@ -188,7 +188,7 @@ class _Reversal:
         moved = None if guard is None else points.at(guard)
         return moved, points.at(d.value), [points.at(i) for i in insides]
 
-    def _gated(self, d: Cotangent, scope: Scope, points: _Points) -> Expr:
+    def _gated(self, d: Cotangent, scope: LeafScope, points: _Points) -> Expr:
         """One point: its cotangent times the derivative there, if the gate is open."""
         guard, factor, insides = self._conditions(d, scope, points)
         factor = _stripped(factor)
@@ -213,7 +213,7 @@ class _Reversal:
             g = g * Access(self.emit(separate(made)), place)
         return g if opened is None else Call("select", (opened, g, ZERO))
 
-    def _summed(self, g: Cotangent, scope: Scope, points: _Points) -> Expr:
+    def _summed(self, g: Cotangent, scope: LeafScope, points: _Points) -> Expr:
         """The sum over the points that read one element."""
         guard, body, insides = self._conditions(g, scope, points)
         conditions = [] if guard is None else [guard]
@@ -239,13 +239,6 @@ def _as_conditions(c: Constraint) -> list[Expr]:
 
 def _literal(e: Expr) -> bool:
     return not any(isinstance(x, (Access, Index, Name)) for x in walk(e))
-
-
-def _same(a: Expr, b: Expr) -> bool:
-    try:
-        return canonical(a) == canonical(b)
-    except AffineMistake:
-        return a == b
 
 
 def _index(e: Expr) -> Expr:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilec.errors import AffineMistake
 from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import INFINITY, ONE, ZERO, call
-from tilec.ir.index import Affine, canonical, linear
+from tilec.ir.index import Affine, canonical, linear, same_form
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -88,7 +88,7 @@ def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:
         falling = form == Affine.variable(k) - Affine.variable(i)
         if not (rising or falling) or i in index_variables(s.body):
             continue
-        if _same(bound, size) and _all_fit(s.body, k, size, known):
+        if same_form(bound, size) and _all_fit(s.body, k, size, known):
             return _Scan(i, k, rising)
     return None
 
@@ -101,14 +101,7 @@ def _all_fit(body: Expr, k: str, size: Expr, known: Mapping[str, Extent]) -> boo
 def _fits(a: Access, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:
     """Does the access allow all values of k below the size, and no others?"""
     pairs = zip(a.index, sizes(known[a.tensor], len(a.index)), strict=True)
-    return all(_same(n, size) if e == Index(k) else k not in index_variables(e) for e, n in pairs)
-
-
-def _same(a: Expr, b: Expr) -> bool:
-    try:
-        return canonical(a) == canonical(b)
-    except AffineMistake:
-        return a == b
+    return all(same_form(n, size) if e == Index(k) else k not in index_variables(e) for e, n in pairs)
 
 
 def _plain(s: Statement, found: _Scan) -> bool:

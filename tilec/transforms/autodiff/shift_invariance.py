@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    is_zero,
     reads,
     reads_itself,
 )
@@ -198,14 +199,10 @@ def _combined(a: Shift, b: Shift, sign: int, factor: bool) -> Shift:
 def _same(e: Call, a: Shift, b: Shift) -> Shift:
     """Equal ones; a zero goes with every factor, an infinity with every sum."""
     for x, y, literal in ((a, b, e.args[-1]), (b, a, e.args[-2])):
-        anything = _is_zero(literal) if x.factor else _is_infinite(literal)
+        anything = is_zero(literal) if x.factor else _is_infinite(literal)
         if x == y or y == STAYS and x.count and anything:
             return x
     raise _Unknown
-
-
-def _is_zero(e: Expr) -> bool:
-    return isinstance(e, (Int, Float)) and e.value == 0
 
 
 def _is_infinite(e: Expr) -> bool:

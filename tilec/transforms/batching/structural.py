@@ -86,7 +86,7 @@ def _simple_reduce(batch: Batch, s: Statement, e: Call) -> None:
     batch.emit(_elementwise(s, Call("reshape", (Name(name), batch.size, *batch.sizes(like)))), True)
 
 
-RULES: dict[str, Callable[[Batch, Statement, Call], None]] = {
+BATCH_RULES: dict[str, Callable[[Batch, Statement, Call], None]] = {
     "reshape": _reshape,
     "gather": _gather,
     "scatter": _scatter,

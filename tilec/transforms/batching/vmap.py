@@ -30,7 +30,7 @@ from tilec.ir.program import (
 )
 from tilec.transforms.autodiff.limit_depth import apart, shaping
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
-from tilec.transforms.batching.structural import RULES
+from tilec.transforms.batching.structural import BATCH_RULES
 from tilec.transforms.bind.sizes import size_inputs
 from tilec.transforms.simplify.simplify import rename_reads, simplify
 from tilec.transforms.util.extents import extents, statement_extent
@@ -196,7 +196,7 @@ class Batch:
         roots = [e for e in (s.guard, s.body, s.init) if e is not None]
         match s.body:
             case Call(function) as call if function in STRUCTURAL:
-                RULES[function](self, s, call)
+                BATCH_RULES[function](self, s, call)
                 return
             case Call("shape", (Name(tensor),)) if tensor in self.axis:
                 self._shape_vector(s, tensor)

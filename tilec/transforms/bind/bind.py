@@ -34,12 +34,12 @@ from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.bind.sizes import DividesByZero, bind_inputs, counted, size_inputs
-from tilec.transforms.bind.structural import EXPANSIONS, Argument, expand_reshape
-from tilec.transforms.bind.values import Scope, Values
+from tilec.transforms.bind.structural import STRUCTURAL_EXPANSIONS, Argument, expand_reshape
+from tilec.transforms.bind.values import BindingScope, ValueBinder
 from tilec.transforms.recurrence import check_recurrence
 from tilec.transforms.simplify.copies import drop_copies
 from tilec.transforms.simplify.keep_variables import keep_variables
-from tilec.transforms.util.broadcast import Axes, Operand, Shape, axes, broadcast_shape, broadcasts_to
+from tilec.transforms.util.broadcast import Axes, BroadcastOperand, Shape, axes, broadcast_shape, broadcasts_to
 from tilec.transforms.util.naming import Names
 
 __all__ = ["bind", "size_inputs"]
@@ -63,7 +63,7 @@ class _Binder:
         self.program = program
         self.sizes = bind_inputs(program, types, values)
         self.types = {i.name: types[i.name] for i in program.inputs}
-        self.scope = Scope(self.sizes, self.types)
+        self.scope = BindingScope(self.sizes, self.types)
         self.folded = self.scope.folded
         self.statements: list[Statement] = []
         self.kept = {*program.outputs, *(s.default for s in program.statements if s.default is not None)}
@@ -103,7 +103,7 @@ class _Binder:
                 self.sizes.failed[s.output] = mistake
         if not self._is_literal(s.body):
             return False
-        value = Values(self.scope, Axes((), ())).bind(s.body)
+        value = ValueBinder(self.scope, Axes((), ())).bind(s.body)
         element = expression_type(value, {})
         if element == WEAK_INT and s.output in self.sizes.values:
             value = integer(self.sizes.values[s.output])
@@ -140,11 +140,11 @@ class _Binder:
         shape = broadcast_shape([o for o in self._operands(*roots) if o.shape], s.body.span or s.span)
         taken = {e.name for e in walk(s.body) if isinstance(e, Index)} if "aggregate" in called else ()
         whole = axes(shape, taken)
-        values = Values(self.scope, whole)
+        values = ValueBinder(self.scope, whole)
         guard = None if s.guard is None else values.bind(s.guard)
         self.emit(replace(s, index=whole.variables, sizes=whole.sizes, body=values.bind(s.body), guard=guard))
 
-    def _operands(self, *roots: Expr) -> Iterator[Operand]:
+    def _operands(self, *roots: Expr) -> Iterator[BroadcastOperand]:
         """What gives an elementwise expression its shape."""
         stack = list(roots)
         while stack:
@@ -160,7 +160,7 @@ class _Binder:
                     elif e.function == "index":
                         yield self._operand(first)
                     elif len(args) == 1:
-                        yield Operand(f"shape({first.name})", (len(self.sizes.shape(first)),), e.span)
+                        yield BroadcastOperand(f"shape({first.name})", (len(self.sizes.shape(first)),), e.span)
                 case Call():
                     if e.function in RANDOM:
                         self._check_seed(e)
@@ -175,11 +175,11 @@ class _Binder:
                     hint="each element of the statement gets a number; the seed, one integer, says of which series",
                 )
 
-    def _operand(self, e: Name) -> Operand:
+    def _operand(self, e: Name) -> BroadcastOperand:
         t = self.types.get(e.name)
         if t is None and e.name not in self.folded and e.name not in self.sizes.values:
             raise NameMistake(f"nothing is called {e.name}", e.span)
-        return Operand(e.name, t.shape if t else (), e.span)
+        return BroadcastOperand(e.name, t.shape if t else (), e.span)
 
     # structural functions
 
@@ -189,7 +189,7 @@ class _Binder:
         else:
             positions = (1,) if e.function in ("gather", "scatter") else ()
             arguments = (self._position(a, s) if k in positions else self._argument(a, s) for k, a in enumerate(e.args))
-            self.emit(EXPANSIONS[e.function](s, *arguments))
+            self.emit(STRUCTURAL_EXPANSIONS[e.function](s, *arguments))
 
     def _argument(self, e: Expr, s: Statement) -> Argument:
         """A structural function's operand; anything but a name or a number gets a statement of its own."""
@@ -198,7 +198,7 @@ class _Binder:
         if isinstance(e, Name) and e.name in self.types and e.name not in self.folded:
             t = self.types[e.name]
             return Argument(e.name, t.shape, t.element(), e)
-        value = Values(self.scope, Axes((), ())).bind(e)
+        value = ValueBinder(self.scope, Axes((), ())).bind(e)
         return Argument(None, (), expression_type(value, self.types), value)
 
     def _position(self, e: Expr, s: Statement) -> Argument:
@@ -237,7 +237,7 @@ class _Binder:
         if own:  # its shape is known before its type is
             sizes = self._sizes(s)
             self.types[s.output] = TensorType(tuple(n.value for n in sizes), DEFAULT_FLOAT)
-        values = Values(self.scope, None, s.output if own else None)
+        values = ValueBinder(self.scope, None, s.output if own else None)
         index = tuple(values.index(e) for e in s.index or ())
         if not AGGREGATIONS[s.aggregation].data_dependent:
             for e in index:

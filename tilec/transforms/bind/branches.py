@@ -13,7 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake, UnboundIndex
-from tilec.ir.constraining import Branch, Demand, Region, always, conditional, constraining, demands, without_identity
+from tilec.ir.constraining import (
+    Branch,
+    Demand,
+    PointNode,
+    always,
+    conditional,
+    constraining,
+    demands,
+    without_identity,
+)
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
@@ -33,10 +42,10 @@ from tilec.ir.program import (
     rebuild,
 )
 from tilec.ir.types import TensorType
-from tilec.lattice.sets import Box, Condition, Domain, Shapes, bounds_of, depends_on_data, domain_of
-from tilec.transforms.simplify.keep_variables import conjunction, keep_aggregate, keep_variables
+from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, depends_on_data, domain_of
+from tilec.transforms.simplify.keep_variables import combined_condition, keep_aggregate, keep_variables
 
-MOST_WAYS = 64  # through the conditionals of one region that are looked at one by one
+MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
 ENDLESS = 2**62  # the bound of a condition that has none
 
 
@@ -49,48 +58,52 @@ def resolve(s: Statement, types: Mapping[str, TensorType]) -> Statement:
 
 
 @dataclass(frozen=True)
-class Way:
+class ConditionalPath:
     """One way through the conditionals: the accesses that constrain there, and what its conditions say of indices."""
 
     accesses: tuple[Access, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[InRange, ...] = ()
 
 
-def ways(wanted: Iterable[Demand]) -> list[Way] | None:
+def conditional_paths(wanted: Iterable[Demand]) -> list[ConditionalPath] | None:
     """All ways through the demands' conditionals; None where they are too many."""
-    result = [Way()]
+    result = [ConditionalPath()]
     for d in wanted:
         if isinstance(d, Access):
             result = [replace(w, accesses=(*w.accesses, d)) for w in result]
             continue
         sides = [(side, alternatives(d.condition, taken)) for side, taken in ((d.yes, True), (d.no, False))]
         branches = [
-            Way(inner.accesses, (*conditions, *inner.conditions))
+            ConditionalPath(inner.accesses, (*conditions, *inner.conditions))
             for side, found in sides
             for conditions in found
-            for inner in ways(side) or ()
+            for inner in conditional_paths(side) or ()
         ]
-        if len(result) * len(branches) > MOST_WAYS:
+        if len(result) * len(branches) > MOST_PATHS:
             return None
-        result = [Way((*w.accesses, *b.accesses), (*w.conditions, *b.conditions)) for w in result for b in branches]
+        result = [
+            ConditionalPath((*w.accesses, *b.accesses), (*w.conditions, *b.conditions))
+            for w in result
+            for b in branches
+        ]
     return result
 
 
 def domains(
-    s: Statement | Aggregate, shapes: Shapes, around: Domain, own: str | None, index: Sequence[Expr] = (), sizes=()
-) -> list[Domain] | None:
+    s: Statement | Aggregate, shapes: Shapes, around: IntegerSet, own: str | None, index: Sequence[Expr] = (), sizes=()
+) -> list[IntegerSet] | None:
     """Sets whose union holds every valid point of a region, and none that is not one whatever the elements are; None
     where they would be too many."""
-    found = ways(demands(*index, s.guard, s.body, own=own))
+    found = conditional_paths(demands(*index, s.guard, s.body, own=own))
     return None if found is None else [_domain(s, shapes, around, own, index, sizes, w) for w in found]
 
 
-def _domain(s, shapes: Shapes, around: Domain, own: str | None, index, sizes, way: Way) -> Domain:
+def _domain(s, shapes: Shapes, around: IntegerSet, own: str | None, index, sizes, way: ConditionalPath) -> IntegerSet:
     inner = domain_of(way.accesses, shapes, s.constraints, index, sizes, own=own)
     named = index_variables(*index, *_roots(s), *(c.expr for c in s.constraints))
     variables = dict.fromkeys((*around.variables, *named))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions, *way.conditions))
-    return Domain(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
+    return IntegerSet(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
 
 
 def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
@@ -100,7 +113,7 @@ def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
 # conditions on indices
 
 
-def alternatives(e: Expr, sense: bool) -> list[tuple[Condition, ...]]:
+def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
     """Conditions of which some hold wherever `e` is true (or, by `sense`, false); no conditions where it says nothing
     of indices."""
     match e:
@@ -110,7 +123,7 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[Condition, ...]]:
             left, right = alternatives(a, sense), alternatives(b, sense)
             if (e.function == "and") == sense:
                 both = [(*x, *y) for x in left for y in right]
-                return both if len(both) <= MOST_WAYS else [()]
+                return both if len(both) <= MOST_PATHS else [()]
             return [*left, *right]
         case Call("eq" | "ne", (a, b)) if b == ZERO and _truth(a):
             return alternatives(a, sense == (e.function == "ne"))
@@ -131,20 +144,20 @@ def _truth(e: Expr) -> bool:
 _NOT = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
-def _compared(function: str, difference: Affine, sense: bool) -> list[tuple[Condition, ...]]:
+def _compared(function: str, difference: Affine, sense: bool) -> list[tuple[InRange, ...]]:
     function = function if sense else _NOT[function]
-    below, above = Condition(-difference - 1, ENDLESS), Condition(difference - 1, ENDLESS)
+    below, above = InRange(-difference - 1, ENDLESS), InRange(difference - 1, ENDLESS)
     match function:
         case "lt":
             return [(below,)]
         case "gt":
             return [(above,)]
         case "le":
-            return [(Condition(-difference, ENDLESS),)]
+            return [(InRange(-difference, ENDLESS),)]
         case "ge":
-            return [(Condition(difference, ENDLESS),)]
+            return [(InRange(difference, ENDLESS),)]
         case "eq":
-            return [(Condition(difference, 1),)]
+            return [(InRange(difference, 1),)]
     return [(below,), (above,)]
 
 
@@ -181,24 +194,26 @@ class _Resolver:
         sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
         if not any(conditional(demands(*roots, own=self.own)) for roots in _regions(s)):
             return s
-        nothing = Domain((), ())
+        nothing = IntegerSet((), ())
         s, points = self.region(s, nothing, s.index or (), sizes)
         s = keep_variables(s, self.s)
         guard = None if s.guard is None else self.nested(s.guard, points)
         return replace(s, guard=guard, body=self.nested(s.body, points))
 
-    def nested(self, e: Expr, around: Domain) -> Expr:
+    def nested(self, e: Expr, around: IntegerSet) -> Expr:
         if not isinstance(e, Aggregate):
             return rebuild(e, lambda x: self.nested(x, around))
         new, points = self.region(e, around, (), ())
         e = new if new is e else keep_aggregate(new)
         return rebuild(e, lambda x: self.nested(x, points))
 
-    def region(self, s: Region, around: Domain, index: Sequence[Expr], sizes: Sequence[int]) -> tuple[Region, Domain]:
+    def region(
+        self, s: PointNode, around: IntegerSet, index: Sequence[Expr], sizes: Sequence[int]
+    ) -> tuple[PointNode, IntegerSet]:
         """The region resolved, and the points of it and of those around it, or more."""
         wanted = demands(*index, s.guard, s.body, own=self.own)
         here = tuple(always(wanted))
-        base: Domain = _domain(s, self.shapes, around, self.own, index, sizes, Way(here))
+        base: IntegerSet = _domain(s, self.shapes, around, self.own, index, sizes, ConditionalPath(here))
         if not conditional(wanted):
             return s, base
         try:
@@ -211,15 +226,15 @@ class _Resolver:
             return self.region(pruned, around, index, sizes)
         bound: tuple[str, ...] = s.bound if isinstance(s, Aggregate) else base.variables
         s = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, *self.ranges(base, box, bound)))))
-        base = _domain(s, self.shapes, around, self.own, index, sizes, Way(here))
+        base = _domain(s, self.shapes, around, self.own, index, sizes, ConditionalPath(here))
         held: list[Expr] = [c for d in wanted if isinstance(d, Branch) if (c := self.held(d, base, ())) is not None]
         guard: Expr | None = None if s.guard is None else self.padded(s.guard, base)
         body = self.padded(s.body, base)
         if held:
-            guard = conjunction([*held, *(() if guard is None else (guard,))])
+            guard = combined_condition([*held, *(() if guard is None else (guard,))])
         return replace(s, guard=guard, body=body), base
 
-    def pruned(self, s: Region) -> Region | None:
+    def pruned(self, s: PointNode) -> PointNode | None:
         """The region without the branches that are its identity, in the type that it had; None where it has none."""
         new = without_identity(s)
         if new is s:
@@ -229,7 +244,7 @@ class _Resolver:
             return new
         return None if was.weak else replace(new, body=Call(was.dtype, (new.body,)))
 
-    def box(self, s: Region, around: Domain, index, sizes, base: Domain) -> Box | None:
+    def box(self, s: PointNode, around: IntegerSet, index, sizes, base: IntegerSet) -> Box | None:
         """The range of each variable over all ways; None where there is no point."""
         found = domains(s, self.shapes, around, self.own, index, sizes)
         if found is None:
@@ -248,7 +263,7 @@ class _Resolver:
             return None
         return {v: (min(b[v][0] for b in boxes), max(b[v][1] for b in boxes)) for v in boxes[0]}
 
-    def ranges(self, base: Domain, box: Box | None, bound: Sequence[str]) -> Iterator[Constraint]:
+    def ranges(self, base: IntegerSet, box: Box | None, bound: Sequence[str]) -> Iterator[Constraint]:
         """Constraints for what the unconditional demands leave wider than the box."""
         try:
             known = bounds_of(base) or {}
@@ -261,7 +276,7 @@ class _Resolver:
 
     # accesses
 
-    def held(self, d: Branch, base: Domain, given: tuple[Condition, ...]) -> Expr | None:
+    def held(self, d: Branch, base: IntegerSet, given: tuple[InRange, ...]) -> Expr | None:
         """The condition that the taken branch's accesses lie inside; None where they surely do."""
         sides: list[Expr] = []
         for side, sense in ((d.yes, True), (d.no, False)):
@@ -280,21 +295,21 @@ class _Resolver:
                     one = Call("ne", (Pad(Inside(x), ZERO), ZERO))
                 if one is not None:
                     conditions.append(one)
-            sides.append(conjunction(conditions) if conditions else Int(1))
+            sides.append(combined_condition(conditions) if conditions else Int(1))
         if sides == [Int(1), Int(1)]:
             return None
         return Call("select", (self.padded(d.condition, base), *sides))
 
-    def inside(self, a: Access, base: Domain, given: tuple[Condition, ...]) -> bool:
+    def inside(self, a: Access, base: IntegerSet, given: tuple[InRange, ...]) -> bool:
         """Does the access surely lie inside, at all the points at which the given conditions hold?"""
         for e, n in zip(a.index, self.shapes[a.tensor], strict=True):
             form = linear(e)
-            asked = Condition(form, n)
+            asked = InRange(form, n)
             if asked in base.conditions or asked in given:
                 continue
             if depends_on_data(form) or not _whole(form) or n <= 0:
                 return False
-            for outside in (Condition(-form - 1, ENDLESS), Condition(form - n, ENDLESS)):
+            for outside in (InRange(-form - 1, ENDLESS), InRange(form - n, ENDLESS)):
                 try:
                     if bounds_of(replace(base, conditions=(*base.conditions, *given, outside))) is not None:
                         return False
@@ -302,7 +317,7 @@ class _Resolver:
                     return False
         return True
 
-    def padded(self, e: Expr, base: Domain, branch: bool = False) -> Expr:
+    def padded(self, e: Expr, base: IntegerSet, branch: bool = False) -> Expr:
         """The expression with the accesses in its branches read through `pad`, where they may lie outside."""
         match e:
             case Access():

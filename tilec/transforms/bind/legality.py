@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilec.errors import UnboundIndex, WriteConflict
 from tilec.ir.constraining import conditional, demands
 from tilec.ir.program import Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
-from tilec.lattice.sets import Domain, Shapes, bounds, bounds_of, domain_of, points_meet, sizes_of, writes_conflict
+from tilec.lattice.sets import IntegerSet, Shapes, bounds, bounds_of, domain_of, points_meet, sizes_of, writes_conflict
 from tilec.transforms.bind.branches import domains
 
 
@@ -55,7 +55,7 @@ def _meet(s: Statement, shapes: Shapes) -> bool:
     if not conditional(demands(s.guard, s.body, own=s.output)):
         return writes_conflict(s, shapes)
     own = {**shapes, s.output: sizes_of(s)}
-    parts = domains(s, own, Domain((), ()), s.output, s.index or (), sizes_of(s))
+    parts = domains(s, own, IntegerSet((), ()), s.output, s.index or (), sizes_of(s))
     return writes_conflict(s, shapes) if parts is None else points_meet(parts, s)
 
 

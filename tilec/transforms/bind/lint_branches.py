@@ -26,10 +26,10 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.lattice.sets import Condition, Domain, Shapes, bounds_of, domain_of, shapes_of, sizes_of
-from tilec.transforms.bind.branches import MOST_WAYS, alternatives
+from tilec.lattice.sets import InRange, IntegerSet, Shapes, bounds_of, domain_of, shapes_of, sizes_of
+from tilec.transforms.bind.branches import MOST_PATHS, alternatives
 
-Ways = list[tuple[Condition, ...]]  # conditions of which some hold
+Ways = list[tuple[InRange, ...]]  # conditions of which some hold
 
 
 def unreachable(program: Program) -> Iterator[SizeMistake]:
@@ -39,22 +39,22 @@ def unreachable(program: Program) -> Iterator[SizeMistake]:
         if s.span is not None and not reads_itself(s) and 0 not in shapes[s.output]:
             roots = [e for e in (s.guard, s.body) if e is not None]
             if any(isinstance(e, Call) and e.function == "select" for root in roots for e in walk(root)):
-                yield from _in_region(s, Domain((), ()), s.index or (), sizes_of(s), shapes)
+                yield from _in_region(s, IntegerSet((), ()), s.index or (), sizes_of(s), shapes)
 
 
 def _in_region(
-    s: Statement | Aggregate, around: Domain, index: Sequence[Expr], sizes: Sequence[int], shapes: Shapes
+    s: Statement | Aggregate, around: IntegerSet, index: Sequence[Expr], sizes: Sequence[int], shapes: Shapes
 ) -> Iterator[SizeMistake]:
     accesses = tuple(always(demands(*index, s.guard, s.body)))
     written = tuple(c for c in s.constraints if c.span is not None)
     inner = domain_of(accesses, shapes, written, index, sizes)
     named = index_variables(*index, *(e for e in (s.guard, s.body) if e is not None), *(c.expr for c in written))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions))
-    base = Domain(tuple(dict.fromkeys((*around.variables, *named))), tuple(conditions))
+    base = IntegerSet(tuple(dict.fromkeys((*around.variables, *named))), tuple(conditions))
     yield from _in_value(s.body, base, None, shapes)
 
 
-def _in_value(e: Expr, base: Domain, ways: Ways | None, shapes: Shapes) -> Iterator[SizeMistake]:
+def _in_value(e: Expr, base: IntegerSet, ways: Ways | None, shapes: Shapes) -> Iterator[SizeMistake]:
     """`ways`: what the conditions around say of indices; None outside all branches."""
     match e:
         case Aggregate():
@@ -93,12 +93,12 @@ def _known(condition: Expr, taken: bool) -> Ways | None:
 
 
 def _both(left: Ways, right: Ways | None) -> Ways | None:
-    if right is None or len(left) * len(right) > MOST_WAYS:
+    if right is None or len(left) * len(right) > MOST_PATHS:
         return None
     return [(*a, *b) for a in left for b in right]
 
 
-def _never_inside(access: Access, base: Domain, ways: Ways, shapes: Shapes) -> bool:
+def _never_inside(access: Access, base: IntegerSet, ways: Ways, shapes: Shapes) -> bool:
     """Is the branch taken somewhere, and the access outside wherever it is?"""
     if any(n <= 1 for n in shapes[access.tensor]):  # at the least sizes a branch may well have no point
         return False
@@ -109,7 +109,7 @@ def _never_inside(access: Access, base: Domain, ways: Ways, shapes: Shapes) -> b
     return not any(_has_points(replace(d, conditions=(*d.conditions, *inside))) for d in taken)
 
 
-def _has_points(d: Domain) -> bool:
+def _has_points(d: IntegerSet) -> bool:
     try:
         return bounds_of(d) is not None
     except UnboundIndex:

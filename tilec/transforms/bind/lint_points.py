@@ -11,7 +11,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
 from tilec.ir.index import linear
 from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
-from tilec.lattice.sets import Condition, Shapes, bounds, bounds_of, domain, reaches, shapes_of
+from tilec.lattice.sets import InRange, Shapes, bounds, bounds_of, domain, reaches, shapes_of
 
 
 def pointless(program: Program) -> Iterator[SizeMistake]:
@@ -46,7 +46,7 @@ def gaps(program: Program) -> Iterator[SizeMistake]:
         for access in always(demands(s.guard, s.body)):
             forms = [(linear(e), n) for e, n in zip(access.index, shapes[access.tensor], strict=True)]
             fractions = [
-                Condition(f, n) for f, n in forms if not f.is_integral and left >= set(index_variables(f.to_expr()))
+                InRange(f, n) for f, n in forms if not f.is_integral and left >= set(index_variables(f.to_expr()))
             ]
             if fractions and _leaves_gaps(s, fractions, shapes):
                 yield SizeMistake(
@@ -62,9 +62,9 @@ def _read_alone(name: str, program: Program) -> bool:
     return all(set(reads(s)) == {name} for s in program.statements if name in reads(s))
 
 
-def _leaves_gaps(s: Statement, fractions: Sequence[Condition], shapes: Shapes) -> bool:
+def _leaves_gaps(s: Statement, fractions: Sequence[InRange], shapes: Shapes) -> bool:
     d = domain(s, shapes)
     if d.dependent or bounds_of(d) is None:
         return False
-    whole = {c: Condition(c.form * c.form.denominator, c.bound * c.form.denominator) for c in fractions}
+    whole = {c: InRange(c.form * c.form.denominator, c.bound * c.form.denominator) for c in fractions}
     return not reaches(d, replace(d, conditions=tuple(whole.get(c, c) for c in d.conditions)), s.index or ())

@@ -12,7 +12,7 @@ from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import ElementType, is_floating, is_integer
 from tilec.transforms.bind.sizes import counted
-from tilec.transforms.util.broadcast import Operand, Shape, axes, broadcast_shape
+from tilec.transforms.util.broadcast import BroadcastOperand, Shape, axes, broadcast_shape
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Argument:
         return self.tensor or "a number"
 
     @property
-    def operand(self) -> Operand:
-        return Operand(self.label, self.shape, self.value.span)
+    def operand(self) -> BroadcastOperand:
+        return BroadcastOperand(self.label, self.shape, self.value.span)
 
 
 def expand_gather(s: Statement, tensor: Argument, position: Argument) -> Statement:
@@ -142,7 +142,7 @@ def _assigned(s: Statement, index: tuple[Expr, ...], shape: Shape, body: Expr) -
     return replace(s, index=index, sizes=tuple(map(Int, shape)), body=body)
 
 
-EXPANSIONS: dict[str, Callable[..., Statement]] = {
+STRUCTURAL_EXPANSIONS: dict[str, Callable[..., Statement]] = {
     "gather": expand_gather,
     "scatter": expand_scatter,
     "simple_reduce": expand_simple_reduce,

@@ -49,7 +49,7 @@ def _of_literals(e: Aggregate) -> Expr | None:
 
 
 @dataclass
-class Scope:
+class BindingScope:
     """What the names of a statement stand for: sizes, tensors by type, literals put in place of names."""
 
     sizes: Sizes
@@ -75,11 +75,11 @@ class Scope:
         return shape
 
 
-class Values:
+class ValueBinder:
     """Binds the expressions of one statement, each node once. `axes` is None in an indexed statement; `own` is the
     output of a recurrence."""
 
-    def __init__(self, scope: Scope, axes: Axes | None, own: str | None = None):
+    def __init__(self, scope: BindingScope, axes: Axes | None, own: str | None = None):
         self.scope = scope
         self.axes = axes
         self.own = own  # the output of a recurrence, whose type is not known yet
@@ -128,7 +128,7 @@ class Values:
                     return replace(e, access=inner, value=self.bind(value))
                 return inner
             case Aggregate():
-                nested = Values(self.scope, None, self.own) if self.axes is not None else self
+                nested = ValueBinder(self.scope, None, self.own) if self.axes is not None else self
                 new = replace(
                     e,
                     guard=None if e.guard is None else nested.bind(e.guard),
@@ -215,12 +215,12 @@ class Values:
 
 
 _SPECIAL = {
-    "shape": Values._shape_call,
-    "index": Values._index_call,
-    "as_type": Values._as_type,
-    "same": Values._same,
-    **dict.fromkeys(RANDOM, Values._random),
-    **dict.fromkeys(STRUCTURAL, Values._structural),
+    "shape": ValueBinder._shape_call,
+    "index": ValueBinder._index_call,
+    "as_type": ValueBinder._as_type,
+    "same": ValueBinder._same,
+    **dict.fromkeys(RANDOM, ValueBinder._random),
+    **dict.fromkeys(STRUCTURAL, ValueBinder._structural),
 }
 
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from tilec.errors import TileError
 from tilec.ir.program import Input, Program, reads
-from tilec.transforms.checkpoint.chunks import Chunks, Course, independent
+from tilec.ir.types import Types
+from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, independent
 from tilec.transforms.checkpoint.plan import Assign, Calls, ChunkCall, Sweep, Whole
-from tilec.transforms.checkpoint.program import Chunk, Frame
-from tilec.transforms.checkpoint.timeline import Types, Untimed, timeline
+from tilec.transforms.checkpoint.program import Chunk, ChunkContext
+from tilec.transforms.checkpoint.timeline import Untimed, timeline
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 
@@ -31,7 +32,7 @@ def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangen
     inner = drop_dead(inner, tuple(o for o in program.outputs if o not in wanted) + tuple(outside))
     try:
         first = given or independent(inner, cotangents)
-        course = Course(timeline(replace(program, statements=inner), types), first, given)
+        course = CheckpointSchedule(timeline(replace(program, statements=inner), types), first, given)
         names = Names.of(program)
 
         def kept(name: str) -> str:
@@ -44,10 +45,10 @@ def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangen
 
 
 class _Plan:
-    def __init__(self, program: Program, course: Course, chunks: Chunks):
+    def __init__(self, program: Program, course: CheckpointSchedule, chunks: Chunks):
         self.program, self.course, self.chunks = program, course, chunks
         self.line = course.line
-        self.frame = Frame(course, chunks, program.outputs)
+        self.frame = ChunkContext(course, chunks, program.outputs)
         self.types = self.frame.types
 
     def calls(self) -> Calls:

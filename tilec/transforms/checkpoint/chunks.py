@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Index, Int, Program, Statement, reads, reads_itself
-from tilec.ir.types import TensorType
-from tilec.transforms.checkpoint.timeline import WHOLE, Part, Timeline, Types, Untimed, timeline
+from tilec.ir.types import TensorType, Types
+from tilec.transforms.checkpoint.timeline import WHOLE, TimedStatement, Timeline, Untimed, timeline
 
-Range = tuple[int, int]
+TimeRange = tuple[int, int]
 LONG, EVEN = 64, 16  # from this length on chunks have a multiple of steps, so that all begin alike in memory
 
 
@@ -43,7 +43,7 @@ class Chunks:
     count: int
     states: tuple[States, ...]
 
-    def times(self, k: int) -> Range:
+    def times(self, k: int) -> TimeRange:
         """The first time of a chunk and of the next."""
         return k * self.length, (k + 1) * self.length
 
@@ -65,7 +65,7 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str], shar
     kept under the names given there, and those of this share of all steps may be held at once; None where it does not
     fall into chunks."""
     try:
-        course = Course(timeline(program, types), again, frozenset(again))
+        course = CheckpointSchedule(timeline(program, types), again, frozenset(again))
         if set(again) != set(course.first):
             return None
         return course.chunks(again.__getitem__, share)
@@ -84,7 +84,7 @@ def independent(statements: Sequence[Statement], names: Iterable[str]) -> tuple[
     return tuple(found)
 
 
-class Course:
+class CheckpointSchedule:
     """When each part of a timeline is computed. `first`: the recurrences that are computed again from the states kept
     between chunks (None: all of them); `given`: those of them whose states are at hand.
 
@@ -113,7 +113,7 @@ class Course:
         for p in self.parts:
             self._set_behind(p)
 
-    def _enter(self, p: Part) -> None:
+    def _enter(self, p: TimedStatement) -> None:
         axes, name = self.line.axes, p.output
         if p.variable is None:
             self.there[name] = max((self.there.get(n, 0) for n in reads(p.statement)), default=0)
@@ -144,7 +144,7 @@ class Course:
         """Does this sweep run from the first chunk to the last?"""
         return self.ways.get(stage, True)
 
-    def _set_behind(self, p: Part) -> None:
+    def _set_behind(self, p: TimedStatement) -> None:
         name = p.output
         self.lag[name] = 0
         if name not in self.late:
@@ -166,21 +166,21 @@ class Course:
     def stages(self) -> int:
         return 1 + max(self.stage.values())
 
-    def fixed(self, p: Part, stage: int) -> bool:
+    def fixed(self, p: TimedStatement, stage: int) -> bool:
         """Is the part computed in this sweep whether or not another reads it? Others are computed as they are read."""
         wanted = p.axis is None or p.output in self.late or p.output in self.line.outputs
         return wanted and self.stage[p.output] == stage
 
-    def to_be_kept(self, p: Part, stage: int) -> bool:
+    def to_be_kept(self, p: TimedStatement, stage: int) -> bool:
         """Is it a recurrence of which this sweep finds the states to be kept?"""
         return p.output in self.first and p.output not in self.given and self.stage[p.output] == stage
 
     # chunks
 
-    def reach(self, stage: int, edge: Mapping[str, int]) -> dict[str, Range]:
+    def reach(self, stage: int, edge: Mapping[str, int]) -> dict[str, TimeRange]:
         """How far before and after a chunk's times each part is needed that is not late, where those recurrences start
         and end at `edge`."""
-        need: dict[str, Range] = {}
+        need: dict[str, TimeRange] = {}
         for p in reversed(self.parts):
             span = need.get(p.output)
             if self.fixed(p, stage) or self.to_be_kept(p, stage):
@@ -226,7 +226,7 @@ class Course:
     def steps(self) -> int:
         return max(self.extent(p) for p in self.parts if p.back)
 
-    def extent(self, p: Part) -> int:
+    def extent(self, p: TimedStatement) -> int:
         """How many times the part's output has."""
         assert p.axis is not None
         return self.line.extent(p.output, p.axis)
@@ -269,6 +269,6 @@ class Course:
         return s.first - chunks.length + (s.depth if self.rises[s.recurrence] else 0)
 
 
-def widened(a: Range | None, b: Range) -> Range:
+def widened(a: TimeRange | None, b: TimeRange) -> TimeRange:
     """The least range that holds both."""
     return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))

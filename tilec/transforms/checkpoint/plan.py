@@ -17,7 +17,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Slice:
+class TimeSlice:
     """The times `low .. high - 1` of a tensor."""
 
     tensor: str
@@ -48,7 +48,7 @@ class Start:
     time: int
 
 
-Source = Whole | Slice | Kept | Carried | Start
+Source = Whole | TimeSlice | Kept | Carried | Start
 
 
 # what becomes of its results
@@ -90,7 +90,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Carry:
+class CarriedSlice:
     """Elements `low .. high - 1` along the axis go on to the next chunk."""
 
     tensor: str
@@ -99,7 +99,7 @@ class Carry:
     high: int
 
 
-Sink = Assign | Combine | Into | Keep | Carry
+Sink = Assign | Combine | Into | Keep | CarriedSlice
 
 
 @dataclass(frozen=True)

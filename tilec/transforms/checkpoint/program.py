@@ -28,33 +28,33 @@ from tilec.ir.program import (
     rebuild,
 )
 from tilec.ir.types import TensorType
-from tilec.transforms.checkpoint.chunks import Chunks, Course, Range, widened
+from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, TimeRange, widened
 from tilec.transforms.checkpoint.plan import (
     Carried,
-    Carry,
+    CarriedSlice,
     ChunkCall,
     Combine,
     Into,
     Keep,
     Kept,
     Sink,
-    Slice,
     Source,
     Start,
+    TimeSlice,
     Whole,
 )
-from tilec.transforms.checkpoint.timeline import WHOLE, Part, Untimed, at_times
+from tilec.transforms.checkpoint.timeline import WHOLE, TimedStatement, Untimed, at_times
 from tilec.transforms.recurrence import outside_zero
 from tilec.transforms.util.naming import Names
 
 ROUNDED = ("float16", "bfloat16")  # of which sums are added up in float32 and rounded once
 
 
-class Frame:
+class ChunkContext:
     """What the chunks of a program have in common. `types`: of all tensors, the kept states among them; `local`: names
     of a chunk's own tensors, which are the same in every chunk."""
 
-    def __init__(self, course: Course, chunks: Chunks, outputs: tuple[str, ...]):
+    def __init__(self, course: CheckpointSchedule, chunks: Chunks, outputs: tuple[str, ...]):
         self.course, self.chunks, self.outputs = course, chunks, outputs
         self.types: dict[str, TensorType] = dict(course.line.types)
         self.states = {s.recurrence: s for s in chunks.states}
@@ -72,12 +72,12 @@ class Frame:
         """Is all of a part along time put into one tensor?"""
         return name in self.outputs or name in self.course.stored
 
-    def summed_up(self, p: Part) -> bool:
+    def summed_up(self, p: TimedStatement) -> bool:
         """Are parts of this sum to be kept in float32?"""
         rounds = p.statement.aggregation in ("sum", "logsumexp")
         return p.axis is None and rounds and self.types[p.output].dtype in ROUNDED
 
-    def cut(self, p: Part, k: int) -> Range:
+    def cut(self, p: TimedStatement, k: int) -> TimeRange:
         """The times at which a part is computed in a chunk that is computed whether or not it is read."""
         a, b = self.chunks.times(k)
         lag = self.course.lag[p.output]
@@ -107,14 +107,14 @@ class _Inputs:
 class Chunk:
     """The program of one chunk in one sweep."""
 
-    def __init__(self, frame: Frame, stage: int, k: int):
+    def __init__(self, frame: ChunkContext, stage: int, k: int):
         self.frame, self.course, self.stage, self.k = frame, frame.course, stage, k
         self.axes, self.types = frame.course.line.axes, frame.types
         self.start = frame.chunks.times(k)[0]
         self.rising = frame.course.rising(stage)
-        self.span: dict[str, Range] = {}  # the times at which parts are computed
-        self.store: dict[str, Range] = {}  # the times that tensors hold, what was carried included
-        self.cut: dict[tuple[str, int], Range] = {}  # the times that are read of what is not computed here
+        self.span: dict[str, TimeRange] = {}  # the times at which parts are computed
+        self.store: dict[str, TimeRange] = {}  # the times that tensors hold, what was carried included
+        self.cut: dict[tuple[str, int], TimeRange] = {}  # the times that are read of what is not computed here
         self.inputs = _Inputs()
         self.statements: list[Statement] = []
 
@@ -139,9 +139,9 @@ class Chunk:
 
     # times
 
-    def _ranges(self) -> list[Part]:
+    def _ranges(self) -> list[TimedStatement]:
         """The parts that are computed here, with their times set."""
-        need: dict[str, Range] = {}
+        need: dict[str, TimeRange] = {}
         chosen = []
         for p in reversed(self.course.parts):
             span = self._span(p, need)
@@ -161,7 +161,7 @@ class Chunk:
             self.cut[n, axis] = _within(times, self.types[n].shape[axis])
         return list(reversed(chosen))
 
-    def _span(self, p: Part, need: Mapping[str, Range]) -> Range | None:
+    def _span(self, p: TimedStatement, need: Mapping[str, TimeRange]) -> TimeRange | None:
         course, name = self.course, p.output
         span = need.get(name)
         if course.fixed(p, self.stage):
@@ -188,7 +188,7 @@ class Chunk:
     def _is_last(self) -> bool:
         return self.k == self.frame.chunks.count - 1
 
-    def _next_states(self, p: Part) -> Range | None:
+    def _next_states(self, p: TimedStatement) -> TimeRange | None:
         """The times of the states from which the next chunk starts."""
         s = self.frame.states[p.output]
         k = self._kept_after(p.output)
@@ -211,7 +211,7 @@ class Chunk:
         """Is the tensor computed here if it is read? One of an earlier sweep that could not be is there whole."""
         return name in self.axes and (name not in self.course.late or self.course.stage[name] == self.stage)
 
-    def _stored(self, p: Part, span: Range) -> Range:
+    def _stored(self, p: TimedStatement, span: TimeRange) -> TimeRange:
         """The times of a part that are computed here or were carried here."""
         carry = self.course.carry.get(p.output, 0)
         if self.rising:
@@ -220,7 +220,7 @@ class Chunk:
 
     # statements
 
-    def _emit(self, p: Part) -> None:
+    def _emit(self, p: TimedStatement) -> None:
         s, t = p.statement, p.variable
         assert t is not None and s.index is not None and s.sizes is not None
         low, high = self.span[p.output]
@@ -270,7 +270,7 @@ class Chunk:
         self.inputs.add(name, TensorType((), "int64", True), Start(self.start))
         return name
 
-    def _placed(self, p: Part, access: Access, axis: int, steps: int) -> Access:
+    def _placed(self, p: TimedStatement, access: Access, axis: int, steps: int) -> Access:
         """The access in this chunk's tensors."""
         n = access.tensor
         if axis == WHOLE:
@@ -288,13 +288,13 @@ class Chunk:
             steps += self.span[p.output][0] - low
             name = self.frame.local((n, axis), f"{n}_part")
             shape = tuple(high - low if k == axis else size for k, size in enumerate(self.types[n].shape))
-            self.inputs.add(name, replace(self.types[n], shape=shape), Slice(n, axis, low, high))
+            self.inputs.add(name, replace(self.types[n], shape=shape), TimeSlice(n, axis, low, high))
         if axis == WHOLE:
             return access
         time = (Affine.variable(p.variable or "") + steps).to_expr()
         return replace(access, tensor=name, index=tuple(time if k == axis else i for k, i in enumerate(access.index)))
 
-    def _init(self, p: Part, move: Callable[[Expr], Expr]) -> Expr | None:
+    def _init(self, p: TimedStatement, move: Callable[[Expr], Expr]) -> Expr | None:
         """What a recurrence reads outside of this chunk: what is kept or carried, and elsewhere what its own `init`
         says."""
         s, axis = p.statement, p.axis
@@ -320,7 +320,7 @@ class Chunk:
         access = Access(found, tuple(time if k == axis else i for k, i in enumerate(s.index)))
         return access if own is None else Pad(access, own)
 
-    def _carried(self, p: Part) -> str | None:
+    def _carried(self, p: TimedStatement) -> str | None:
         """The name of what was carried here of a late part."""
         (low, high), (first, last) = self.span[p.output], self.store[p.output]
         count = (low - first) + (last - high)
@@ -335,7 +335,7 @@ class Chunk:
     def _joined(self, name: str) -> str:
         return self.frame.local((name, "joined"), f"{name}_all")
 
-    def _is_joined(self, p: Part | str) -> bool:
+    def _is_joined(self, p: TimedStatement | str) -> bool:
         """Do other parts read what was carried here of this one?"""
         name = p if isinstance(p, str) else p.output
         if name not in self.course.late or self.store.get(name) == self.span.get(name):
@@ -348,7 +348,7 @@ class Chunk:
                     return True
         return False
 
-    def _join(self, p: Part) -> None:
+    def _join(self, p: TimedStatement) -> None:
         """A statement of what was carried here and what is computed here, one behind the other."""
         found, axis = self._carried(p), p.axis
         assert found is not None and axis is not None
@@ -365,7 +365,7 @@ class Chunk:
 
     # results
 
-    def _sinks(self, p: Part) -> list[tuple[str, Sink]]:
+    def _sinks(self, p: TimedStatement) -> list[tuple[str, Sink]]:
         name, axis = p.output, p.axis
         if axis is None:
             return [(name, Combine(name, p.statement.aggregation))]
@@ -388,11 +388,11 @@ class Chunk:
             if a < first or b > last:
                 raise Untimed
             if not (self._is_last if self.rising else self.k == 0):
-                found.append((holder, Carry(name, axis, a - first, b - first)))
+                found.append((holder, CarriedSlice(name, axis, a - first, b - first)))
         return found
 
 
-def _within(times: Range, extent: int) -> Range:
+def _within(times: TimeRange, extent: int) -> TimeRange:
     """The times that a tensor has among these, one at least."""
     low = min(max(times[0], 0), extent - 1)
     return low, min(max(times[1], low + 1), extent)

@@ -33,15 +33,14 @@ from tilec.ir.program import (
     self_reads,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.recurrence import outside_zero
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 WHOLE = -1  # in the place of an axis: a read without time
 SUMMED = ("sum", "assign", "max", "min", "logsumexp", "any", "all")  # of parts, in turn
 
-Types = Mapping[str, TensorType]
-Place = Callable[[Access, int, int], Access]
+PlaceAccess = Callable[[Access, int, int], Access]
 
 
 class Untimed(Exception):
@@ -49,7 +48,7 @@ class Untimed(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedStatement:
     """A statement and its time. `variable`: the index variable that is time, None for a whole statement; `axis`: its
     place among the output's dimensions, None where it is summed over. Only times in `low .. high - 1` count. `reads`:
     tensors that are read, each with the axis at which time stands (WHOLE: at none) and the steps between; those of
@@ -77,7 +76,7 @@ class Part:
 class Timeline:
     """`axes`: the tensors that are computed along time, and where their time stands."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TimedStatement, ...]
     axes: Mapping[str, int]
     types: Types
     outputs: tuple[str, ...]
@@ -92,7 +91,7 @@ def timeline(program: Program, types: Types) -> Timeline:
     return _Build(program, types).run()
 
 
-def at_times(e: Expr, t: str, place: Place, value: Expr | None) -> Expr:
+def at_times(e: Expr, t: str, place: PlaceAccess, value: Expr | None) -> Expr:
     """An expression over time t with each access, or what `in` asks about, replaced by `place(access, axis, steps)`,
     and t as a value by `value`. Raises Untimed where t stands elsewhere, or as a value and there is none."""
     match e:
@@ -107,7 +106,7 @@ def at_times(e: Expr, t: str, place: Place, value: Expr | None) -> Expr:
     return rebuild(e, lambda x: at_times(x, t, place, value))
 
 
-def _placed(e: Access, t: str, place: Place) -> Access:
+def _placed(e: Access, t: str, place: PlaceAccess) -> Access:
     axis, steps = WHOLE, 0
     index = []
     for k, i in enumerate(e.index):
@@ -143,7 +142,7 @@ class _Build:
         self.types = dict(types)
         self.names = Names.of(program)
         self.axes: dict[str, int] = {}
-        self.parts: list[Part] = []
+        self.parts: list[TimedStatement] = []
         self.fixed: dict[tuple[str, int], str] = {}
 
     def run(self) -> Timeline:
@@ -184,7 +183,7 @@ class _Build:
         self.parts.append(self._part(s, left[axis].name, None))
         return name
 
-    def _recurrence(self, s: Statement) -> Part:
+    def _recurrence(self, s: Statement) -> TimedStatement:
         index = s.index or ()
         bare = [e.name for e in index if isinstance(e, Index)]
         if len(set(bare)) == len(index) and s.default is None:
@@ -198,9 +197,9 @@ class _Build:
                         del self.axes[s.output]
         if self.axes.keys() & set(reads(s)):
             raise Untimed
-        return Part(s)
+        return TimedStatement(s)
 
-    def _statement(self, s: Statement) -> Part:
+    def _statement(self, s: Statement) -> TimedStatement:
         found = {
             v
             for root in (s.body, *(() if s.guard is None else (s.guard,)))
@@ -209,7 +208,7 @@ class _Build:
             for v in (linear(e.index[self.axes[e.tensor]]).variables() or ("",))
         }
         if not found and not self.axes.keys() & set(reads(s)):
-            return Part(s)
+            return TimedStatement(s)
         if len(found) != 1 or s.default is not None:
             raise Untimed
         (t,) = found
@@ -222,16 +221,16 @@ class _Build:
         self.axes[s.output] = places[0]
         return self._part(s, t, places[0])
 
-    def _summed(self, p: Part) -> Part:
+    def _summed(self, p: TimedStatement) -> TimedStatement:
         """A whole statement as one that sums over time. Raises Untimed where it does not."""
-        part = Part(p.statement) if reads_itself(p.statement) else self._statement(p.statement)
+        part = TimedStatement(p.statement) if reads_itself(p.statement) else self._statement(p.statement)
         if part.axis is not None:
             del self.axes[part.output]
         if part.variable is None or part.axis is not None:
             raise Untimed
         return part
 
-    def _joined(self, p: Part) -> Part:
+    def _joined(self, p: TimedStatement) -> TimedStatement:
         """A whole statement as one of the timeline, if all that read it do so along one axis; those that do not belong
         to the timeline must sum over time."""
         s = p.statement
@@ -263,7 +262,7 @@ class _Build:
             self.parts[k] = q
         return part
 
-    def _part(self, s: Statement, t: str, axis: int | None) -> Part:
+    def _part(self, s: Statement, t: str, axis: int | None) -> TimedStatement:
         found: dict[tuple[str, int, int], None] = {}
         back: dict[int, None] = {}
         steps = [0]
@@ -289,7 +288,7 @@ class _Build:
             at_times(outside_zero(s.init), t, note, Index(t))
         if low >= high:
             raise Untimed
-        return Part(s, t, axis, low, high, tuple(found), tuple(back))
+        return TimedStatement(s, t, axis, low, high, tuple(found), tuple(back))
 
     def _times(self, s: Statement, t: str, axis: int | None) -> tuple[int, int]:
         """The times at which a statement counts, or more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
@@ -19,21 +19,18 @@ from tilec.ir.program import (
     Int,
     Statement,
 )
-from tilec.ir.types import ElementType, TensorType, is_floating
+from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
-from tilec.transforms.simplify.keep_variables import conjunction, keep_variables
+from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
 from tilec.transforms.util.naming import Names
-
-Types = Mapping[str, TensorType]
-HALVES = ("float16", "bfloat16")
 
 
 def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
     """The sum (16-bit floats in float32) over the number of valid points; 0, or the default, where there are none."""
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    body = call("float32", s.body) if element.dtype in HALVES else s.body
+    body = call("float32", s.body) if element.dtype in NARROW else s.body
     total = replace(s, output=names.fresh(f"{s.output}_sum"), body=body, aggregation="sum", default=None)
     whole = axes(target.shape)
     value = _floating(whole.read(total.output, target.shape), element)
@@ -62,7 +59,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
         output=names.fresh(f"{s.output}_first"),
         aggregation="min",
         body=number,
-        guard=conjunction([*([] if s.guard is None else [s.guard]), _holds(s, extreme, element)]),
+        guard=combined_condition([*([] if s.guard is None else [s.guard]), _holds(s, extreme, element)]),
         attributes=(),
     )
     whole = axes(target.shape)
@@ -72,7 +69,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
     return [extreme, first, _elementwise(s, whole, value, target, types, extreme, first)]
 
 
-SPELLED: dict[str, Callable[[Statement, tuple[str, ...], Types, Names], list[Statement]]] = {
+DECOMPOSITIONS: dict[str, Callable[[Statement, tuple[str, ...], Types, Names], list[Statement]]] = {
     "mean": spell_mean,
     "argmax": spell_extreme,
     "argmin": spell_extreme,
@@ -154,7 +151,7 @@ def _numbers(box: Box | None, bound: tuple[str, ...]) -> tuple[Expr, int]:
 def _holds(s: Statement, extreme: Statement, element: ElementType) -> Expr:
     """Does the point hold the extreme? Compared as the extreme is stored."""
     body = s.body
-    if element.dtype in HALVES and not isinstance(body, Access):
+    if element.dtype in NARROW and not isinstance(body, Access):
         body = call(element.dtype, body)
     found = call("eq", body, Access(extreme.output, s.index or ()))
     if not is_floating(element.dtype):

@@ -18,7 +18,7 @@ from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_aff
 from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement, reads_itself
 from tilec.lattice.hermite import integral_points, rank
 from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
-from tilec.transforms.lower.reduce import placed
+from tilec.transforms.lower.reduce import keep_constraint_variables
 
 
 def defract(program: Program) -> Program:
@@ -50,7 +50,7 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     result = replace(result, constraints=(*result.constraints, *(Constraint(Index(v), Int(n)) for v, n in classes)))
     for constraint in fractional:
         result = _without(constraint, result, shapes)
-    return placed(result)
+    return keep_constraint_variables(result)
 
 
 def _integral(c: Constraint) -> bool:

@@ -33,11 +33,9 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import TensorType, kind
-from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.ir.types import Types, kind
+from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
-
-Types = Mapping[str, TensorType]
 
 
 def eliminate(program: Program, inputs: Types) -> Program:
@@ -124,7 +122,7 @@ def _eliminated(
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
-    first = Statement(name, places, sizes, product_of(list(inside)), "sum", _joined(guards), span=s.span)
+    first = Statement(name, places, sizes, quotient_of(list(inside)), "sum", _joined(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 
 
@@ -159,7 +157,7 @@ def _joined(guards: Sequence[Expr]) -> Expr | None:
 
 def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
     guards = [g for g in whole.guards if v not in index_variables(g)]
-    body = product_of([*outside, Factor(inner, False)])
+    body = quotient_of([*outside, Factor(inner, False)])
     return replace(whole.statement, body=body, guard=_joined(guards))
 
 

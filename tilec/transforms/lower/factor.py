@@ -32,11 +32,9 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType, is_floating
-from tilec.transforms.lower.decompose import HALVES, points_per_element
+from tilec.ir.types import NARROW, Types, is_floating
+from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.util.naming import Names
-
-Types = Mapping[str, TensorType]
 
 
 def factor(program: Program, inputs: Types) -> Program:
@@ -108,14 +106,14 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     if cut is None:
         return [s]
     terms, outer, kept = cut
-    halved = types[s.output].dtype in HALVES
+    halved = types[s.output].dtype in NARROW
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = _added([(negative, product_of([_held(f, halved) for f in inner])) for negative, inner in terms])
+    body = _added([(negative, quotient_of([_held(f, halved) for f in inner])) for negative, inner in terms])
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
-    value = product_of([Factor(Access(total, index), False), *outer])
+    value = quotient_of([Factor(Access(total, index), False), *outer])
     second = replace(
         s,
         body=call(types[s.output].dtype, value) if halved else value,
@@ -232,7 +230,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
         case _:
             return None
     still = replace(moving[0], value=Call("sub", (mean, mean)))
-    made = replace(s, body=product_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
+    made = replace(s, body=quotient_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
     return made if statement_type(made, types) == types[s.output] else None
 
 
@@ -281,7 +279,7 @@ def factors_of(e: Expr, divides: bool) -> list[Factor]:
     return [Factor(e, divides)]
 
 
-def product_of(factors: list[Factor]) -> Expr:
+def quotient_of(factors: list[Factor]) -> Expr:
     if _is_number(factors[0].value):  # an integer first, divided by another, would be an integer
         factors = sorted(factors, key=lambda f: _is_number(f.value))
     first = next(f for f in factors if not f.divides)

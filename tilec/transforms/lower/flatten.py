@@ -36,12 +36,12 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 from tilec.lattice.sets import Box, bounds_of, domain_of, sizes_of
 from tilec.transforms.bind.legality import check_writes
-from tilec.transforms.lower.decompose import HALVES, SPELLED, in_type
+from tilec.transforms.lower.decompose import DECOMPOSITIONS, in_type
 from tilec.transforms.lower.reduce import reduce_statement
-from tilec.transforms.recurrence import reach
+from tilec.transforms.recurrence import own_reach
 from tilec.transforms.util.naming import Names
 
 
@@ -98,7 +98,7 @@ class _Flattener:
 
     def emit(self, s: Statement, bound: tuple[str, ...] = ()) -> None:
         """Append a statement, spelled out where it must be; `bound` are its aggregation's variables, if nested."""
-        spell = None if reads_itself(s) else SPELLED.get(s.aggregation)
+        spell = None if reads_itself(s) else DECOMPOSITIONS.get(s.aggregation)
         if spell is None:
             self._append(s)
             return
@@ -121,7 +121,7 @@ class _Flattener:
         layer = _Layer(roots, s.constraints, s.index or (), sizes, s.output)
         init = s.init
         if init is not None:  # its variables are the coordinates of what is read
-            box = reach(s, {**self.shapes, s.output: sizes})
+            box = own_reach(s, {**self.shapes, s.output: sizes})
             ranges = [Constraint(_shifted(v, low), Int(high - low + 1)) for v, (low, high) in box.items()]
             init = self._replaced(init, (_Layer((), tuple(ranges)),), s)
         return replace(map_expressions(replace(s, init=None), lambda e: self._replaced(e, (layer,), s)), init=init)
@@ -130,7 +130,7 @@ class _Flattener:
         """A sum of 16-bit terms as one of the same terms in 32 bits."""
         if isinstance(e, Call) and e.function in ("add", "sub", "neg"):
             return rebuild(e, self._widened)
-        return call("float32", e) if expression_type(e, self.types).dtype in HALVES else e
+        return call("float32", e) if expression_type(e, self.types).dtype in NARROW else e
 
     def _in_its_type(self, s: Statement, hoisted: Statement) -> list[Statement]:
         """The hoisted statement, in the type that the statement had where normalisers are wider (see `_shared`)."""
@@ -167,7 +167,7 @@ class _Flattener:
         """The output of the statement for a nested aggregation; one for all that differ in variables' names alone. A
         logsumexp that normalises exponentials is kept in 32 bits at least: rounded to 16, as its terms are, it would
         scale them all by exp of what rounding takes off, and gradients of recurrences by its power."""
-        if normalises and e.aggregation == "logsumexp" and expression_type(e.body, self.types).dtype in HALVES:
+        if normalises and e.aggregation == "logsumexp" and expression_type(e.body, self.types).dtype in NARROW:
             e = replace(e, body=self._widened(e.body))
         new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
         body, guard = substitute(e.body, new), None if e.guard is None else substitute(e.guard, new)

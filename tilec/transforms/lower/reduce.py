@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Constraint, Int, Program, Statement, index_variables, reads_itself
-from tilec.lattice.hermite import contains, identity
-from tilec.lattice.sets import Box, Domain, Shapes, bounds_of, domain, shapes_of
+from tilec.lattice.hermite import contains, identity_matrix
+from tilec.lattice.sets import Box, IntegerSet, Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.simplify.keep_variables import anchor
 
 
@@ -45,10 +45,10 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
     change = {v: solved[v].substitute(names) if v in solved else names[v] for v in points.variables}
     reduced = substitute_affine(s, change)
     lost = tuple(_integrality(v, change, box) for v in solved if not _implied(v, change, points))
-    return placed(replace(reduced, constraints=(*reduced.constraints, *lost)))
+    return keep_constraint_variables(replace(reduced, constraints=(*reduced.constraints, *lost)))
 
 
-def placed(s: Statement) -> Statement:
+def keep_constraint_variables(s: Statement) -> Statement:
     """The statement with its variables that only constraints are left to name kept in sight: a source may not have such
     variables, and what a pass makes is to be a source."""
     guard = () if s.guard is None else (s.guard,)
@@ -82,7 +82,7 @@ def _eliminate(output: list[Affine], variables: tuple[str, ...], box: Box | None
     return solved
 
 
-def _implied(v: str, change: Mapping[str, Affine], points: Domain) -> bool:
+def _implied(v: str, change: Mapping[str, Affine], points: IntegerSet) -> bool:
     """Do the conditions make an eliminated variable an integer wherever the new variables are? They do where its form
     is an integer combination of theirs, of the variables and of one."""
     forms = [c.form for c in points.conditions if c.form.is_affine]
@@ -93,7 +93,7 @@ def _implied(v: str, change: Mapping[str, Affine], points: Domain) -> bool:
     held = dict.fromkeys(name for f in (target, *fractional) for name in f.variables())
     names = [name for name in held if any(f.coefficient(name).denominator > 1 for f in (target, *fractional))]
     rows = [[*(f.coefficient(name) for name in names), f.constant] for f in (target, *fractional)]
-    return contains([*rows[1:], *identity(len(names) + 1)], rows[0])
+    return contains([*rows[1:], *identity_matrix(len(names) + 1)], rows[0])
 
 
 def _integrality(v: str, change: Mapping[str, Affine], box: Box | None) -> Constraint:

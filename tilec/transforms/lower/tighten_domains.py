@@ -13,7 +13,7 @@ from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Call, Constraint, Expr, Index, Inside, Int, Pad, Program, Statement, reads_itself
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
-from tilec.transforms.lower.reduce import placed
+from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
 
@@ -50,7 +50,11 @@ def _confined(s: Statement, shapes: Shapes) -> Statement:
     guard: Expr | None = None
     for test in kept:
         guard = test if guard is None else Call("and", (guard, test))
-    return placed(replace(s, guard=guard, constraints=tuple(constraints))) if len(kept) < len(tests) else s
+    return (
+        keep_constraint_variables(replace(s, guard=guard, constraints=tuple(constraints)))
+        if len(kept) < len(tests)
+        else s
+    )
 
 
 def _conjuncts(e: Expr) -> list[Expr]:

@@ -1,28 +1,27 @@
 """Trigonometric identities that save a function's evaluation or digits, applied to flat programs.
 
-Each row of RULES is exact in real arithmetic and no less accurate in floating arithmetic than what it replaces, on the
-whole range (tests/transforms/test_identities.py measures every row): multiplying by 2 or 1/2 is exact, and 1 - cos u
-cancels where 2 sin(u/2)^2 does not. A function that the program computes of the same argument elsewhere is shared, so
-that a rule which would take it away here saves nothing and is not applied.
+Each row of IDENTITY_RULES is exact in real arithmetic and no less accurate in floating arithmetic than what it
+replaces, on the whole range (tests/transforms/test_identities.py measures every row): multiplying by 2 or 1/2 is exact,
+and 1 - cos u cancels where 2 sin(u/2)^2 does not. A function that the program computes of the same argument elsewhere
+is shared, so that a rule which would take it away here saves nothing and is not applied.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import ONE, TWO, call
 from tilec.ir.program import Call, Expr, Float, Int, Program, Statement, expressions, map_expressions, rebuild, walk
-from tilec.transforms.util.kinds import FLOATING, Kinds, kinds, statement_kinds
+from tilec.transforms.util.kinds import FLOATING, KnownKinds, kinds, statement_kinds
 
 Uses = Counter[Expr]
-Known = Mapping[str, Kinds]
-Part = tuple[str, Expr]
-Rule = Callable[[Call, Uses, Known], tuple[Expr, Expr] | None]
+FactorPart = tuple[str, Expr]
+IdentityRule = Callable[[Call, Uses, KnownKinds], tuple[Expr, Expr] | None]
 
 
-def apply_identities(program: Program, inputs: Known) -> Program:
+def apply_identities(program: Program, inputs: KnownKinds) -> Program:
     """The program with the rules applied wherever they pay; `inputs` are the kinds that inputs have."""
     found = (e for s in program.statements for root in expressions(s) for e in walk(root))
     uses: Uses = Counter(e for e in found if isinstance(e, Call) and e.function in ("sin", "cos"))
@@ -36,14 +35,14 @@ def apply_identities(program: Program, inputs: Known) -> Program:
     return replace(program, statements=tuple(statements))
 
 
-def _rewritten(s: Statement, uses: Uses, known: Known) -> Statement:
+def _rewritten(s: Statement, uses: Uses, known: KnownKinds) -> Statement:
     if not any(e in uses for root in expressions(s) for e in walk(root)):
         return s
 
     def visit(e: Expr) -> Expr:
         if not isinstance(e, Call):
             return e
-        for rule in RULES:
+        for rule in IDENTITY_RULES:
             result = rule(e, uses, known)
             if result is not None and kinds(result[1], known) == FLOATING:  # 2 u of an integer u may wrap
                 return visit(result[0])
@@ -52,7 +51,7 @@ def _rewritten(s: Statement, uses: Uses, known: Known) -> Statement:
     return map_expressions(s, visit)
 
 
-def _sine_and_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | None:
+def _sine_and_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Expr] | None:
     """`a * sin(u) * b * cos(u)` is `a * (0.5 * sin(2 u)) * b`; a factor 2 and the 0.5 go together. The first of the two
     is replaced and the later one left out, so that everything that follows the first keeps its type."""
     chain = _chain(e)
@@ -75,23 +74,23 @@ def _sine_and_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | N
     return _product([(f, doubled if k == first else x) for k, (f, x) in enumerate(chain) if k not in dropped]), u
 
 
-def _may_go(chain: Sequence[Part], k: int, first: int, known: Known) -> bool:
+def _may_go(chain: Sequence[FactorPart], k: int, first: int, known: KnownKinds) -> bool:
     """Whether a factor 2 may be left out without a change of what the rest computes in."""
     if k > first or k == 0 and first == 1:
         return True
     return k > 0 and kinds(_product(chain[:k]), known) == FLOATING
 
 
-def _product(chain: Sequence[Part]) -> Expr:
+def _product(chain: Sequence[FactorPart]) -> Expr:
     (_, result), *rest = chain
     for f, x in rest:
         result = -result if f == "neg" else Call(f, (result, x))
     return result
 
 
-def _chain(e: Expr) -> list[Part]:
+def _chain(e: Expr) -> list[FactorPart]:
     """`a * b / c * d` as its first factor and what follows it, each with its function; a sign has no operand."""
-    parts: list[Part] = []
+    parts: list[FactorPart] = []
     while isinstance(e, Call) and e.function in ("mul", "div", "neg"):
         parts.append((e.function, e.args[-1]))
         e = e.args[0]
@@ -106,7 +105,7 @@ def _other(e: Expr) -> Call | None:
     return None
 
 
-def _one_minus_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | None:
+def _one_minus_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Expr] | None:
     """`1 - cos(u)` is `2 sin(u/2)^2`, which keeps its digits for small u, and `cos(u) - 1` the negative of that."""
     match e:
         case Call("sub", (Int(1) | Float(1.0), Call("cos", (u,)) as cosine)):
@@ -122,10 +121,10 @@ def _one_minus_cosine(e: Call, uses: Uses, known: Known) -> tuple[Expr, Expr] | 
     return square if sign > 0 else -square, u
 
 
-RULES: tuple[Rule, ...] = (_sine_and_cosine, _one_minus_cosine)
+IDENTITY_RULES: tuple[IdentityRule, ...] = (_sine_and_cosine, _one_minus_cosine)
 
 
-def _half(u: Expr, known: Known) -> Expr | None:
+def _half(u: Expr, known: KnownKinds) -> Expr | None:
     """u/2 where a factor of u is an even literal; not of a product of integers, which may have wrapped."""
     match u:
         case Int(n) if n % 2 == 0 and n:

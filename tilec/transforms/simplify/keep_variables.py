@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from tilec.ir.aggregations import NUMBERED
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear
 from tilec.ir.program import Aggregate, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.transforms.simplify.simplify import is_bool
-
-NUMBERED = ("argmax", "argmin")
 
 
 def keep_variables(new: Statement, old: Statement) -> Statement:
@@ -22,8 +21,8 @@ def keep_variables(new: Statement, old: Statement) -> Statement:
     before, after = _roots(old), _roots(new)
     constraints = (c.expr for c in old.constraints)
     named = _named(new.constraints)
-    present = (*direct_variables(*after), *(v for v in index_variables(*after) if v in named))
-    anchored = _missing(direct_variables(*before, *constraints), present)
+    present = (*outside_variables(*after), *(v for v in index_variables(*after) if v in named))
+    anchored = _missing(outside_variables(*before, *constraints), present)
     if new.aggregation in NUMBERED:
         written = index_variables(*(new.index or ()))
         wanted = [v for v in index_variables(*before) if v not in index_variables(*(old.index or ()))]
@@ -34,7 +33,7 @@ def keep_variables(new: Statement, old: Statement) -> Statement:
 
 def anchor(s: Statement, variables: Iterable[str]) -> Statement:
     """The statement with the variables named in its guard, first."""
-    return replace(s, guard=conjunction([*map(_itself, variables), *_conditions(s.guard)]))
+    return replace(s, guard=combined_condition([*map(_itself, variables), *_conditions(s.guard)]))
 
 
 def keep_aggregate(new: Aggregate) -> Aggregate:
@@ -47,7 +46,7 @@ def keep_aggregate(new: Aggregate) -> Aggregate:
     if new.aggregation in NUMBERED and seen != list(new.bound):
         anchored = list(new.bound)
     if anchored or conditions:
-        new = replace(new, guard=conjunction([*map(_itself, anchored), *_conditions(new.guard), *conditions]))
+        new = replace(new, guard=combined_condition([*map(_itself, anchored), *_conditions(new.guard), *conditions]))
     bound = tuple(_present(new))
     kept = tuple(c for c in new.constraints if set(index_variables(c.expr)).intersection(bound))
     return replace(new, bound=bound, constraints=tuple(dict.fromkeys(kept)))
@@ -57,7 +56,7 @@ def _present(e: Aggregate) -> list[str]:
     """The variables that its text shows it to bind: those outside nested aggregations, and those that the lists of
     these leave to it, which constraints name."""
     roots, named = (*_conditions(e.guard), e.body), _named(e.constraints)
-    direct = direct_variables(*roots)
+    direct = outside_variables(*roots)
     return [v for v in index_variables(*roots) if v in e.bound and (v in direct or v in named)]
 
 
@@ -65,7 +64,7 @@ def _named(constraints: Iterable[Constraint]) -> frozenset[str]:
     return frozenset(index_variables(*(c.expr for c in constraints)))
 
 
-def direct_variables(*roots: Expr) -> tuple[str, ...]:
+def outside_variables(*roots: Expr) -> tuple[str, ...]:
     """Index variables outside nested aggregations, in order of first appearance."""
     return tuple(dict.fromkeys(e.name for root in roots for e in _outside(root) if isinstance(e, Index)))
 
@@ -94,7 +93,7 @@ def _conditions(guard: Expr | None) -> list[Expr]:
     return [] if guard is None else [guard]
 
 
-def conjunction(conditions: list[Expr]) -> Expr:
+def combined_condition(conditions: list[Expr]) -> Expr:
     """All of the conditions at once, each compared with 0 unless it is bool by its form."""
     if len(conditions) == 1:
         return conditions[0]

@@ -9,7 +9,7 @@ integer wraps in its own type, and `x + 0` is x where x is an integer, since -0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import ONE, ZERO
@@ -31,11 +31,10 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.transforms.util.kinds import BOOL, FLOATING, INTEGER, Kinds, kinds, statement_kinds
+from tilec.transforms.util.kinds import BOOL, FLOATING, INTEGER, KnownKinds, kinds, statement_kinds
 
-Known = Mapping[str, Kinds]
 Literal = int | float
-NOTHING: Known = {}
+NOTHING_KNOWN: KnownKinds = {}
 _ARITHMETIC: dict[str, Callable[[Literal, Literal], Literal]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -51,7 +50,7 @@ _COMPARISONS: dict[str, Callable[[Literal, Literal], bool]] = {
 }
 
 
-def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: Known = NOTHING) -> Program:
+def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: KnownKinds = NOTHING_KNOWN) -> Program:
     """A program with the same values for `outputs` (default: the program's own), which become its outputs. `inputs`:
     the kinds that inputs are known to have."""
     wanted = program.outputs if outputs is None else tuple(outputs)
@@ -141,19 +140,19 @@ def rename_reads(s: Statement, same: dict[str, str]) -> Statement:
     return replace(map_expressions(s, visit), default=default)
 
 
-def _fold_statement(s: Statement, known: Known) -> Statement:
+def _fold_statement(s: Statement, known: KnownKinds) -> Statement:
     """Values only: an index, a size or a constraint has arithmetic of its own."""
     guard = _fold_guard(s.guard, known)
     body = fold(s.body, known)
     return s if body is s.body and guard is s.guard else replace(s, guard=guard, body=body)
 
 
-def _fold_guard(guard: Expr | None, known: Known) -> Expr | None:
+def _fold_guard(guard: Expr | None, known: KnownKinds) -> Expr | None:
     guard = None if guard is None else fold(guard, known)
     return None if guard is not None and truth(guard) is True and _reads_nothing(guard) else guard
 
 
-def fold(e: Expr, known: Known = NOTHING) -> Expr:
+def fold(e: Expr, known: KnownKinds = NOTHING_KNOWN) -> Expr:
     """The expression with literals computed and identities removed; the very same object where there are none."""
     match e:
         case Call():
@@ -195,7 +194,7 @@ def truth(e: Expr) -> bool | None:
 
 def is_bool(e: Expr) -> bool:
     """Is the value bool, as far as its form says?"""
-    return kinds(e, NOTHING) == BOOL
+    return kinds(e, NOTHING_KNOWN) == BOOL
 
 
 def _literal(e: Expr) -> Literal | None:
@@ -217,7 +216,7 @@ def _from_literal(value: Literal) -> Expr | None:
     return Float(value) if math.copysign(1.0, value) > 0 else -Float(-value)
 
 
-def _fold_call(e: Call, known: Known) -> Expr:
+def _fold_call(e: Call, known: KnownKinds) -> Expr:
     literals = [_literal(a) for a in e.args]
     if e.function in _ARITHMETIC and None not in literals:
         a, b = literals
@@ -227,7 +226,7 @@ def _fold_call(e: Call, known: Known) -> Expr:
     return e if rule is None else rule(e, known, *e.args)
 
 
-def _negated(e: Expr, known: Known) -> Expr | None:
+def _negated(e: Expr, known: KnownKinds) -> Expr | None:
     """What a floating expression is the negative of. That of an integer wraps in its own type, the result's may be
     wider: 1 - -X is 1 + X for no uint8 X but 0."""
     if not isinstance(e, Call) or e.function != "neg" or _literal(e) is not None or kinds(e, known) != FLOATING:
@@ -235,7 +234,7 @@ def _negated(e: Expr, known: Known) -> Expr | None:
     return e.args[0]
 
 
-def _add(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+def _add(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
     negated = _negated(b, known)
     if negated is not None and _never_bool(a, known):
         return a - negated
@@ -244,31 +243,31 @@ def _add(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
     return b if a == ZERO and kinds(b, known) == INTEGER else e
 
 
-def _sub(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+def _sub(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
     negated = _negated(b, known)
     if negated is not None and _never_bool(a, known):
         return a + negated
     return a if b == ZERO and _never_bool(a, known) else e
 
 
-def _mul(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+def _mul(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
     if b == ONE and _never_bool(a, known):
         return a
     return b if a == ONE and _never_bool(b, known) else e
 
 
-def _div(e: Expr, known: Known, a: Expr, b: Expr) -> Expr:
+def _div(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
     return a if b == ONE and _never_bool(a, known) else e
 
 
-def _neg(e: Expr, known: Known, a: Expr) -> Expr:
+def _neg(e: Expr, known: KnownKinds, a: Expr) -> Expr:
     match a:
         case Call("neg", (x,)) if _never_bool(x, known):
             return x
     return e
 
 
-def _select(e: Expr, known: Known, condition: Expr, a: Expr, b: Expr) -> Expr:
+def _select(e: Expr, known: KnownKinds, condition: Expr, a: Expr, b: Expr) -> Expr:
     """Dropping a condition or a branch must drop no read."""
     decided = truth(condition)
     if a == b and _reads_nothing(condition):
@@ -290,7 +289,7 @@ _RULES: dict[str, Callable[..., Expr]] = {
 }
 
 
-def _never_bool(e: Expr, known: Known) -> bool:
+def _never_bool(e: Expr, known: KnownKinds) -> bool:
     """Is the value surely a number? A read of a tensor of unknown type is not surely one."""
     return 0 not in kinds(e, known)
 

@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Operand:
+class BroadcastOperand:
     """A tensor that takes part in a broadcast; `label` is what errors call it."""
 
     label: str
@@ -21,7 +21,7 @@ class Operand:
     span: Span | None = None
 
 
-def broadcast_shape(operands: Sequence[Operand], span: Span | None = None) -> Shape:
+def broadcast_shape(operands: Sequence[BroadcastOperand], span: Span | None = None) -> Shape:
     """The common shape. SizeMistake that shows the two operands that do not fit together, and where."""
     shape: Shape = ()
     for operand in operands:
@@ -30,7 +30,7 @@ def broadcast_shape(operands: Sequence[Operand], span: Span | None = None) -> Sh
     return shape
 
 
-def _joined(shape: Shape, operand: Operand, operands: Sequence[Operand], span: Span | None) -> Shape:
+def _joined(shape: Shape, operand: BroadcastOperand, operands: Sequence[BroadcastOperand], span: Span | None) -> Shape:
     rank = max(len(shape), len(operand.shape))
     left, right = ((1,) * (rank - len(s)) + s for s in (shape, operand.shape))
     for axis, (a, b) in enumerate(zip(left, right, strict=True)):

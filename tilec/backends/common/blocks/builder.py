@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilec.backends.common.blocks.ir import (
+    COMPARED,
     EXTRA,
     Apply,
     BlockType,
@@ -30,8 +31,7 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.ir.functions import FUNCTIONS
 
-INTEGER = "int32"
-COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
+INDEX_TYPE = "int32"
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Builder:
 
     # scalars and positions
 
-    def number(self, value: float | int | bool, dtype: str = INTEGER) -> Value:
+    def number(self, value: float | int | bool, dtype: str = INDEX_TYPE) -> Value:
         made = self._add((Number, value, dtype, str(value)), (), dtype, "c", lambda out: Number(out, value))
         self._numbers[made.number] = value
         return made
@@ -72,14 +72,14 @@ class Builder:
 
     def size(self, name: str, value: int) -> Value:
         assert self.sizes.setdefault(name, value) == value
-        dtype = INTEGER if abs(value) < 2**31 else "int64"
+        dtype = INDEX_TYPE if abs(value) < 2**31 else "int64"
         return self._add((Size, name), (), dtype, name, lambda out: Size(out, name))
 
     def program(self) -> Value:
-        return self._add((Program,), (), INTEGER, "program", Program)
+        return self._add((Program,), (), INDEX_TYPE, "program", Program)
 
     def positions(self, axis: str) -> Value:
-        return self._add((Positions, axis), (axis,), INTEGER, axis, Positions)
+        return self._add((Positions, axis), (axis,), INDEX_TYPE, axis, Positions)
 
     def fill(self, axes: Sequence[str], value: float | int | bool, dtype: str = "float32") -> Value:
         key = (Fill, tuple(axes), value, dtype)
@@ -104,7 +104,7 @@ class Builder:
             return None if numbers[0] is None else args[1 if numbers[0] else 2]
         if function == "and" and True in [n if isinstance(n, bool) else None for n in numbers]:
             return args[1] if numbers[0] is True else args[0]
-        whole = all(a.type.dtype in (INTEGER, "int64") for a in args)
+        whole = all(a.type.dtype in (INDEX_TYPE, "int64") for a in args)
         if whole and len(args) == 2 and all(isinstance(n, int) for n in numbers):
             a, b = (int(n) for n in numbers if n is not None)
             made = FOLDED.get(function)
@@ -191,7 +191,7 @@ class Builder:
         """`body` is given the counter and the carried values and returns their next values."""
         self._scopes.append(_Scope())
         depth = len(self._scopes) - 1
-        counter = self._value((), INTEGER, hint, depth)
+        counter = self._value((), INDEX_TYPE, hint, depth)
         carried = tuple(self._value(v.type.axes, v.type.dtype, v.hint, depth) for v in initial)
         yielded = tuple(body(counter, carried))
         assert [v.type for v in yielded] == [v.type for v in carried]

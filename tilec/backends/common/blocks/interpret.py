@@ -31,7 +31,7 @@ from tilec.backends.common.blocks.ir import (
 from tilec.ir.functions import FUNCTIONS
 
 HELD = {"bfloat16": np.float32, "float16": np.float32, "bool": np.bool_}
-EXTRA: Mapping[str, Callable[..., np.ndarray]] = {
+NUMPY_EXTRA: Mapping[str, Callable[..., np.ndarray]] = {
     "exp2": np.exp2,
     "log2": np.log2,
     "floordiv": np.floor_divide,
@@ -42,7 +42,7 @@ EXTRA: Mapping[str, Callable[..., np.ndarray]] = {
     "or": np.logical_or,
     "not": np.logical_not,
 }
-REDUCED: Mapping[tuple[str, bool], Callable[..., np.ndarray]] = {
+NUMPY_REDUCTIONS: Mapping[tuple[str, bool], Callable[..., np.ndarray]] = {
     ("sum", False): np.sum,
     ("max", False): np.fmax.reduce,
     ("max", True): np.max,
@@ -51,7 +51,7 @@ REDUCED: Mapping[tuple[str, bool], Callable[..., np.ndarray]] = {
 }
 
 
-def held(dtype: str) -> type:
+def numpy_type(dtype: str) -> type:
     """The NumPy type that holds an element."""
     return HELD.get(dtype) or getattr(np, dtype)
 
@@ -65,14 +65,14 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return np.asarray(x, np.float16).astype(np.float32)
-    return np.asarray(x).astype(held(dtype))
+    return np.asarray(x).astype(numpy_type(dtype))
 
 
 def run_kernel(kernel: Kernel, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs. `tensors`: every tensor, outputs for their shapes; 16-bit ones held in float32."""
     outputs: dict[str, np.ndarray] = {}
     for t in (t for t in kernel.tensors if t.written):
-        outputs[t.name] = np.full(tensors[t.name].shape, 99, held(t.dtype))
+        outputs[t.name] = np.full(tensors[t.name].shape, 99, numpy_type(t.dtype))
     written = {name: np.zeros(x.shape, np.int32) for name, x in outputs.items()}
     with np.errstate(all="ignore"):
         for number in range(kernel.grid):
@@ -132,7 +132,7 @@ class _Run:
         kernel = self.kernel
         match op:
             case Number(out, value):
-                return np.asarray(value, held(out.type.dtype))
+                return np.asarray(value, numpy_type(out.type.dtype))
             case Size(_, name):
                 return np.asarray(kernel.sizes[name])
             case Program():
@@ -140,9 +140,9 @@ class _Run:
             case Positions(out):
                 return np.arange(kernel.axes[out.type.axes[0]])
             case Fill(out, value):
-                return np.full([kernel.axes[a] for a in out.type.axes], value, held(out.type.dtype))
+                return np.full([kernel.axes[a] for a in out.type.axes], value, numpy_type(out.type.dtype))
             case Apply(out, function, args):
-                of = EXTRA.get(function) if function in EXTRA else FUNCTIONS[function].numpy
+                of = NUMPY_EXTRA.get(function) if function in NUMPY_EXTRA else FUNCTIONS[function].numpy
                 assert of is not None, function
                 found = of(*(self._spread(v, out.type.axes) for v in args))
                 return np.broadcast_to(found, [kernel.axes[a] for a in out.type.axes])
@@ -159,7 +159,9 @@ class _Run:
                 return x
             case Reduce(_, aggregation, axis, value, careful):
                 place = value.type.axes.index(axis)
-                return REDUCED[aggregation, careful and aggregation != "sum"](self.values[value.number], axis=place)
+                return NUMPY_REDUCTIONS[aggregation, careful and aggregation != "sum"](
+                    self.values[value.number], axis=place
+                )
             case Running(_, axis, value):
                 return np.cumsum(self.values[value.number], axis=value.type.axes.index(axis))
             case Dot(out, axis, left, right, accumulator, _):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.backends.common.blocks.ir import (
+    COMPARED,
     Apply,
     Cast,
     Dot,
@@ -22,8 +23,7 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.errors import InternalMistake
 
-COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
-INTEGERS = ("int32", "int64")
+INDEX_TYPES = ("int32", "int64")
 
 
 def verify_kernel(kernel: Kernel) -> Kernel:
@@ -102,5 +102,5 @@ def _check(op: Op, kernel: Kernel) -> None:
 
 def _index(op: Op, tensor: str, index: Sequence[Value], condition: Value | None, kernel: Kernel) -> None:
     _expect(len(index) == kernel.tensor(tensor).rank, op, "one index a dimension")
-    _expect(all(v.type.dtype in INTEGERS for v in index), op, "indices are integers")
+    _expect(all(v.type.dtype in INDEX_TYPES for v in index), op, "indices are integers")
     _expect(condition is None or condition.type.dtype == "bool", op, "a condition is a bool")

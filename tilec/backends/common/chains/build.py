@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.blocks.builder import INTEGER
+from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import Kernel, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
@@ -22,7 +22,7 @@ from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import index_variables
 from tilec.ir.types import TensorType
-from tilec.transforms.lower.factor import product_of
+from tilec.transforms.lower.factor import quotient_of
 
 INFINITY = math.inf
 
@@ -57,7 +57,7 @@ class _Build(Places):
         used = _tensors(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
         if self.visits is not None:
-            tensors += [Tensor(n, INTEGER, len(s)) for n, s in shapes_of(self.visits, kernel, self.tiling).items()]
+            tensors += [Tensor(n, INDEX_TYPE, len(s)) for n, s in shapes_of(self.visits, kernel, self.tiling).items()]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
         grid = math.prod(self.extent[v] for v in kernel.batch)
         grid *= math.prod(-(-self.extent[v] // self.axes[v]) for v in kernel.blocked)
@@ -163,7 +163,7 @@ class _Build(Places):
         last = b.apply("sub", tiles, b.number(1))
 
         def at(place: Value) -> Value:
-            return b.load(visits.blocks, INTEGER, [*index, place])
+            return b.load(visits.blocks, INDEX_TYPE, [*index, place])
 
         def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
             following = at(b.apply("smaller", b.apply("add", count, b.number(1)), last))
@@ -171,7 +171,7 @@ class _Build(Places):
             here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
             return [following, *self._step(here, masked, carried[1:], places)]
 
-        count = b.load(visits.counts, INTEGER, index)
+        count = b.load(visits.counts, INDEX_TYPE, index)
         return b.loop(b.number(0), count, 1, (at(b.number(0)), *state), go, hint="count")[1:]
 
     def _step(
@@ -303,7 +303,7 @@ class _Build(Places):
             weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
         if t.feature is not None and reduced.unrolled is None:
-            mixed = product_of(list(reduced.feature))
+            mixed = quotient_of(list(reduced.feature))
             dtype = reduced.operand or "float32"
             operand = self.operand(mixed, dtype, at)
             return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))

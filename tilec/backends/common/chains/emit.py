@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from tilec.backends.common.blocks.builder import COMPARED, INTEGER, Builder
-from tilec.backends.common.blocks.ir import Value
-from tilec.backends.common.scalars import NARROW, fit, fold
+from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
+from tilec.backends.common.blocks.ir import COMPARED, Value
+from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int
-from tilec.ir.types import ElementType, TensorType, kind
-from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.ir.types import NARROW, ElementType, TensorType, kind
+from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
@@ -26,7 +26,7 @@ def held_as(t: ElementType) -> str:
     """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
     if t.dtype in NARROW or t.weak and kind(t.dtype) == 2:
         return "float32"
-    return INTEGER if t.weak and kind(t.dtype) == 1 else t.dtype
+    return INDEX_TYPE if t.weak and kind(t.dtype) == 1 else t.dtype
 
 
 class Emitter:
@@ -90,7 +90,7 @@ class Emitter:
                 numbers = [self.number(a) for a in args]
                 if None in numbers:
                     return None
-                return fold(function, numbers, expression_type(e, self.types))
+                return fold_literals(function, numbers, expression_type(e, self.types))
         return None
 
     def value(self, e: Expr, dtype: str | None = None) -> Value:
@@ -230,7 +230,7 @@ def _common(x: Expr, y: Expr) -> tuple[list[Factor], Expr, Expr] | None:
         left = list(factors)
         for f in common:
             left.remove(f)
-        value = product_of([Factor(ONE, False), *left] if all(f.divides for f in left) else left)
+        value = quotient_of([Factor(ONE, False), *left] if all(f.divides for f in left) else left)
         rest.append(value if condition is None else Call("select", (condition, value, ZERO)))
     return common, rest[0], rest[1]
 

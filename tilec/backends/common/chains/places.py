@@ -10,10 +10,9 @@ from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Row
 from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling
-from tilec.backends.common.scalars import NARROW
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,13 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Targ
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
 from tilec.backends.common.chains.values import extents_of
-from tilec.backends.common.scalars import NARROW
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Program, Statement, accesses_in, index_variables, reads, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
 
-Types = Mapping[str, TensorType]
 MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 FEWEST = 32  # programs of a kernel that walks far

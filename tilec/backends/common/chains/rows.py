@@ -17,10 +17,8 @@ from tilec.backends.common.chains.values import (
 )
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, accesses_in, reads
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 from tilec.transforms.util.naming import fresh_variable
-
-Types = Mapping[str, TensorType]
 
 
 def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) -> list[ChainKernel]:

@@ -29,9 +29,8 @@ from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType, Types, kind
 
-Types = Mapping[str, TensorType]
 REDUCED = ("sum", "max", "min", "logsumexp")
 
 

@@ -26,10 +26,9 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType, kind
-from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.ir.types import Types, kind
+from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
-Types = Mapping[str, TensorType]
 LEAST = 16  # rows and columns of a matrix, at least
 WIDEST = 256  # terms of an inner product, at most
 UNROLLED = 16  # terms of an inner sum that is no product, at most
@@ -165,7 +164,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
         if sides is None or extent[axis] > UNROLLED:
             return None
         _, _, row, column = sides
-        body = product_of(inside)
+        body = quotient_of(inside)
         dtype = expression_type(body, types).dtype
         inner = Inner(
             name, tuple(v for v in index if v in index_variables(body)), axis, extent[axis], None, None, body, dtype
@@ -173,7 +172,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     if dtype not in DTYPES or extent[row] < LEAST or extent[column] < LEAST:
         return None
     own = Factor(Access(name, tuple(map(Index, inner.index))), False)
-    made = replace(s, body=product_of([own, *outside]), aggregation="assign")
+    made = replace(s, body=quotient_of([own, *outside]), aggregation="assign")
     return inner, made, row, column
 
 
@@ -207,7 +206,7 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
             filled[0][1].extend(g[1])
     (rows, left), (columns, right) = filled
     longest = [max(sorted(g), key=lambda v: extent[v]) for g in (rows, columns)]
-    sides = [product_of([Factor(x, False) for x in side]) for side in (left, right)]
+    sides = [quotient_of([Factor(x, False) for x in side]) for side in (left, right)]
     return sides[0], sides[1], longest[0], longest[1]
 
 

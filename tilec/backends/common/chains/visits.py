@@ -8,25 +8,22 @@ all are, and the others. The chain's kernel walks the two lists, without and wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilec.backends.common.blocks.builder import INTEGER, Builder
-from tilec.backends.common.blocks.ir import Kernel, Tensor, Value
+from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
+from tilec.backends.common.blocks.ir import COMPARED, Kernel, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, size_name
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import Types, kind
 
-Types = Mapping[str, TensorType]
 WIDE = "int64"
 LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, WIDE: 2**62}
 MOST_FACTOR = 2**31 - 1
 CHUNK = 64  # blocks of columns at a time
-COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
 ARITHMETIC = ("add", "sub", "mul", "neg", "max", "min", "div")
 
 
@@ -150,7 +147,7 @@ class _Lists:
             b.store(self.visits.counts, [*place, b.number(which)], count)
         tensors = [Tensor(a.tensor, self.types[a.tensor].dtype, len(a.index)) for a in self._read()]
         shapes = shapes_of(self.visits, self.kernel, tiling)
-        tensors += [Tensor(t, INTEGER, len(s), True) for t, s in shapes.items()]
+        tensors += [Tensor(t, INDEX_TYPE, len(s), True) for t, s in shapes.items()]
         return Kernel(
             name,
             b.axes,
@@ -197,7 +194,7 @@ class _Lists:
         part = b.apply("and", possible, b.apply("not", certain))
         after = []
         for which, (chosen, count) in enumerate(zip((full, part), counts, strict=True)):
-            one = b.cast(chosen, INTEGER)
+            one = b.cast(chosen, INDEX_TYPE)
             up_to = b.apply("add", count, b.running_sum("blocks", one))
             front = b.apply("sub", up_to, b.number(1))
             back = b.apply("sub", b.number(self.count - 1), b.apply("sub", number, up_to))

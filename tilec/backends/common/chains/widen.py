@@ -14,7 +14,6 @@ from dataclasses import replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained, reads_of
 from tilec.backends.common.chains.values import plain_index, reduction_variables
-from tilec.backends.common.scalars import NARROW
 from tilec.ir.functions import ONE, call
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -33,11 +32,10 @@ from tilec.ir.program import (
     reads_itself,
     rebuild,
 )
-from tilec.ir.types import TensorType
-from tilec.transforms.lower.factor import Factor, factors_of, product_of
+from tilec.ir.types import NARROW, TensorType, Types
+from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
-Types = Mapping[str, TensorType]
 MANY = 4  # elements of a tensor that is read to one of the result: a float32 costs little beside them
 
 
@@ -155,7 +153,7 @@ def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[st
         (same if alike else changed).append(f)
     if not changed or not (outer or summed & set(index_variables(*(f.value for f in changed)))):
         return s
-    return replace(s, body=product_of([*same, *(Factor(call(old, x), False) for x in _by_operand(changed))]))
+    return replace(s, body=quotient_of([*same, *(Factor(call(old, x), False) for x in _by_operand(changed))]))
 
 
 def _by_operand(factors: Sequence[Factor]) -> list[Expr]:
@@ -165,4 +163,4 @@ def _by_operand(factors: Sequence[Factor]) -> list[Expr]:
     operands: list[list[Factor]] = [[] for _ in widest]
     for f, own in zip(factors, sets, strict=True):
         operands[next(k for k, w in enumerate(widest) if own <= w)].append(f)
-    return [product_of(o if any(not f.divides for f in o) else [Factor(ONE, False), *o]) for o in operands]
+    return [quotient_of(o if any(not f.divides for f in o) else [Factor(ONE, False), *o]) for o in operands]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tilec.backends.common.chains.values import conjuncts
 from tilec.ir.functions import ZERO
-from tilec.ir.program import Call, Expr, Float, Int, accesses_in, rebuild
+from tilec.ir.program import Call, Expr, accesses_in, is_zero, rebuild
 from tilec.ir.types import TensorType, kind
 
 
@@ -14,7 +14,7 @@ def zero_outside(e: Expr, types: Mapping[str, TensorType]) -> frozenset[Expr]:
     """Conditions on indices and integers outside of which a value is zero, for factors that are finite there: as in
     `in(...)`, what a condition drops is no product of zero with something infinite."""
     match e:
-        case Call("select", (c, x, y)) if _is_zero(y):
+        case Call("select", (c, x, y)) if is_zero(y):
             return frozenset(p for p in conjuncts(c) if is_mask(p, types)) | zero_outside(x, types)
         case Call("mul", (x, y)):
             return zero_outside(x, types) | zero_outside(y, types)
@@ -32,15 +32,11 @@ def is_mask(condition: Expr, types: Mapping[str, TensorType]) -> bool:
     return all(kind(types[a.tensor].dtype) < 2 for a in accesses_in(condition))
 
 
-def _is_zero(e: Expr) -> bool:
-    return isinstance(e, (Int, Float)) and e.value == 0
-
-
 def where(e: Expr, known: Collection[Expr]) -> Expr:
     """The value where these conditions hold."""
     if not known or not isinstance(e, Call):
         return e
-    if e.function == "select" and _is_zero(e.args[2]):
+    if e.function == "select" and is_zero(e.args[2]):
         left = [p for p in conjuncts(e.args[0]) if p not in known]
         inner = where(e.args[1], known)
         if not left:

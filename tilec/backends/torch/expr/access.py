@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import Names, literal, tuple_text
+from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.domain import (
     Condition,
     Domain,
@@ -27,14 +27,14 @@ PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDI
 PADDING_SLACK = 2**14
 
 
-class Frame:
+class TensorFrame:
     def __init__(
         self,
         domain: Domain,
         order: Sequence[str],
         types: Mapping[str, TensorType],
         local: Mapping[str, str],
-        names: Names,
+        names: FreshNames,
         loops: Mapping[str, tuple[str, str]] | None = None,
         outside: float = 0,
     ):
@@ -121,7 +121,7 @@ class Frame:
         self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
     ) -> str | None:
         """A view of a copy that reaches as far as the box reads, where that is not much larger than the tensor."""
-        ranges = reach(self.domain, forms, shape)
+        ranges = read_box(self.domain, forms, shape)
         if ranges is None:
             return None
         low, high = ranges
@@ -374,7 +374,7 @@ class Frame:
         return self._line(name + "_", f"{name}[{', '.join(slices)}]")
 
 
-def reach(
+def read_box(
     domain: Domain, forms: Sequence[Affine], shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """First and last index of each axis that the box reads, where a copy of that extent is not much larger than the

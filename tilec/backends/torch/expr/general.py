@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import Evaluator, Value, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
@@ -60,11 +60,11 @@ def blocks(extents: Sequence[tuple[str, int]], limit: int) -> dict[str, int]:
 
 def block_limit(task: Task, domain: Domain) -> int:
     """Elements a block: what stays in cache, and within the budget whatever the body holds at once."""
-    calls = operations(domain) + sum(isinstance(e, Access) for e in walk(domain.statement.body))
+    calls = point_operations(domain) + sum(isinstance(e, Access) for e in walk(domain.statement.body))
     return max(1, min(task.options.block, task.options.memory_budget // (8 * (calls + 2))))
 
 
-def operations(domain: Domain) -> int:
+def point_operations(domain: Domain) -> int:
     """Of one point of the body, in temporaries that they leave: a draw has many."""
     calls = [e.function for e in walk(domain.statement.body) if isinstance(e, Call)]
     return len(calls) + sum(OF_A_DRAW for function in calls if function in RANDOM)
@@ -113,7 +113,7 @@ def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
         return None
     outer = Loops(task, domain, outputs, steps)
     inner = Loops(task, domain, reductions, steps)
-    frame = Frame(domain, order, task.types, task.local, task.names, {**outer.ends, **inner.ends})
+    frame = TensorFrame(domain, order, task.types, task.local, task.names, {**outer.ends, **inner.ends})
     body = _Body(task, domain, frame, outer, inner)
     lines = body.lines(direct)
     return [*frame.prologue, *outer.wrap(lines)]
@@ -128,7 +128,7 @@ def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
     outputs, reductions = domain.output_variables(), domain.reductions()
     limit = block_limit(task, domain)
     if not reductions:
-        if operations(domain) <= 1 and not domain.masked:
+        if point_operations(domain) <= 1 and not domain.masked:
             return outputs, {}
         return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
     score = _scores(task, domain)
@@ -153,7 +153,7 @@ def _scores(task: Task, domain: Domain) -> dict[str, int]:
 
 
 class _Body:
-    def __init__(self, task: Task, domain: Domain, frame: Frame, outer: Loops, inner: Loops):
+    def __init__(self, task: Task, domain: Domain, frame: TensorFrame, outer: Loops, inner: Loops):
         self.task, self.domain, self.frame, self.outer, self.inner = task, domain, frame, outer, inner
         self.aggregation = domain.statement.aggregation
         self.outputs, self.reductions = domain.output_variables(), domain.reductions()

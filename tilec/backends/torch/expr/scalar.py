@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilec.backends.common.code import literal, tuple_text
-from tilec.backends.common.scalars import NARROW, count_uses, fit, fold, identity, value_children
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.common.scalars import count_uses, fit, fold_literals, identity, value_children
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, promote
+from tilec.ir.types import NARROW, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, promote
 
 TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
 ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -47,7 +47,7 @@ class Value:
 class Evaluator:
     """Writes into `frame` what an expression needs and returns its value; equal subexpressions are computed once."""
 
-    def __init__(self, frame: Frame, *roots: Expr):
+    def __init__(self, frame: TensorFrame, *roots: Expr):
         self.frame = frame
         self._values: dict[Expr, Value] = {}
         self._uses = count_uses(roots)
@@ -145,7 +145,7 @@ class Evaluator:
         result = call_type(e.function, [a.type for a in args], e.span)
         variables = frozenset().union(*(a.variables for a in args))
         if all(a.number is not None for a in args):
-            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
+            folded = fold_literals(e.function, [a.number for a in args if a.number is not None], result)
             if folded is not None:
                 return Value(literal(folded), result, None, number=folded)
         depth = 1 + max(a.depth for a in args)

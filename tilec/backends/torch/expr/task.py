@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilec.backends.base import Options
-from tilec.backends.common.code import Names, tuple_text
+from tilec.backends.common.code import FreshNames, tuple_text
 from tilec.backends.common.domain import Domain, build_domain
 from tilec.backends.torch.expr.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
@@ -17,7 +17,7 @@ from tilec.ir.program import Statement
 from tilec.ir.types import TensorType
 from tilec.transforms.util.roles import roles
 
-MOST_CLASSES = 64  # residue classes written out one by one; beyond that values are added where they belong
+MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that values are added where they belong
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Task:
     defracted: Statement
     types: Mapping[str, TensorType]
     local: Mapping[str, str]
-    names: Names
+    names: FreshNames
     options: Options
     returned: bool
 
@@ -46,7 +46,7 @@ class Task:
         """Domains of the residue classes that have points, None where they are too many or write no plain slices."""
         found_roles = roles(self.defracted)
         moduli = () if found_roles is None else found_roles.classes
-        if math.prod(m for _, m in moduli) > MOST_CLASSES:
+        if math.prod(m for _, m in moduli) > MOST_WRITTEN_CLASSES:
             return None
         found = []
         for residues in residue_classes(moduli):

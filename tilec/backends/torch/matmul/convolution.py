@@ -33,7 +33,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class ConvolutionOperand:
     """A tensor of the statement, its index forms and its shape."""
 
     tensor: str
@@ -55,7 +55,7 @@ class Spatial:
 class Convolution:
     """Operands by role, the spatial dimensions, and the bare variables' axes: name -> axis in each role or None."""
 
-    operands: tuple[Operand, Operand, Operand]
+    operands: tuple[ConvolutionOperand, ConvolutionOperand, ConvolutionOperand]
     spatial: tuple[Spatial, ...]
     bare: dict[str, tuple[int | None, ...]]
     written: int
@@ -63,7 +63,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Extent:
+class SpatialExtent:
     """One spatial dimension as torch takes it: the input's elements low..high, padded by `padding` on both sides, give
     `computed` outputs, of which the first ones are wanted."""
 
@@ -73,12 +73,12 @@ class Extent:
     computed: int
 
 
-def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
+def convolution_lines(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
     """Lines that compute the output, where the statement is a convolution that torch has, or a gradient of one. Where
     what padding multiplies is not finite, the lines that `exact` gives run instead."""
     if not task.options.library or task.flat.default is not None:
         return None
-    c = recognise(task)
+    c = recognise_convolution(task)
     if c is None:
         return None
     lines, checked = library_lines(task, c)
@@ -88,7 +88,7 @@ def convolution(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | N
     return [test, *indented(lines), "else:", *indented(exact(task))]
 
 
-def recognise(task: Task) -> Convolution | None:
+def recognise_convolution(task: Task) -> Convolution | None:
     s = task.flat
     if s.aggregation != "sum" or s.guard is not None or s.index is None or not is_floating(task.type.dtype):
         return None
@@ -102,8 +102,8 @@ def recognise(task: Task) -> Convolution | None:
         return None
     if not _says_nothing_more(s, replace(s, body=a * b, constraints=()), task):
         return None
-    operands = [Operand(s.output, tuple(map(linear, s.index)), task.type.shape)]
-    operands += [Operand(x.tensor, tuple(map(linear, x.index)), task.types[x.tensor].shape) for x in (a, b)]
+    operands = [ConvolutionOperand(s.output, tuple(map(linear, s.index)), task.type.shape)]
+    operands += [ConvolutionOperand(x.tensor, tuple(map(linear, x.index)), task.types[x.tensor].shape) for x in (a, b)]
     if any(not row.is_affine for o in operands for row in o.rows):
         return None
     found = []
@@ -240,7 +240,7 @@ def _solve(rows: list[Affine], variables: tuple[str, ...]) -> tuple[int, int, in
     return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
 
-def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> Extent:
+def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> SpatialExtent:
     step = abs(s.step)
     offset = s.offset + (s.step * (kernel - 1) if s.step < 0 else 0)
     last = offset + s.stride * (outputs - 1) + step * (kernel - 1)
@@ -255,10 +255,10 @@ def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> Extent:
 
     if high < low or computed(high - low + 1) < outputs:
         padding, low, high = 0, offset, last
-    return Extent(low, high, padding, computed(high - low + 1))
+    return SpatialExtent(low, high, padding, computed(high - low + 1))
 
 
-def _size(o: Operand, axis: int | None) -> int:
+def _size(o: ConvolutionOperand, axis: int | None) -> int:
     """Size of an axis; 1 of one that the operand lacks."""
     return 1 if axis is None else o.shape[axis]
 
@@ -349,7 +349,7 @@ class _Views:
     def leading(self, role: int) -> list[int]:
         return [math.prod(self.size(role, v) for g in part for v in self.of(g)) for part in self.LAYOUT[role]]
 
-    def reach(self, extents: list[Extent]) -> str:
+    def reach(self, extents: list[SpatialExtent]) -> str:
         leading = self.leading(INPUT)
         low = [0, 0, *(e.low for e in extents)]
         high = [*(n - 1 for n in leading), *(e.high for e in extents)]

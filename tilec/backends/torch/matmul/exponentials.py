@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.terms import split_factors
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import Evaluator
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import value_variables
@@ -24,13 +24,13 @@ from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Call, Expr
 
-WORTH = 4096  # terms, below which adding them one by one is as fast
+FEWEST_FACTORED = 4096  # terms, below which adding them one by one is as fast
 
 Variables = frozenset[str]
 
 
 @dataclass(frozen=True)
-class Part:
+class ExponentialPart:
     """The exponent's terms over some variables, and the factors beside the exponential over them."""
 
     exponent: Expr
@@ -50,13 +50,13 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     if split is None:
         return None
     powers = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
-    if len(powers) != 1 or math.prod(domain.extent.values()) < WORTH:
+    if len(powers) != 1 or math.prod(domain.extent.values()) < FEWEST_FACTORED:
         return None
     factors = [f for f in split[0] if f is not powers[0]]
     kept = [v for v in domain.output_variables() if domain.extent[v] > 1]
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
     terms = terms_of(powers[0].args[0])
-    sides = sides_of(terms, domain, summed)
+    sides = exponent_sides(terms, domain, summed)
     if sides is None:
         return None
     batch = [v for v in kept if all(v in side for side in sides)]
@@ -116,7 +116,7 @@ def terms_of(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
     return [(sign, e)]
 
 
-def sides_of(
+def exponent_sides(
     terms: Sequence[tuple[int, Expr]], domain: Domain, reductions: Sequence[str]
 ) -> tuple[Variables, Variables, Variables] | None:
     """The three sets of variables of the terms: those of the result that is subtracted and, of the other two, those
@@ -139,7 +139,7 @@ def parts_of(
     guard: Expr | None,
     sides: tuple[Variables, Variables, Variables],
     domain: Domain,
-) -> list[Part] | None:
+) -> list[ExponentialPart] | None:
     """What stands over each of the three sets of variables; None where something, or the guard, does not."""
     if guard is not None and not value_variables(guard, domain) <= sides[0]:
         return None
@@ -155,7 +155,7 @@ def parts_of(
         if place is None:
             return None
         products[place] = e if products[place] == ONE else Call("mul", (products[place], e))
-    return [Part(*pair) for pair in zip(exponents, products, strict=True)]
+    return [ExponentialPart(*pair) for pair in zip(exponents, products, strict=True)]
 
 
 def _place(e: Expr, sides: tuple[Variables, Variables, Variables], domain: Domain) -> int | None:
@@ -173,7 +173,7 @@ def _matrix(
     """Text of an expression over `order` as a batch of matrices; the number 1 where it is that."""
     if e == ONE:
         return "1"
-    frame = Frame(domain, order, task.types, task.local, task.names)
+    frame = TensorFrame(domain, order, task.types, task.local, task.names)
     evaluator = Evaluator(frame, e)
     value = evaluator.value(e)
     code = evaluator.condition(value) if dtype == "bool" else evaluator.tensor(value, dtype)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import Names, literal, tuple_text
+from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.domain import Condition, Domain, access_conditions, free
 from tilec.backends.common.terms import split_factors, split_terms
-from tilec.backends.torch.expr.access import Frame, reach
+from tilec.backends.torch.expr.access import TensorFrame, read_box
 from tilec.backends.torch.expr.scalar import Evaluator
 from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
 from tilec.ir.aggregations import Semiring as Algebra
@@ -21,7 +21,7 @@ from tilec.ir.types import TensorType, is_floating
 
 
 @dataclass(frozen=True)
-class Semiring:
+class TorchSemiring:
     """How the generated code spells a semiring of `ir.aggregations`. Templates: `times` of two tensors, `total` over
     dimensions, `matrix` product of two matrices (also `batched`, `broadcast`), `plus` of a running total and a part,
     `scaled` by a number. `test` says that no tensor holds what times zero is not zero."""
@@ -43,7 +43,7 @@ class Semiring:
         return self.algebra.one
 
 
-SUM = Semiring(
+SUM = TorchSemiring(
     ALGEBRAS["real"],
     "{0} * {1}",
     "torch.sum({0}, {1})",
@@ -52,7 +52,7 @@ SUM = Semiring(
     "{0} * {1}",
     "rt.finite({0})",
 )
-LOG = Semiring(
+LOG = TorchSemiring(
     ALGEBRAS["log"],
     "{0} + {1}",
     "torch.logsumexp({0}, {1})",
@@ -61,7 +61,7 @@ LOG = Semiring(
     "{0} + {1}",
     "rt.below_infinity({0})",
 )
-SEMIRINGS = {s.algebra.plus: s for s in (SUM, LOG)}
+TORCH_SEMIRINGS = {s.algebra.plus: s for s in (SUM, LOG)}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ class Product:
     checked: list[str] | None = field(default_factory=list)
 
 
-def product_of(domain: Domain, types: Mapping[str, TensorType], dtype: str, semiring: Semiring) -> Product | None:
+def factors_of_class(
+    domain: Domain, types: Mapping[str, TensorType], dtype: str, semiring: TorchSemiring
+) -> Product | None:
     """The body of a class as a product whose every point outside the domain is zero; None where the arithmetic of its
     type does not allow that (integers narrower than int64 wrap at each step)."""
     body = domain.statement.body
@@ -176,7 +178,7 @@ def _passes_below_infinity(e: Expr) -> bool:
 def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
     """Conditions of an access that reading it from a copy extended by zeros takes care of."""
     forms = [linear(e) for e in access.index]
-    if reach(domain, forms, types[access.tensor].shape) is None:
+    if read_box(domain, forms, types[access.tensor].shape) is None:
         return ()
     return access_conditions(access, types)
 
@@ -219,10 +221,10 @@ def emit(
     domain: Domain,
     types: Mapping[str, TensorType],
     local: Mapping[str, str],
-    names: Names,
+    names: FreshNames,
     loops: Mapping[str, tuple[str, str]],
     dtype: str,
-    semiring: Semiring = SUM,
+    semiring: TorchSemiring = SUM,
 ) -> tuple[list[str], list[str], str]:
     """Lines before the loops, lines inside them, and text of the operand with dimensions `order`, in `dtype`."""
     if operand.code is not None:
@@ -234,7 +236,7 @@ def emit(
         while slices and slices[-1] == ":":
             slices.pop()
         return [], [], f"{text}[{', '.join(slices)}]" if slices else text
-    frame = Frame(domain, order, types, local, names, loops, semiring.zero)
+    frame = TensorFrame(domain, order, types, local, names, loops, semiring.zero)
     tests = [t for c in operand.conditions for t in frame.tests(c)]
     if not operand.factors:
         one = f"torch.full((), {literal(semiring.one)}, dtype=torch.{dtype}, device=device)"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import Domain
-from tilec.backends.common.scalars import NARROW
 from tilec.backends.torch.expr.general import Loops, blocks
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.factors import LOG, Operand, Semiring, emit
+from tilec.backends.torch.matmul.factors import LOG, Operand, TorchSemiring, emit
+from tilec.ir.types import NARROW
 
 COPY_BLOCKS = 2  # a matrix copied out of windows holds at most this many blocks' worth of elements
 
@@ -70,7 +70,7 @@ def lay_out(a: Operand, b: Operand, kept: Sequence[str], domain: Domain) -> Layo
     return Layout(batch, tuple(outer), tuple(rows), tuple(columns), summed, left, right)
 
 
-def plan_steps(task: Task, domain: Domain, layout: Layout, semiring: Semiring) -> dict[str, int]:
+def plan_steps(task: Task, domain: Domain, layout: Layout, semiring: TorchSemiring) -> dict[str, int]:
     """Loops that keep the larger of the copied matrices small, and in the log semiring, which needs copies of all
     three matrices, the operands and the result within the budget."""
     steps = _copy_steps(task, domain, layout)
@@ -98,7 +98,7 @@ def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
     return blocks([(v, domain.extent[v]) for v in order], limit)
 
 
-def multiply(
+def contraction_lines(
     task: Task,
     domain: Domain,
     a: Operand,
@@ -106,7 +106,7 @@ def multiply(
     kept: Sequence[str],
     dtype: str,
     loops: Loops | None,
-    semiring: Semiring,
+    semiring: TorchSemiring,
 ) -> Block:
     """The contraction of two operands to `kept`, or one block of it inside `loops`."""
     first, second = (_only(task, domain, o, kept, other, dtype, semiring) for o, other in ((a, b), (b, a)))
@@ -147,7 +147,7 @@ class _Summed:
 
 
 def _only(
-    task: Task, domain: Domain, o: Operand, kept: Sequence[str], other: Operand, dtype: str, semiring: Semiring
+    task: Task, domain: Domain, o: Operand, kept: Sequence[str], other: Operand, dtype: str, semiring: TorchSemiring
 ) -> _Summed:
     """The operand with the variables that stand nowhere else summed away."""
     alone = [v for v in o.variables if v not in kept and v not in other.variables]
@@ -169,7 +169,7 @@ def _matrix(
     dtype: str,
     loops: Loops | None,
     block: Block,
-    semiring: Semiring,
+    semiring: TorchSemiring,
     swapped: bool,
 ) -> str:
     """Text of one factor: [lead..., own, summed], the last two swapped for the right one. The variable whose neighbours
@@ -221,7 +221,7 @@ def _elementwise(
     dtype: str,
     loops: Loops | None,
     block: Block,
-    semiring: Semiring,
+    semiring: TorchSemiring,
 ) -> Block:
     """A product without a sum: both operands broadcast over `kept`."""
     texts = []

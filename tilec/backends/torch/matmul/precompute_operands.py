@@ -12,17 +12,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.domain import Domain
-from tilec.backends.torch.expr.access import reach
+from tilec.backends.torch.expr.access import read_box
 from tilec.backends.torch.expr.general import general
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.factors import SUM, Operand, Product, Semiring
+from tilec.backends.torch.matmul.factors import SUM, Operand, Product, TorchSemiring
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, rebuild, walk
 from tilec.ir.types import TensorType
 
-WORTH = 1.5  # values of an operand, by those of the forms it reads through, from which computing them first pays
+LEAST_PRECOMPUTED_GAIN = (
+    1.5  # values of an operand, by those of the forms it reads through, from which computing them first pays
+)
 
-Key = Affine  # an index form without its constant
+FormKey = Affine  # an index form without its constant
 
 
 def merged(p: Product, domain: Domain) -> Product:
@@ -53,13 +55,13 @@ def _mergeable(operands: list[Operand], domain: Domain) -> tuple[Operand, Operan
     return None
 
 
-def _within(a: frozenset[Key] | None, b: frozenset[Key] | None) -> bool:
+def _within(a: frozenset[FormKey] | None, b: frozenset[FormKey] | None) -> bool:
     return a is not None and b is not None and a <= b
 
 
-def _keys(o: Operand, domain: Domain) -> frozenset[Key] | None:
+def _keys(o: Operand, domain: Domain) -> frozenset[FormKey] | None:
     """The forms that an operand reads through; None where it does in other ways too."""
-    keys: set[Key] = set()
+    keys: set[FormKey] = set()
     for factor in o.factors:
         for e in walk_values(factor):
             forms = [linear(i) for i in e.index] if isinstance(e, Access) else [linear(e)]
@@ -72,7 +74,7 @@ def _keys(o: Operand, domain: Domain) -> frozenset[Key] | None:
     return frozenset(keys)
 
 
-def _key(form: Affine, domain: Domain) -> Key:
+def _key(form: Affine, domain: Domain) -> FormKey:
     """The form's part that varies."""
     fixed = {v: Affine.combine({}, domain.low[v]) for v in form.variables() if domain.extent[v] == 1}
     moved = form.substitute(fixed)
@@ -94,7 +96,9 @@ def walk_values(e: Expr) -> list[Access | Index]:
     return []
 
 
-def hoisted(task: Task, domain: Domain, p: Product, dtype: str, semiring: Semiring) -> tuple[Task, Product, list[str]]:
+def precomputed_operands(
+    task: Task, domain: Domain, p: Product, dtype: str, semiring: TorchSemiring
+) -> tuple[Task, Product, list[str]]:
     """The task and product with such operands as tensors of their own, and the lines that compute these."""
     lines: list[str] = []
     operands: list[Operand] = []
@@ -110,7 +114,7 @@ def hoisted(task: Task, domain: Domain, p: Product, dtype: str, semiring: Semiri
 
 
 def _producer(
-    task: Task, domain: Domain, o: Operand, dtype: str, semiring: Semiring
+    task: Task, domain: Domain, o: Operand, dtype: str, semiring: TorchSemiring
 ) -> tuple[Task, Operand, list[str]] | None:
     keys = _keys(o, domain) if o.factors and o.lone_access() is None else None
     if not keys or {v for k in keys for v in k.variables()} != set(o.variables):
@@ -119,7 +123,7 @@ def _producer(
     if any(low > high for low, high in ranges.values()):
         return None
     shape = tuple(high - low + 1 for low, high in ranges.values())
-    if math.prod(shape) * WORTH > o.size(domain):
+    if math.prod(shape) * LEAST_PRECOMPUTED_GAIN > o.size(domain):
         return None
     name = task.flat.output + "_factor"
     while name in task.types:
@@ -134,7 +138,7 @@ def _producer(
     statement = Statement(name, index, tuple(map(Int, shape)), body)
     access = Access(name, tuple((k - low).to_expr() for k, (low, _) in ranges.items()))
     types = {**task.types, name: TensorType(shape, dtype)}
-    if reach(domain, [linear(e) for e in access.index], shape) is None:
+    if read_box(domain, [linear(e) for e in access.index], shape) is None:
         return None
     local = {**task.local, name: task.names.fresh(task.local[task.flat.output] + "_factor")}
     made = replace(
@@ -147,17 +151,17 @@ def _producer(
     return replace(task, types=types, local=local), replace(o, factors=(access,), conditions=left), written
 
 
-def _in_order(keys: frozenset[Key], o: Operand, domain: Domain) -> list[Key]:
+def _in_order(keys: frozenset[FormKey], o: Operand, domain: Domain) -> list[FormKey]:
     """The forms in the order of the axes of the access that has most of them."""
     accesses = [e for factor in o.factors for e in walk_values(factor) if isinstance(e, Access)]
-    found: dict[Key, None] = {}
+    found: dict[FormKey, None] = {}
     for e in sorted(accesses, key=lambda e: -len(e.index)):
         found.update(dict.fromkeys(k for i in e.index if (k := _key(linear(i), domain)) in keys))
     found.update(dict.fromkeys(sorted(keys, key=lambda k: repr(k.to_expr()))))
     return list(found)
 
 
-def _range(key: Key, o: Operand, domain: Domain, types: Mapping[str, TensorType]) -> tuple[int, int]:
+def _range(key: FormKey, o: Operand, domain: Domain, types: Mapping[str, TensorType]) -> tuple[int, int]:
     """Values of a form at which every access through it lies inside its tensor."""
     low, high = domain.interval(key)
     for factor in o.factors:
@@ -178,7 +182,7 @@ def _shift(form: Affine, domain: Domain) -> int:
     return int(form.substitute(fixed).constant)
 
 
-def _implied(key: Key, form: Affine, bound: int, ranges: Mapping[Key, tuple[int, int]]) -> bool:
+def _implied(key: FormKey, form: Affine, bound: int, ranges: Mapping[FormKey, tuple[int, int]]) -> bool:
     if key not in ranges:
         return False
     low, high = ranges[key]
@@ -186,7 +190,7 @@ def _implied(key: Key, form: Affine, bound: int, ranges: Mapping[Key, tuple[int,
     return low + shift >= 0 and high + shift < bound
 
 
-def _moved(e: Expr, variables: Mapping[Key, Affine], domain: Domain) -> Expr:
+def _moved(e: Expr, variables: Mapping[FormKey, Affine], domain: Domain) -> Expr:
     """The expression with each form replaced by the variable that stands for it."""
 
     def moved(i: Expr) -> Expr:
@@ -211,7 +215,7 @@ def _moved(e: Expr, variables: Mapping[Key, Affine], domain: Domain) -> Expr:
     return rebuild(e, lambda x: _moved(x, variables, domain))
 
 
-def _moved_inside(e: Access | Inside, variables: Mapping[Key, Affine], domain: Domain) -> Access | Inside:
+def _moved_inside(e: Access | Inside, variables: Mapping[FormKey, Affine], domain: Domain) -> Access | Inside:
     access = e if isinstance(e, Access) else e.access
     moved = _moved(access, variables, domain)
     assert isinstance(moved, Access)

@@ -18,19 +18,26 @@ import opt_einsum
 
 from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import Domain
-from tilec.backends.common.scalars import NARROW
 from tilec.backends.torch.expr.general import Loops, general
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.factors import LOG, SEMIRINGS, SUM, Operand, Product, Semiring, product_of
-from tilec.backends.torch.matmul.matrices import lay_out, multiply, plan_steps
-from tilec.backends.torch.matmul.precompute_operands import hoisted
+from tilec.backends.torch.matmul.factors import (
+    LOG,
+    SUM,
+    TORCH_SEMIRINGS,
+    Operand,
+    Product,
+    TorchSemiring,
+    factors_of_class,
+)
+from tilec.backends.torch.matmul.matrices import contraction_lines, lay_out, plan_steps
+from tilec.backends.torch.matmul.precompute_operands import precomputed_operands
 from tilec.ir.infer import expression_type
-from tilec.ir.types import is_floating
+from tilec.ir.types import NARROW, is_floating
 
 
-def product(task: Task) -> list[str] | None:
+def product_lines(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies to sums of at least two factors that share a summed variable."""
-    semiring = SEMIRINGS.get(task.flat.aggregation)
+    semiring = TORCH_SEMIRINGS.get(task.flat.aggregation)
     if semiring is None or not task.classes:
         return None
     direct = len(task.classes) == 1 and task.covered and task.part(task.classes[0]) == task.out
@@ -44,7 +51,7 @@ def product(task: Task) -> list[str] | None:
         if p is None:
             return None
         dtype = _held(task, domain, semiring)
-        task, p, computed = hoisted(task, domain, p, dtype, semiring)
+        task, p, computed = precomputed_operands(task, domain, p, dtype, semiring)
         if not _fits(task, domain, p):
             return None
         written = class_lines(task, domain, p, dtype, direct, semiring)
@@ -71,14 +78,14 @@ def _regrouped(p: Product, domain: Domain) -> bool:
     return len(p.operands) > 2 or any(alone)
 
 
-def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | None:
+def class_product(task: Task, domain: Domain, semiring: TorchSemiring) -> Product | None:
     """The class as a product, where matrix products gain anything: some variable must be summed over two operands."""
     if domain.masked and task.flat.default is not None:
         return None
     element = expression_type(domain.statement.body, task.types)
     if element.weak or not is_floating(element.dtype) and (element.dtype != "int64" or semiring is not SUM):
         return None
-    p = product_of(domain, task.types, element.dtype, semiring)
+    p = factors_of_class(domain, task.types, element.dtype, semiring)
     if p is None or len(p.operands) < 2:
         return None
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
@@ -87,7 +94,7 @@ def class_product(task: Task, domain: Domain, semiring: Semiring) -> Product | N
     return p
 
 
-def _held(task: Task, domain: Domain, semiring: Semiring) -> str:
+def _held(task: Task, domain: Domain, semiring: TorchSemiring) -> str:
     """The dtype in which factors are computed and multiplied."""
     dtype = expression_type(domain.statement.body, task.types).dtype
     return "float32" if semiring is LOG and dtype in NARROW else dtype
@@ -101,7 +108,7 @@ def _fits(task: Task, domain: Domain, p: Product) -> bool:
 
 
 def class_lines(
-    task: Task, domain: Domain, p: Product, dtype: str, direct: bool, semiring: Semiring
+    task: Task, domain: Domain, p: Product, dtype: str, direct: bool, semiring: TorchSemiring
 ) -> list[str] | None:
     """Lines that write one class; None where an intermediate would pass the memory budget."""
     operands = list(p.operands)
@@ -156,7 +163,7 @@ class _Result:
         domain: Domain,
         kept: tuple[str, ...],
         dtype: str,
-        semiring: Semiring,
+        semiring: TorchSemiring,
         chosen: Sequence[Operand],
     ):
         self.task, self.domain, self.kept, self.dtype, self.semiring = task, domain, kept, dtype, semiring
@@ -166,7 +173,7 @@ class _Result:
         self.inner = Loops(task, domain, layout.summed, steps)
         loops = Loops(task, domain, (), {})
         loops.ends = {**self.outer.ends, **self.inner.ends}
-        block = multiply(task, domain, chosen[0], chosen[1], kept, dtype, loops, semiring)
+        block = contraction_lines(task, domain, chosen[0], chosen[1], kept, dtype, loops, semiring)
         self.before, self.code, self.lines = block.before, block.code, block.lines
         if self.inner.headers:
             total = task.names.fresh("total")

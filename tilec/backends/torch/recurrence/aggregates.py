@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import indented, literal, tuple_text
-from tilec.backends.common.scalars import NARROW, accumulation_dtype
+from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.skew import level_domain
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.general import REDUCE
 from tilec.backends.torch.expr.scalar import Evaluator, identity_text
-from tilec.backends.torch.matmul.exponentials import parts_of, sides_of, terms_of
+from tilec.backends.torch.matmul.exponentials import exponent_sides, parts_of, terms_of
 from tilec.backends.torch.matmul.factors import LOG, SUM
 from tilec.backends.torch.recurrence.steps import Level, reads_own
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, index_variables
-from tilec.ir.types import ElementType, is_floating
+from tilec.ir.types import NARROW, ElementType, is_floating
 
-WORTH = 4096  # products in one step's aggregation, from which a matrix product is faster than a broadcast one
+FEWEST_MATMUL_PRODUCTS = 4096  # of one step, from which a matrix product is faster than a broadcast one
 
 
 def nested(outer: Level, e: Aggregate) -> Expr:
@@ -36,7 +36,7 @@ def nested(outer: Level, e: Aggregate) -> Expr:
     order = (*outer.order, *bound)
     level = outer.inside_of(domain, order)
     levels = [level]
-    attempt = exponential_step(level, e, bound, element)
+    attempt = exponential_lines(level, e, bound, element)
     if attempt is not None:  # it gives None where its result is not sure
         levels.append(outer.inside_of(domain, order))
         text, variables = attempt
@@ -124,7 +124,7 @@ def _product(
     if not fixed or summed - {v for f in fixed for v in index_variables(f)}:
         return None
     count = math.prod(level.domain.extent[v] for v in level.order[1:])
-    if count < WORTH:
+    if count < FEWEST_MATMUL_PRODUCTS:
         return None
     dtype = "float32" if element.dtype in NARROW else element.dtype
     times = "mul" if semiring is SUM else "add"
@@ -195,7 +195,7 @@ def _matrix(level: Level, text: str, batch: Sequence[str], rows: Sequence[str], 
     return f"{text}.reshape({tuple_text([*(extent[v] for v in batch), *sides])})"
 
 
-def exponential_step(
+def exponential_lines(
     level: Level, e: Aggregate, bound: Sequence[str], element: ElementType
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products with the exponential of a sum, as `exponentials` has it: text that may give None, and the
@@ -204,7 +204,7 @@ def exponential_step(
         return None
     split = split_factors(e.body, level.task.types)
     extent = {**level.domain.extent, level.time: 1}
-    if split is None or split[1] != 1 or math.prod(extent.values()) < WORTH:
+    if split is None or split[1] != 1 or math.prod(extent.values()) < FEWEST_MATMUL_PRODUCTS:
         return None
     domain = replace(level.domain, extent=extent)
     powers = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
@@ -212,7 +212,7 @@ def exponential_step(
     if len(powers) != 1 or not summed:
         return None
     terms = terms_of(powers[0].args[0])
-    sides = sides_of(terms, domain, summed)
+    sides = exponent_sides(terms, domain, summed)
     factors = [f for f in split[0] if f is not powers[0]]
     parts = None if sides is None else parts_of(terms, factors, e.guard, sides, domain)
     if sides is None or parts is None:

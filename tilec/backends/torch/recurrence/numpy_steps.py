@@ -9,28 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import Names, literal, tuple_text
+from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
 from tilec.ir.types import TensorType
 
-MOST_LANES = 2**12  # beyond that torch's passes over memory are worth more than its calls cost
+MOST_NUMPY_LANES = 2**12  # beyond that torch's passes over memory are worth more than its calls cost
 UFUNCS = {
     "add": "np.add", "sub": "np.subtract", "mul": "np.multiply", "div": "np.true_divide", "neg": "np.negative",
     "max": "np.maximum", "min": "np.minimum", "abs": "np.abs", "exp": "np.exp", "log": "np.log", "tanh": "np.tanh",
     "sqrt": "np.sqrt", "log1p": "np.log1p", "expm1": "np.expm1",
 }  # fmt: skip
-SLOW = {"logaddexp": "np.logaddexp"}  # element by element: for few lanes only
-FEW_LANES = 128
-COMPARISONS = {"eq": "np.equal", "ne": "np.not_equal", "lt": "np.less", "gt": "np.greater", "le": "np.less_equal",
+SLOW_FUNCTIONS = {"logaddexp": "np.logaddexp"}  # element by element: for few lanes only
+FEW_NUMPY_LANES = 128
+NUMPY_COMPARISONS = {"eq": "np.equal", "ne": "np.not_equal", "lt": "np.less", "gt": "np.greater", "le": "np.less_equal",
                "ge": "np.greater_equal"}  # fmt: skip
 
 
 class HostStep:
     """The lines of one step; `before` allocates what they need. `rows` names a step's slice of each pseudo-tensor."""
 
-    def __init__(self, body: Expr, types: Mapping[str, TensorType], dtype: str, lanes: Sequence[int], names: Names):
+    def __init__(
+        self, body: Expr, types: Mapping[str, TensorType], dtype: str, lanes: Sequence[int], names: FreshNames
+    ):
         self.types, self.dtype, self.lanes, self.names = types, dtype, tuple(lanes), names
         self.before: list[str] = []
         self.lines: list[str] = []
@@ -41,7 +43,7 @@ class HostStep:
     def suits(self, e: Expr) -> bool:
         """Is the expression elementwise arithmetic in the recurrence's own floating type?"""
         count = math.prod(self.lanes)
-        if self.dtype not in ("float32", "float64") or count > MOST_LANES:
+        if self.dtype not in ("float32", "float64") or count > MOST_NUMPY_LANES:
             return False
         match e:
             case Int() | Float():
@@ -51,7 +53,9 @@ class HostStep:
             case Call("select", (c, a, b)):
                 return self.test(c) and self.suits(a) and self.suits(b)
             case Call(function, args):
-                known = function in UFUNCS or function == "relu" or function in SLOW and count <= FEW_LANES
+                known = (
+                    function in UFUNCS or function == "relu" or function in SLOW_FUNCTIONS and count <= FEW_NUMPY_LANES
+                )
                 own = expression_type(e, self.types).dtype == self.dtype
                 return known and own and all(map(self.suits, args))
         return False
@@ -60,7 +64,7 @@ class HostStep:
         match e:
             case Access(tensor):
                 return self.types[tensor].dtype == "bool"
-            case Call(function, args) if function in COMPARISONS:
+            case Call(function, args) if function in NUMPY_COMPARISONS:
                 return expression_type(Call("add", args), self.types).dtype == self.dtype and all(map(self.suits, args))
             case Call("and" | "or", args):
                 return all(map(self.test, args))
@@ -120,7 +124,7 @@ class HostStep:
             self.lines.append(f"np.maximum({self._value(e.args[0], target)}, {self._number(0)}, out={target})")
         else:
             operands = [self._value(a, target if k == 0 else None) for k, a in enumerate(e.args)]
-            ufunc = UFUNCS.get(e.function) or SLOW[e.function]
+            ufunc = UFUNCS.get(e.function) or SLOW_FUNCTIONS[e.function]
             self.lines.append(f"{ufunc}({', '.join(operands)}, out={target})")
         if shared:
             self._known[e] = target
@@ -133,4 +137,4 @@ class HostStep:
             case Call("and" | "or", (a, b)):
                 return f"({self._test(a)} {'&' if e.function == 'and' else '|'} {self._test(b)})"
         assert isinstance(e, Call)
-        return f"{COMPARISONS[e.function]}({', '.join(self._value(a) for a in e.args)})"
+        return f"{NUMPY_COMPARISONS[e.function]}({', '.join(self._value(a) for a in e.args)})"

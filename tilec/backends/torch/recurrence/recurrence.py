@@ -16,7 +16,7 @@ from tilec.backends.common.affine import affine_steps
 from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.skew import Skew, level_domain, plan_read, skewed
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.circular_shift import Turn, untwisted
 from tilec.backends.torch.expr.scalar import Evaluator
 from tilec.backends.torch.expr.task import Task
@@ -24,6 +24,7 @@ from tilec.backends.torch.recurrence.aggregates import nested
 from tilec.backends.torch.recurrence.numpy_steps import HostStep
 from tilec.backends.torch.recurrence.steps import Level, Loose, reads_own
 from tilec.errors import Unsupported
+from tilec.ir.aggregations import NUMBERED
 from tilec.ir.functions import ONE, ZERO, call
 from tilec.ir.index import Affine
 from tilec.ir.program import (
@@ -42,9 +43,10 @@ from tilec.ir.program import (
 )
 from tilec.transforms.recurrence import initial
 
-NUMBERED = ("argmax", "argmin")
-FEWEST_STEPS = 512  # of which many are computed at once
-MOST_LANES = 64  # with more, a step has enough to do, and the chunks' passes over memory cost more than they save
+FEWEST_CHUNKED_STEPS = 512  # of which many are computed at once
+MOST_CHUNKED_LANES = (
+    64  # with more, a step has enough to do, and the chunks' passes over memory cost more than they save
+)
 
 
 def recurrence(task: Task) -> list[str] | None:
@@ -211,7 +213,7 @@ class _Loop:
         """
         task, skew, level = self.task, self.skew, self.level
         lanes = [self.domain.extent[v] for v in skew.names[1:]]
-        few = self.domain.extent[level.time] >= FEWEST_STEPS and math.prod(lanes) <= MOST_LANES
+        few = self.domain.extent[level.time] >= FEWEST_CHUNKED_STEPS and math.prod(lanes) <= MOST_CHUNKED_LANES
         alone = not self.tests and not level.step.lines and not skew.wraps and len(skew.reads) == 1
         if not few or not alone or task.type.dtype not in ("float32", "float64"):
             return loop
@@ -326,7 +328,7 @@ class _Loop:
         task, names = self.task, self.skew.names
         extent = {v: b - a + 1 for v, a, b in zip(names, low, high, strict=True)}
         domain = Domain(self.s, dict(zip(names, low, strict=True)), extent, (), None)
-        frame = Frame(domain, names, task.types, task.local, task.names)
+        frame = TensorFrame(domain, names, task.types, task.local, task.names)
         evaluator = Evaluator(frame, value)
         found = evaluator.value(value)
         code = evaluator.tensor(found, found.type.dtype)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.skew import Skew, plan_read
-from tilec.backends.torch.expr.access import Frame
+from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import Evaluator
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.functions import ONE, ZERO
@@ -40,11 +40,10 @@ from tilec.transforms.recurrence import initial
 
 FEEDS = 4  # a feed may hold this many times the states' elements
 SMALL = 2**14  # or this many
-WORTH = 4096  # products in one step's aggregation, from which a matrix product is faster than a broadcast one
 
 
 @dataclass(frozen=True)
-class Local:
+class StepTensor:
     """A tensor of one step: Python text, and the variables it depends on."""
 
     text: str
@@ -60,7 +59,7 @@ class Loose:
     used: bool = False
 
 
-class StepFrame(Frame):
+class TensorStepFrame(TensorFrame):
     """The frame of one step: pseudo-tensors that hold feeds, states and aggregates, over all but time."""
 
     def __init__(self, level: Level):
@@ -105,14 +104,14 @@ class Level:
         self.start = start
         self.names = task.names
         self.types: dict[str, TensorType] = dict(task.types)
-        self.locals: dict[str, Local] = {}
+        self.locals: dict[str, StepTensor] = {}
         self.before: list[str] = []
         self.lines: list[str] = []
-        self.frame = Frame(domain, self.order, task.types, task.local, task.names)
+        self.frame = TensorFrame(domain, self.order, task.types, task.local, task.names)
         self.lists: list[tuple[str, str]] = []  # names of lists of a step's slices, and what they are slices of
         self.feeds: dict[Expr, Access] = {}
         self.read: dict[str, Access] = {}  # what the pseudo-tensors of states stand for
-        self.step = StepFrame(self)
+        self.step = TensorStepFrame(self)
 
     def inside_of(self, domain: Domain, order: Sequence[str]) -> Level:
         """A level for an aggregation in this one."""
@@ -206,7 +205,7 @@ class Level:
         name = f"{stem} {len(self.locals)}"
         shape = () if element.scalar else (1,)
         self.types[name] = TensorType(shape, element.dtype, element.weak)
-        self.locals[name] = Local(text, variables - {self.time})
+        self.locals[name] = StepTensor(text, variables - {self.time})
         return Access(name, (Int(0),) * len(shape))
 
     def condition(self, text: str, variables: frozenset[str]) -> Expr:
@@ -241,7 +240,7 @@ class Level:
         if all(flat.coefficient(v) >= 0 for v in self.order):
             types = {**self.task.types, self.own: TensorType(shape, element.dtype)}
             local = {**self.task.local, self.own: self.state}
-            frame = Frame(self.domain, self.order, types, local, self.names)
+            frame = TensorFrame(self.domain, self.order, types, local, self.names)
             text, _ = frame.read(Access(self.own, tuple(f.to_expr() for f in moved)))
             self.frame.prologue += frame.prologue
             assert not frame.lines, "a view"

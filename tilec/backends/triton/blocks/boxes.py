@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.ir import Apply, Kernel, Load, Loop, Number, Op, Positions, Size, Value, results
-from tilec.backends.common.scalars import NARROW
 from tilec.backends.triton.plan.plan import Descriptor, python_name
+from tilec.ir.types import NARROW
 
 HOPPER = 90
 ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension

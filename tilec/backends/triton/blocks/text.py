@@ -26,10 +26,11 @@ from tilec.backends.common.blocks.ir import (
 from tilec.backends.common.code import identifier
 from tilec.backends.triton.blocks.boxes import Box
 from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 
-WRITTEN: Mapping[str, str] = {
+TRITON_FUNCTIONS: Mapping[str, str] = {
     "exp2": "tl.exp2({0})",
     "log2": "tl.log2({0})",
     "floordiv": "({0} // {1})",
@@ -37,17 +38,13 @@ WRITTEN: Mapping[str, str] = {
     "larger": "tl.maximum({0}, {1})",
     "smaller": "tl.minimum({0}, {1})",
 }
-REDUCED: Mapping[tuple[str, bool], str] = {
+TRITON_REDUCTIONS: Mapping[tuple[str, bool], str] = {
     ("sum", False): "tl.sum({0}, {1})",
     ("max", False): "tl.max({0}, {1})",
     ("max", True): "tl.reduce({0}, {1}, maximum_)",
     ("min", False): "tl.min({0}, {1})",
     ("min", True): "tl.reduce({0}, {1}, minimum_)",
 }
-
-
-def triton_type(dtype: str) -> str:
-    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
 
 
 def stride_name(tensor: str, dimension: int) -> str:
@@ -170,7 +167,7 @@ class _Writer:
                 return f"tl.load({place}, mask={mask}, other={_literal(other)})"
             case Reduce(_, aggregation, axis, value, careful):
                 dimension = value.type.axes.index(axis)
-                template = REDUCED[aggregation, careful and aggregation != "sum"]
+                template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
                 return template.format(self.names[value.number], dimension)
             case Running(_, axis, value):
                 return f"tl.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
@@ -191,7 +188,7 @@ class _Writer:
         return text if box.axes == out.type.axes else f"tl.trans({text})"
 
     def _apply(self, op: Apply) -> str:
-        template = WRITTEN.get(op.function) or FUNCTIONS[op.function].triton
+        template = TRITON_FUNCTIONS.get(op.function) or FUNCTIONS[op.function].triton
         assert template is not None, op.function
         axes = op.out.type.axes
         if op.out.type.dtype == "bool" and op.function in ("and", "or", "xor"):

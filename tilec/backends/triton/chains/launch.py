@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.blocks.builder import INTEGER
+from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import Kernel
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
@@ -16,7 +16,7 @@ from tilec.backends.triton.blocks.boxes import HOPPER, Box, boxes
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
@@ -36,15 +36,14 @@ from tilec.language.show import show_statement
 STATISTICS: Mapping[int, Tiling] = {128: Tiling(64, 64, 4, 3), 256: Tiling(64, 32, 4, 2)}
 MIXTURE: Mapping[int, Tiling] = {128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 2)}
 MIXTURES: Mapping[int, Tiling] = {64: Tiling(64, 128, 4, 2), 128: Tiling(64, 64, 4, 2), 256: Tiling(32, 32, 4, 2)}
-FLOATS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
+FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
-PROGRAMS = 2 * PLANNED_FOR.multiprocessors
 MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 LISTS = Tiling(warps=4, stages=1)
 
 
-def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
+def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
     """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
     if kernel.elementwise:
         return _for_points(kernel, PRECISION[setting.precision])
@@ -54,7 +53,7 @@ def choose_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting:
     halves = all(i.dtype != "float32" for i in kernel.inners.values())
     mixtures = sum(r.target.feature is not None for r in kernel.targets)
     sums = STATISTICS if mixtures < len(kernel.targets) else MIXTURE if mixtures == 1 else MIXTURES
-    table = sums if halves else FLOATS
+    table = sums if halves else FLOAT32_TILINGS
     width = next(n for n in table if widest <= n)
     found = replace(table[width], precision=PRECISION[setting.precision])
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
@@ -70,7 +69,7 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
     rows = math.prod(kernel.extent[v] for v in kernel.blocked)
     beside = math.prod(kernel.extent[v] for v in kernel.batch)
     block = min(ELEMENTWISE.block, feature_block(rows))
-    while block > LEAST and -(-rows // block) * beside < PROGRAMS:
+    while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
         block //= 2
     return replace(ELEMENTWISE, block=block, precision=precision)
 
@@ -99,7 +98,7 @@ def block_program(
     tiling: Tiling | None = None,
     visits: Visits | None = None,
 ) -> tuple[Kernel, Tiling]:
-    tiling = tiling or choose_tiling(kernel, types, setting)
+    tiling = tiling or choose_chain_tiling(kernel, types, setting)
     return build_kernel(_name(kernel), kernel, types, tiling, visits), tiling
 
 
@@ -116,14 +115,14 @@ def chain_steps(
 ) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
     visits = visits_of(kernel, types) if _points(kernel) >= MANY else None
-    tiling = tiling or choose_tiling(kernel, types, setting)
+    tiling = tiling or choose_chain_tiling(kernel, types, setting)
     if visits is None:
         return [chain_launch(kernel, types, strides, setting, tiling)]
     shapes = shapes_of(visits, kernel, tiling)
-    types = {**types, **{n: TensorType(s, INTEGER) for n, s in shapes.items()}}
+    types = {**types, **{n: TensorType(s, INDEX_TYPE) for n, s in shapes.items()}}
     strides = {**strides, **{n: contiguous(s) for n, s in shapes.items()}}
     made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, types, tiling)
-    steps: list[Step] = [Allocate(n, s, INTEGER) for n, s in shapes.items()]
+    steps: list[Step] = [Allocate(n, s, INDEX_TYPE) for n, s in shapes.items()]
     steps.append(_launched(made, kernel, types, strides, LISTS, {}, {}))
     steps.append(chain_launch(kernel, types, strides, setting, tiling, visits))
     return [*steps, Release(tuple(shapes))]

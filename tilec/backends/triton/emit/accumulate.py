@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilec.backends.common.code import literal
-from tilec.backends.common.scalars import NARROW, accumulation_dtype, identity
+from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import held_as
 from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.types import NARROW
 
-COMBINE = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
-REDUCE = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.triton}
+COMBINE_TEXT = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
+REDUCE_TEXT = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.triton}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Accumulator:
                 f"{top} = new_top",
             ]
         (acc,) = self.state
-        combined = COMBINE[self.aggregation].format(acc, value)
+        combined = COMBINE_TEXT[self.aggregation].format(acc, value)
         return [f"{acc} = ({combined}).to({triton_type(self.dtype)})"]
 
     def reduce(self, axis: int) -> list[str]:
@@ -92,5 +93,5 @@ class Accumulator:
                 f"{top} = tl.reduce({value}, {axis}, maximum_)",
                 f"{total} = tl.sum(shifted_exp_({value}, tl.expand_dims({top}, {axis})), {axis})",
             ]
-        text = REDUCE[self.aggregation].format(value, axis)
+        text = REDUCE_TEXT[self.aggregation].format(value, axis)
         return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 IMPORTS = "import triton\nimport triton.language as tl\n"
-LIBRARY = "from triton.language.extra import libdevice\n"
+LIBDEVICE_IMPORT = "from triton.language.extra import libdevice\n"
 CALLED = re.compile(r"\b([a-z_]+_)\b")
 
 
@@ -36,5 +36,5 @@ def module_text(kernel: str) -> str:
                 needed[name] = None
                 pending.append(functions[name])
     pieces = [functions[name] for name in functions if name in needed]
-    library = LIBRARY if any("libdevice." in p for p in (*pieces, kernel)) else ""
+    library = LIBDEVICE_IMPORT if any("libdevice." in p for p in (*pieces, kernel)) else ""
     return "\n\n".join([IMPORTS + library, *pieces, kernel])

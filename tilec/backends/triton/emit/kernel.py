@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import Names, indented
+from tilec.backends.common.code import FreshNames, indented
 from tilec.backends.triton.emit.device_text import device_functions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
@@ -61,7 +61,7 @@ class Kernel:
     ):
         """`strides`: of every tensor, in elements. `wide`: positions are 64-bit. `powers`: powers of two below 16 that
         divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there."""
-        self.names = Names(RESERVED)
+        self.names = FreshNames(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
         self.types = types

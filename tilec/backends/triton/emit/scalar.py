@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tilec.backends.common.code import literal
-from tilec.backends.common.scalars import NARROW, count_uses, fit, fold, value_children
+from tilec.backends.common.scalars import count_uses, fit, fold_literals, value_children
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.errors import TileError
@@ -22,9 +22,9 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, is_integer, promote
+from tilec.ir.types import NARROW, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, is_integer, promote
 
-DEEPEST = 6  # operators nested in one line
+MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
@@ -91,7 +91,7 @@ class Evaluator:
             if e in self._values:
                 continue
             v = self._make(e)
-            named = self._uses[e] > 1 or v.depth > DEEPEST
+            named = self._uses[e] > 1 or v.depth > MOST_NESTED
             if v.held is not None and isinstance(e, Call) and named:
                 v = Value(self.frame.assign("t", v.code, v.variables), v.type, v.held, v.variables, exact=v.exact)
             self._values[e] = v
@@ -176,7 +176,7 @@ class Evaluator:
                 return four
         result = call_type(e.function, [a.type for a in args], e.span)
         if all(a.number is not None for a in args):
-            folded = fold(e.function, [a.number for a in args if a.number is not None], result)
+            folded = fold_literals(e.function, [a.number for a in args if a.number is not None], result)
             if folded is not None:
                 return _number(folded, result)
         code, held = self._text(e.function, args, result)

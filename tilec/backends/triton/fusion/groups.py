@@ -17,8 +17,7 @@ from tilec.backends.common.chains.recognise import Chained, chained, reads_of, w
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.grow_groups import (
-    Candidate,
-    Types,
+    GroupCandidate,
     form_of,
     grown,
     reduced,
@@ -35,7 +34,7 @@ from tilec.ir.program import (
     Statement,
     reads,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
 
 
@@ -98,7 +97,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     kept = with_reads(program, chains.kernels.values())
     for output in (*taken_by_products(kept, types, forms), *members):
         forms.pop(output, None)
-    found: list[Candidate] = []
+    found: list[GroupCandidate] = []
     free = dict(forms)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in free:
@@ -115,7 +114,7 @@ def grouped(program: Program, types: Types) -> Grouped:
 # putting the program together
 
 
-def _order(program: Program, candidates: Sequence[Candidate], chains: Chained) -> list[tuple[str, ...]] | None:
+def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chained) -> list[tuple[str, ...]] | None:
     """Outputs by kernel, each after what it reads; None where groups need each other."""
     unit_of: dict[str, object] = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
     unit_of |= {s.output: kernel.outputs for kernel in chains.kernels.values() for s in kernel.statements}
@@ -141,7 +140,7 @@ def _order(program: Program, candidates: Sequence[Candidate], chains: Chained) -
     return order
 
 
-def _assembled(program: Program, types: Types, candidates: Sequence[Candidate], chains: Chained) -> Grouped:
+def _assembled(program: Program, types: Types, candidates: Sequence[GroupCandidate], chains: Chained) -> Grouped:
     if not candidates:
         return Grouped(program, types, {})
     order = _order(program, candidates, chains)
@@ -178,7 +177,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[Candidate], 
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
 
 
-def _cut(s: Statement, name: str, c: Candidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
+def _cut(s: Statement, name: str, c: GroupCandidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:
     """The aggregation of each row, of that name and held as wide as it is computed, and that of all. `types` learns the
     former's."""
     rows = [v for v in c.rows if c.extent[v] > 1]

@@ -7,43 +7,37 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.emit.epilogue import at_hand, riders
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, accesses_in, index_variables, reads, reads_itself, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
-MULTIPROCESSORS = PLANNED_FOR.multiprocessors
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
-LAUNCH = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
+LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
-WORTH = 1.15  # bytes apart over bytes together, at least
-Types = Mapping[str, TensorType]
+LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
 
 
 @dataclass(frozen=True)
-class Form:
+class LoopNest:
     """A statement as a walk over a box: the extent of each variable."""
 
     statement: Statement
     extent: Mapping[str, int]
 
 
-def variables_of(s: Statement) -> tuple[str, ...]:
-    guard = () if s.guard is None else (s.guard,)
-    return index_variables(*(s.index or ()), s.body, *guard, *(c.expr for c in s.constraints))
-
-
 def accesses(s: Statement) -> Iterator[Access]:
     yield from accesses_in(s.body, s.guard)
 
 
-def form_of(s: Statement, types: Types) -> Form | None:
+def form_of(s: Statement, types: Types) -> LoopNest | None:
     """None where the statement is no walk over a box, or reads less than it walks, as products do."""
     if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
         return None
@@ -64,7 +58,7 @@ def form_of(s: Statement, types: Types) -> Form | None:
         extent[v] = min(sizes)
     if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses(s)):
         return None
-    form = Form(s, extent)
+    form = LoopNest(s, extent)
     if any(extent[v] > 1 for v in reductions):
         many = {v for v, n in extent.items() if n > 1}
         if s.aggregation == "assign" or not any(many <= _bare(a) for a in bounding):
@@ -78,7 +72,7 @@ def _bare(a: Access) -> set[str]:
     return set(bare) if len(set(bare)) == len(bare) else set()
 
 
-def taken_by_products(program: Program, types: Types, forms: Mapping[str, Form]) -> set[str]:
+def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
     """Outputs of elementwise statements that ride on a product's kernel or on a recurrence's."""
     taken: set[str] = set()
     for place, s in enumerate(program.statements):
@@ -90,7 +84,7 @@ def taken_by_products(program: Program, types: Types, forms: Mapping[str, Form])
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GroupCandidate:
     """Members over shared variables, those that follow their sums, and which of them are sums over rows or are cut."""
 
     members: tuple[Statement, ...]
@@ -102,7 +96,7 @@ class Candidate:
     cut: frozenset[str]
 
 
-def grown(seed: Form, free: Mapping[str, Form], program: Program, types: Types) -> Candidate | None:
+def grown(seed: LoopNest, free: Mapping[str, LoopNest], program: Program, types: Types) -> GroupCandidate | None:
     shared = Shared(seed, types)
     pending = True
     while pending:
@@ -139,7 +133,7 @@ def _candidate(
     extent: Mapping[str, int],
     busy: float,
     types: Types,
-) -> Candidate | None:
+) -> GroupCandidate | None:
     """The kernel of these members over rows and columns; None where it would not pay."""
     members, after, sums, cut = found
     if len(members) < 2:
@@ -150,13 +144,13 @@ def _candidate(
         return None
     if not _pays(program, members, sums | cut, types, busy if statistics else 1.0):
         return None
-    return Candidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
+    return GroupCandidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
 
 
 class Shared:
     """Statements renamed to the variables of the first one."""
 
-    def __init__(self, seed: Form, types: Types):
+    def __init__(self, seed: LoopNest, types: Types):
         self.types = types
         self.extent = dict(seed.extent)
         self.statements: dict[str, Statement] = {}
@@ -176,7 +170,7 @@ class Shared:
             if forms not in self._read.setdefault(a.tensor, []):
                 self._read[a.tensor].append(forms)
 
-    def admit(self, form: Form) -> bool:
+    def admit(self, form: LoopNest) -> bool:
         """Take the statement in if its variables can be matched with the group's, through the tensors both touch."""
         match = self._match(form)
         if match is None:
@@ -198,7 +192,7 @@ class Shared:
         self.extent[name] = 1
         return name
 
-    def _match(self, form: Form) -> dict[str, str] | None:
+    def _match(self, form: LoopNest) -> dict[str, str] | None:
         s = form.statement
         match: dict[str, str] = {}
         touched = [Access(s.output, s.index or ()), *accesses(s)]
@@ -369,8 +363,8 @@ def _pays(program: Program, members: Sequence[Statement], late: set[str], types:
     each = [sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in types) for s in members]
     read = {n for s in members for n in reads(s) if n in types} - names
     together = sum(size_in_bytes(types[n]) for n in read | set(stored_outside(program, names)) | late)
-    saves = sum(each) >= WORTH * together
-    return saves and sum(each) + LAUNCH * (len(members) - 1) >= together / busy
+    saves = sum(each) >= LEAST_FUSION_GAIN * together
+    return saves and sum(each) + LAUNCH_BYTES * (len(members) - 1) >= together / busy
 
 
 def stored_outside(program: Program, names: set[str]) -> set[str]:

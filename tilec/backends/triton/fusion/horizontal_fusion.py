@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.plan.plan import Launch
 
-KERNEL = re.compile(r"^@triton\.jit[^\n]*\ndef (\w+)\(\n?(.*?)\n?\):\n", re.M | re.S)
-PLAIN = re.compile(r"do_not_specialize=\[(.*?)\]")
+KERNEL_TEXT = re.compile(r"^@triton\.jit[^\n]*\ndef (\w+)\(\n?(.*?)\n?\):\n", re.M | re.S)
+DO_NOT_SPECIALIZE = re.compile(r"do_not_specialize=\[(.*?)\]")
 
 
-def alike(launches: Sequence[Launch]) -> bool:
+def fusable(launches: Sequence[Launch]) -> bool:
     """Whether launches can be one: compiled alike, and none that leaves early, which functions cannot, or waits for its
     like."""
     first = launches[0]
@@ -31,11 +31,11 @@ def alike(launches: Sequence[Launch]) -> bool:
 
 def _own(launch: Launch) -> str:
     """The kernel's text without those of the functions that it calls."""
-    return next(launch.text[m.start() :] for m in KERNEL.finditer(launch.text) if m[1] == launch.kernel)
+    return next(launch.text[m.start() :] for m in KERNEL_TEXT.finditer(launch.text) if m[1] == launch.kernel)
 
 
 def together(launches: Sequence[Launch], name: str) -> Launch:
-    """One launch of them all, called that; see `alike`."""
+    """One launch of them all, called that; see `fusable`."""
     pieces: list[str] = []
     arguments: list[tuple[str, object]] = []
     constants: list[tuple[str, object]] = []
@@ -44,9 +44,9 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
     first = 0
     for place, one in enumerate(launches):
         own = _own(one)
-        found = KERNEL.match(own)
+        found = KERNEL_TEXT.match(own)
         assert found is not None
-        kept = {w.strip(' "') for group in PLAIN.findall(own[: found.end()]) for w in group.split(",")}
+        kept = {w.strip(' "') for group in DO_NOT_SPECIALIZE.findall(own[: found.end()]) for w in group.split(",")}
         body = own[found.end() :]
         for axis in range(3):
             body = body.replace(f"tl.program_id({axis})", f"program_{axis}")

@@ -29,7 +29,7 @@ def coalesce(seen: Viewed) -> Viewed:
     pending = True
     while pending:
         pending = False
-        for outer, inner in candidates(seen.statement):
+        for outer, inner in coalescable(seen.statement):
             merged = merge(seen, outer, inner)
             if merged is not None:
                 seen, pending = merged, True
@@ -37,7 +37,7 @@ def coalesce(seen: Viewed) -> Viewed:
     return seen
 
 
-def candidates(s: Statement) -> list[tuple[str, str]]:
+def coalescable(s: Statement) -> list[tuple[str, str]]:
     """Pairs of variables that stand bare at neighbouring axes of the output or, in neither, of an access."""
     outputs = [linear(e).bare for e in s.index or ()]
     pairs = [(a, b) for a, b in itertools.pairwise(outputs) if a is not None and b is not None and a != b]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, Dot, accesses_in
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.matmul.dot import LEAST, Dot, operand_accesses
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear
+from tilec.ir.types import ITEM_BYTES
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,15 @@ TILES = {  # the larger first; each with enough work in flight for its size
     8: ((64, 64, 16, 4, 2), (32, 64, 16, 4, 2), (32, 32, 16, 4, 2)),
     1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
 }
+LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
-SIZES = {"int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-PROCESSORS = PLANNED_FOR.multiprocessors
 
 
 def choose_config(dot: Dot, space: Space, shared: int = PLANNED_FOR.shared) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
     split; with as many stages as `shared` bytes of on-chip memory hold."""
     config = _untuned(dot, space)
-    size = SIZES[dot.dtype]
+    size = ITEM_BYTES[dot.dtype]
     while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * size > shared:
         config = replace(config, stages=config.stages - 1)
     while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
@@ -56,19 +56,19 @@ def choose_config(dot: Dot, space: Space, shared: int = PLANNED_FOR.shared) -> C
 def _untuned(dot: Dot, space: Space) -> Config:
     m, n, k = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
     batch = space.count(dot.batch) * len(space.classes)
-    tiles = TILES[SIZES[dot.dtype]]
+    tiles = TILES[ITEM_BYTES[dot.dtype]]
     fitting = [t for t in tiles if t[0] <= max(32, 2 * power_of_two(m) // 2) and t[1] <= max(32, power_of_two(n))] or [
         tiles[-1]
     ]
     for t in fitting:
-        if -(-m // t[0]) * -(-n // t[1]) * batch >= PROCESSORS:
+        if -(-m // t[0]) * -(-n // t[1]) * batch >= MULTIPROCESSORS:
             return _config(t, m, n, k)
     t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
     programs = -(-m // t[0]) * -(-n // t[1]) * batch
     steps = -(-k // t[2])
     beside = 8 if min(m, n) < LEAST else 2  # programs that a multiprocessor runs side by side
-    parts = max(1, min(beside * PROCESSORS // programs, steps // 8))
-    if parts == 1 and programs < PROCESSORS:
+    parts = max(1, min(beside * MULTIPROCESSORS // programs, steps // 8))
+    if parts == 1 and programs < MULTIPROCESSORS:
         t = fitting[-1]
     return replace(_config(t, m, n, k), parts=parts)
 
@@ -83,7 +83,7 @@ def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[s
     summed = list(dot.summed)
     moves: dict[str, float] = dict.fromkeys(summed, math.inf)
     for f in (*dot.left, *dot.right):
-        for a in accesses_in(f):
+        for a in operand_accesses(f):
             for e, stride in zip(a.index, seen.strides[a.tensor], strict=True):
                 for v in linear(e).variables():
                     if v in moves and stride:

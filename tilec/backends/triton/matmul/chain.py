@@ -14,7 +14,7 @@ import opt_einsum
 
 from tilec.backends.common.terms import product_of, split_factors
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LAUNCH, LEAST, MEMORY, PRODUCTS, TERMS
+from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, LEAST, MEMORY_BYTES, PRODUCTS, TERMS
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
@@ -103,7 +103,7 @@ def _seconds(
             rate = PRODUCTS[dtype] if min(map(count, roles)) >= LEAST else TERMS
         if left and width * count(written) > MOST_STORED:
             return math.inf
-        total += count(every) / rate + width * sum(map(count, (*chosen, written))) / MEMORY + LAUNCH
+        total += count(every) / rate + width * sum(map(count, (*chosen, written))) / MEMORY_BYTES + LAUNCH_SECONDS
         left.append(written)
     return total
 

@@ -17,16 +17,15 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.cost import size_in_bytes
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
-from tilec.ir.types import FLOATS
+from tilec.ir.types import FLOATS, NARROW
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
-NARROW = ("float16", "bfloat16")
 # points a second, as measured on an H200: of a sum term by term; of a product on tensor cores, of which kernels that
 # read through pointers reach a share. Bytes a second of memory, seconds of a launch.
 TERMS = 4e12
 PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
 POINTERS = 0.25
-MEMORY, LAUNCH = 4e12, 5e-6
+MEMORY_BYTES, LAUNCH_SECONDS = 4e12, 5e-6
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Dot:
     dtype: str
 
 
-def recognise(space: Space, seen: Viewed) -> Dot | None:
+def recognise_dot(space: Space, seen: Viewed) -> Dot | None:
     """The statement as a product of two operands, None where it is none, or too small for tensor cores."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored:
@@ -78,7 +77,7 @@ def sides_of(factors: list[Expr], space: Space) -> Dot | None:
     wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in factors:
-        groups.setdefault(variables_of(f) & wide, []).append(f)
+        groups.setdefault(variables_outside(f) & wide, []).append(f)
     sides = _two_sides(groups, space, wide)
     if sides is None:
         return None
@@ -119,7 +118,7 @@ def _stored(f: Expr, seen: Viewed) -> str | None:
     return None
 
 
-def variables_of(e: Expr) -> frozenset[str]:
+def variables_outside(e: Expr) -> frozenset[str]:
     match e:
         case Inside():
             return frozenset()
@@ -129,7 +128,7 @@ def variables_of(e: Expr) -> frozenset[str]:
             return frozenset((name,))
         case Pad():
             return frozenset(index_variables(e))
-    return frozenset().union(*(variables_of(c) for c in children(e)))
+    return frozenset().union(*(variables_outside(c) for c in children(e)))
 
 
 def _two_sides(groups, space: Space, wide: set[str]):
@@ -156,7 +155,7 @@ def _zeros(space: Space, wide: set[str], left: frozenset[str], right: frozenset[
     found: tuple[list, list, list] = ([], [], [])
     guard = space.statement.guard
     for c in (*space.valid, *(() if guard is None else (guard,))):
-        variables = (free(c.form) if isinstance(c, Condition) else variables_of(c)) & wide
+        variables = (free(c.form) if isinstance(c, Condition) else variables_outside(c)) & wide
         places = (left, right, outputs)
         home = next((k for k, p in enumerate(places) if variables <= p), None)
         if home is None:
@@ -184,12 +183,12 @@ def worthwhile_padded(dot: Dot, space: Space, seen: Viewed) -> bool:
     repeated = space.count(dot.batch) * len(space.classes)
     terms = math.prod(counts) * repeated / TERMS
     products = math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * PRODUCTS[dot.dtype])
-    read = {a.tensor for f in (*dot.left, *dot.right) for a in accesses_in(f)}
-    moved = sum(size_in_bytes(seen.types[name]) for name in (*read, space.statement.output)) / MEMORY
-    return terms > 2 * max(products, moved, LAUNCH)
+    read = {a.tensor for f in (*dot.left, *dot.right) for a in operand_accesses(f)}
+    moved = sum(size_in_bytes(seen.types[name]) for name in (*read, space.statement.output)) / MEMORY_BYTES
+    return terms > 2 * max(products, moved, LAUNCH_SECONDS)
 
 
-def accesses_in(e: Expr) -> list[Access]:
+def operand_accesses(e: Expr) -> list[Access]:
     if isinstance(e, Access):
         return [e]
-    return [a for c in children(e) for a in accesses_in(c)]
+    return [a for c in children(e) for a in operand_accesses(c)]

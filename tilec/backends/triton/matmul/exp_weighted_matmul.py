@@ -21,15 +21,15 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_of, worthwhile
+from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
 from tilec.backends.triton.matmul.logsumexp_matmul import (
-    LOWEST,
-    NOTHING,
+    FINITE_LOWEST,
+    LOG_ZERO,
     ExponentialWriter,
-    finite,
-    joined,
+    added_terms,
+    finite_text,
     top_of,
-    where,
+    where_text,
 )
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Statement
@@ -75,9 +75,13 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     terms, added = split_terms(exponentials[0].args[0], seen.types)
     wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     weighing = [*others, *(() if s.guard is None else (s.guard,))]
-    known = frozenset().union(*(variables_of(f) for f in weighing)) & wide
-    beside = [t for t in terms if not variables_of(t) & wide <= known and variables_of(t) & wide <= set(space.outputs)]
-    right = [t for t in terms if t not in beside and not variables_of(t) & wide <= known]
+    known = frozenset().union(*(variables_outside(f) for f in weighing)) & wide
+    beside = [
+        t
+        for t in terms
+        if not variables_outside(t) & wide <= known and variables_outside(t) & wide <= set(space.outputs)
+    ]
+    right = [t for t in terms if t not in beside and not variables_outside(t) & wide <= known]
     weight = [t for t in terms if t not in beside and t not in right]
     if not beside or not right:
         return None
@@ -89,8 +93,8 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
         top_of(
             s,
             name,
-            tuple(v for v in order if any(v in variables_of(t) for t in side)),
-            joined(side, dtype),
+            tuple(v for v in order if any(v in variables_outside(t) for t in side)),
+            added_terms(side, dtype),
             dtype,
             space,
             seen.types,
@@ -100,22 +104,22 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     p, q = (Access(t.output, t.index or ()) for t in tops)
     # in an order that the sums of one exponent by its several terms have in common, so that their weights are equal
     (_, first_top), (_, second_top) = sorted(((repr(beside), p), (repr(right), q)), key=lambda pair: pair[0])
-    lifted = joined([finite(first_top), finite(second_top), *weight], dtype)
+    lifted = added_terms([finite_text(first_top), finite_text(second_top), *weight], dtype)
     least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), FEW_POINTS))
     sure = Call("le", (lifted, Float(least)))
     lift = Call("select", (sure, Call("exp", (lifted,)), Float(math.nan)))
     weights = tuple(Call(dtype, (f,)) for f in others)
     left = product_of([*weights, lift])
-    spread = Call("exp", (Call("sub", (joined(right, dtype), finite(q))),))
+    spread = Call("exp", (Call("sub", (added_terms(right, dtype), finite_text(q))),))
     found = sides_of([left, spread], space)
     if found is None:
         return None
     dot = replace(found, scale=split[1], dtype=dtype)
     if not worthwhile(dot, space):
         return None
-    near, far = joined(beside, dtype), joined(right, dtype)
-    factor = Call("exp", (Call("sub", (near, finite(p))),))
-    inside = joined(weight, dtype) if weight else None
+    near, far = added_terms(beside, dtype), added_terms(right, dtype)
+    factor = Call("exp", (Call("sub", (near, finite_text(p))),))
+    inside = added_terms(weight, dtype) if weight else None
     first = found.left == (left,)
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
 
@@ -143,14 +147,14 @@ class WeightedWriter(ExponentialWriter):
         def multiply(rows: Frame, columns: Frame) -> None:
             weighing, spreading = (rows, columns) if found.first else (columns, rows)
             far = self._terms(spreading, found.far)
-            k.emit(f"far_top = tl.maximum(tl.max({far}, {axis}), {LOWEST})")
+            k.emit(f"far_top = tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
             spread = f"libdevice.exp({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
             operands = (weight, spread) if found.first else (spread, weight)
             k.emit(f"total = tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
 
         return [
-            f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {NOTHING}), {axis}), {LOWEST})",
+            f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {LOG_ZERO}), {axis}), {FINITE_LOWEST})",
             f"total = tl.full((BM, BN), 0, {triton_type(dtype)})",
             *self._blocks(multiply, rare=True),
             f"total = tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)",
@@ -169,14 +173,14 @@ class WeightedWriter(ExponentialWriter):
         k.emit(f"lifted = {exponent}")
         lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
         code = " * ".join([*factors, lift])
-        k.emit(f"weight = {where(tests, code, '0.0')}")
+        k.emit(f"weight = {where_text(tests, code, '0.0')}")
         return "weight"
 
     def _exact(self) -> list[str]:
         """Point by point, by the statement's own factors."""
 
         def step(values: list[str], tests: list[str]) -> Sequence[str]:
-            return (f"total += {where(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
+            return (f"total += {where_text(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
 
         return [
             f"total = tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})",

@@ -25,12 +25,12 @@ from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, dot_is_whole, variables_of
+from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Access, Call, Expr, Statement
-from tilec.ir.types import CASTS, FLOATS
+from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
@@ -268,7 +268,7 @@ class DotWriter:
         tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
         if not own or not isinstance(lone, Access):
             tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
-        axes = frame.dimensions(frozenset().union(*(variables_of(f) for f in factors)))
+        axes = frame.dimensions(frozenset().union(*(variables_outside(f) for f in factors)))
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, 0)"
         if isinstance(lone, Access) and frame.tails.keys() - axes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilec.backends.base import Options
-from tilec.backends.common.code import Names
+from tilec.backends.common.code import FreshNames
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines
-from tilec.backends.torch.matmul.convolution import recognise as recognise_convolution
-from tilec.backends.torch.matmul.product import product
+from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
+from tilec.backends.torch.matmul.product import product_lines
+from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot
@@ -22,8 +22,6 @@ from tilec.backends.triton.plan.plan import Step, TorchLines, python_name
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType
-
-RESERVED = ("torch", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
 
 
 def library_steps(
@@ -54,7 +52,7 @@ def library_steps(
     lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
     if not plain or not lone:
         return None
-    found = product(task)
+    found = product_lines(task)
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
@@ -67,7 +65,7 @@ def _slow(c: Convolution) -> bool:
 
 def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:
     local = {name: python_name(name) for name in types}
-    names = Names((*RESERVED, *local.values()))
+    names = FreshNames((*RESERVED_IN_TORCH, *local.values()))
     return Task(flat, flat, defracted, types, local, names, Options(memory_budget=2**40), True)
 
 

@@ -11,11 +11,12 @@ term by term. Elements that are certain keep what they have, so that none depend
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import Condition
+from tilec.backends.common.scalars import LEAST_CERTAIN
 from tilec.backends.common.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
@@ -40,16 +41,13 @@ from tilec.ir.program import (
     Statement,
     index_variables,
 )
-from tilec.ir.types import FLOATS, TensorType
+from tilec.ir.types import FLOATS, TensorType, Types
 
-Types = Mapping[str, TensorType]
-
-CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}
 CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
-LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
+FINITE_LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 TOGETHER = 2  # points whose reads come first where single terms are added
-NOTHING = "float('-inf')"
-Step = Callable[[list[str], list[str]], Sequence[str]]
+LOG_ZERO = "float('-inf')"
+WriteStep = Callable[[list[str], list[str]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     found = sides_of(terms, space)
     if found is None:
         return None
-    left, right = (joined(side, dtype) for side in (found.left, found.right))
+    left, right = (added_terms(side, dtype) for side in (found.left, found.right))
     outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
     tops = tuple(
         top_of(s, name, variables, side, dtype, space, seen.types)
@@ -86,7 +84,8 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     )
     reads = tuple(Access(t.output, t.index or ()) for t in tops)
     operands = tuple(
-        (Call("exp", (Call("sub", (side, finite(read))),)),) for side, read in zip((left, right), reads, strict=True)
+        (Call("exp", (Call("sub", (side, finite_text(read))),)),)
+        for side, read in zip((left, right), reads, strict=True)
     )
     dot = replace(found, left=operands[0], right=operands[1], dtype=dtype)
     if not worthwhile(dot, space):
@@ -94,16 +93,16 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
-def where(tests: Sequence[str], code: str, other: str) -> str:
+def where_text(tests: Sequence[str], code: str, other: str) -> str:
     return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})" if tests else code
 
 
-def joined(terms: Sequence[Expr], dtype: str) -> Expr:
+def added_terms(terms: Sequence[Expr], dtype: str) -> Expr:
     """The terms added in this type, whatever narrower ones they have themselves."""
     return sum_of([Call(dtype, (t,)) for t in terms])
 
 
-def finite(read: Expr) -> Expr:
+def finite_text(read: Expr) -> Expr:
     infinite = Call("lt", (Call("abs", (read,)), Float(float("inf"))))
     return Call("select", (infinite, read, Float(0.0)))
 
@@ -217,10 +216,10 @@ class ExponentialWriter(DotWriter):
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         shape = tuple_text([BLOCKS[a] for a in frame.axes])
         name = k.names.fresh("terms")
-        k.emit(f"{name} = tl.broadcast_to({where(tests, code, NOTHING)}, {shape})")
+        k.emit(f"{name} = tl.broadcast_to({where_text(tests, code, LOG_ZERO)}, {shape})")
         return name
 
-    def _each(self, factors: Sequence[Expr], step: Step) -> list[str]:
+    def _each(self, factors: Sequence[Expr], step: WriteStep) -> list[str]:
         """A loop over the program's own points of the reduction, few at a time: `step` makes its lines of the factors'
         values and the tests that the point is valid."""
         k, dot = self.kernel, self.dot
@@ -257,10 +256,10 @@ class LogWriter(ExponentialWriter):
         """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = Evaluator(frame, *log.reads, *map(finite, log.reads))
+        evaluator = Evaluator(frame, *log.reads, *map(finite_text, log.reads))
         raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
-        left, right = (evaluator.tensor(evaluator.value(finite(r)), log.dot.dtype) for r in log.reads)
-        none = [f"({r} == {NOTHING})" for r in raw]
+        left, right = (evaluator.tensor(evaluator.value(finite_text(r)), log.dot.dtype) for r in log.reads)
+        none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.emit(f"base = {left} + {right}")
         sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
@@ -272,7 +271,7 @@ class LogWriter(ExponentialWriter):
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
         no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
         logarithm.)"""
-        least = f"{literal(CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
+        least = f"{literal(LEAST_CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
         test = f"({total} >= {least}) & ({total} < float('inf'))"
         return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
 
@@ -282,7 +281,7 @@ class LogWriter(ExponentialWriter):
 
         def count(rows: Frame, columns: Frame) -> None:
             left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
-            there = [f"({side} != {NOTHING}).to(tl.float16)" for side in (left, right)]
+            there = [f"({side} != {LOG_ZERO}).to(tl.float16)" for side in (left, right)]
             self.kernel.emit(f"pairs = tl.dot({there[0]}, {there[1]}, pairs)")
 
         bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
@@ -297,15 +296,15 @@ class LogWriter(ExponentialWriter):
         output is for that, by a read of it that reads nothing."""
         dtype = triton_type(self.dot.dtype)
 
-        def with_value(line: str) -> Step:
-            return lambda values, tests: (f"value = {where(tests, ' + '.join(values), NOTHING)}", line)
+        def with_value(line: str) -> WriteStep:
+            return lambda values, tests: (f"value = {where_text(tests, ' + '.join(values), LOG_ZERO)}", line)
 
         s, sides = self.space.statement, (self.log.left, self.log.right)
         output = self.riding[-1].output if self.riding else s.output
         place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         return [
             f"zeros = tl.load({place}, mask={NEVER}, other=0)",
-            f"top = tl.where(zeros == 0, tl.full((BM, BN), {NOTHING}, {dtype}), tl.full((BM, BN), 0, {dtype}))",
+            f"top = tl.where(zeros == 0, tl.full((BM, BN), {LOG_ZERO}, {dtype}), tl.full((BM, BN), 0, {dtype}))",
             *self._each(sides, with_value("top = maximum_(top, value)")),
             "highest = tl.where(tl.abs(top) < float('inf'), top, 0.0)",
             f"total = tl.where(zeros == 0, tl.full((BM, BN), 0, {dtype}), tl.full((BM, BN), 1, {dtype}))",

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import inner_variables
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
 from tilec.backends.triton.matmul.dot import Dot
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
@@ -21,7 +21,6 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
-LEAST_REUSE = 64  # times that each element must be used
 
 
 def packed(

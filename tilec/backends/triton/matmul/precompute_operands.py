@@ -17,18 +17,18 @@ from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import NARROW, Dot, accesses_in, variables_of
-from tilec.backends.triton.plan.plan import Allocate, Prepared, Release, Step
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE
+from tilec.backends.triton.matmul.dot import Dot, operand_accesses, variables_outside
+from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
-from tilec.backends.triton.pointwise.tiling import choose_tiling
+from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
-from tilec.ir.types import FLOATS, TensorType
+from tilec.ir.types import FLOATS, NARROW, TensorType
 
-LEAST_REUSE = 64  # times that each element must be used
 COSTLY = re.compile(r"libdevice\.|\b(?!maximum_|minimum_)[a-z_]+_\(")  # in a function's text
 
 
@@ -59,7 +59,7 @@ def hoisted(
         if own is None or own.valid or not own.covers:
             return None
         made = partial(assignment, own, seen, s, wide)
-        before += [Prepared(s, seen.types, seen.strides, wide, made)] if together else made()
+        before += [Request(s, seen.types, seen.strides, wide, made)] if together else made()
         after.append(Release((s.output,)))
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
     if not before:
@@ -97,8 +97,8 @@ def _assigned(
     """A statement that assigns the body over its own variables, `last` at the end, its shape, and how it is read; None
     where the tensor would be larger than what it is read from."""
     low, extent = space.low[0], space.extent[0]
-    names = variables_of(body)
-    accesses = accesses_in(body)
+    names = variables_outside(body)
+    accesses = operand_accesses(body)
     if any(space.single(v) for v in names):
         return None  # it would be summed over all of its axis in a statement of its own
     largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape), default=None)
@@ -125,14 +125,14 @@ def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, 
     side is computed once for all points of the other. Steps, the statement over it, and steps afterwards; None where
     nothing is gained."""
     s = space.statement
-    if len(space.classes) != 1 or not choose_tiling(space, seen).outer:
+    if len(space.classes) != 1 or not choose_pointwise_tiling(space, seen).outer:
         return None
     before: list[Step] = []
     after: list[Step] = []
     found: dict[Expr, Expr] = {}
     outputs = {v for v in space.outputs if not space.single(v)}
     for e in _costly(s.body, outputs, set(space.reductions)):
-        others = tuple(v for v in space.outputs if v in outputs - variables_of(e))
+        others = tuple(v for v in space.outputs if v in outputs - variables_outside(e))
         dtype = expression_type(e, seen.types).dtype
         if e in found or space.count(others) < LEAST_REUSE or dtype not in FLOATS:
             continue
@@ -161,7 +161,7 @@ def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:
     """The largest subexpressions that a reduction would compute again for each of the outputs that they do not know,
     and that divide or call the device's library."""
-    names = variables_of(e)
+    names = variables_outside(e)
     heavy = [x for x in walk(e) if isinstance(x, Call) and COSTLY.search(FUNCTIONS[x.function].triton or "")]
     if heavy and names & summed and outputs - names:
         yield e

@@ -16,10 +16,10 @@ from functools import partial
 
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import Config
-from tilec.backends.triton.matmul.dot import Dot, variables_of
-from tilec.backends.triton.matmul.precompute_operands import LEAST_REUSE, assignment, operand_of
-from tilec.backends.triton.plan.plan import Prepared, Release, Step
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
+from tilec.backends.triton.matmul.dot import Dot, variables_outside
+from tilec.backends.triton.matmul.precompute_operands import assignment, operand_of
+from tilec.backends.triton.plan.plan import Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.program import Access, Call, Expr
 from tilec.ir.types import TensorType
@@ -64,7 +64,7 @@ def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Ste
         if operand is None:
             return None
         whole, shape, _ = operand
-        if not (variables_of(whole.body) & set(own) and variables_of(whole.body) & set(dot.summed)):
+        if not (variables_outside(whole.body) & set(own) and variables_outside(whole.body) & set(dot.summed)):
             return None  # a block that is the same along one of its axes
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
@@ -74,7 +74,7 @@ def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Ste
             alone = build_space(s, seen.types)
             if alone is None or alone.valid or not alone.covers:
                 return None
-            steps.append(Prepared(s, seen.types, seen.strides, wide, partial(assignment, alone, seen, s, wide)))
+            steps.append(Request(s, seen.types, seen.strides, wide, partial(assignment, alone, seen, s, wide)))
             reads.append(Access(s.output, s.index or ()))
             names.append(s.output)
         found.append(tuple(reads))

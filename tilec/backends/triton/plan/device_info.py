@@ -26,3 +26,5 @@ DEVICES = {
 # How a sum is split decides how it is rounded, and results depend on shapes alone: splits, and the tiles that they
 # follow from, are planned for this device, whichever runs them. Limits are those of the device itself.
 PLANNED_FOR = DEVICES["sm_90"]
+MULTIPROCESSORS = PLANNED_FOR.multiprocessors
+TWO_A_MULTIPROCESSOR = 2 * MULTIPROCESSORS  # programs: with fewer, some multiprocessors wait

@@ -123,7 +123,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Request:
     """A tensor that a statement's kernel reads beside inputs. Others may ask for the same, or for one over the same
     points, so how it is made is said when all steps are there (`prepared.py`): none is left in a plan. `alone`: steps
     that make it by itself; types and strides are those of the views that its statement indexes."""
@@ -136,7 +136,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Part:
+class SubPlan:
     """A program of its own within a plan, whose tensors it alone knows: it is given `inputs` and makes its plan's
     outputs, both under the names that they have outside. `types` of what it names; `program`: the statements."""
 
@@ -147,7 +147,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SlabInput:
     """What a slab is given as `name`: a tensor, whole (`axis` None) or its rows of that dimension. `copied`: in memory
     of its own, since the rows of some slabs would begin at an address that others' do not have the alignment of."""
 
@@ -158,7 +158,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Result:
+class SlabResult:
     """What a slab makes: rows of a tensor (`axis`), written there (`in_place`) or copied afterwards, or a part of it
     that the text `combined` adds."""
 
@@ -176,14 +176,14 @@ class Slabs:
 
     size: int
     rows: int
-    whole: Part
-    rest: Part | None
-    given: tuple[Slice, ...]
-    results: tuple[Result, ...]
+    whole: SubPlan
+    rest: SubPlan | None
+    given: tuple[SlabInput, ...]
+    results: tuple[SlabResult, ...]
     start: str | None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SubPlan, ...]:
         return (self.whole,) if self.rest is None else (self.whole, self.rest)
 
     @property
@@ -191,7 +191,7 @@ class Slabs:
         return -(-self.size // self.rows)
 
 
-Step = Allocate | Prepared | Launch | Repeat | Table | TorchLines | Release | Part | Slabs
+Step = Allocate | Request | Launch | Repeat | Table | TorchLines | Release | SubPlan | Slabs
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,10 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SubPlan]:
         """The programs within the plan and within those, innermost first."""
         for s in self.steps:
-            for part in (s,) if isinstance(s, Part) else s.parts if isinstance(s, Slabs) else ():
+            for part in (s,) if isinstance(s, SubPlan) else s.parts if isinstance(s, Slabs) else ():
                 yield from part.plan.parts()
                 yield part
 
@@ -217,7 +217,7 @@ class Plan:
                     found.append(s)
                 case Repeat(launch=launch):
                     found.append(launch)
-                case Part(plan=plan):
+                case SubPlan(plan=plan):
                     found += plan.launches()
                 case Slabs():
                     found += [launch for part in s.parts for launch in part.plan.launches()]
@@ -248,7 +248,7 @@ def _described(step: Step) -> Iterator[str]:
             yield from (f"    {line}" for line in step.lines)
         case Release(tensors):
             yield f"release {_names(tensors)}"
-        case Part():
+        case SubPlan():
             yield f"part({_names(step.inputs)}):"
             yield from (f"    {line}" for line in str(step.plan).splitlines())
         case Slabs():
@@ -279,7 +279,7 @@ def temporary_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
                 made = {tensor: size_in_bytes(TensorType(shape, dtype))}
             case TorchLines(writes=writes):
                 made = {n: size_in_bytes(types[n]) for n in writes if n in types}
-            case Part(plan=own, types=known):
+            case SubPlan(plan=own, types=known):
                 inner = temporary_bytes(own, known)
                 made = {n: size_in_bytes(known[n]) for n in own.outputs}
             case Slabs():
@@ -297,7 +297,7 @@ def repeated_bytes(plan: Plan) -> int:
     """Bytes that slabs move and the whole would not: what each of them reads anew, and sums that it adds to."""
     total = 0
     for step in plan.steps:
-        if isinstance(step, Part):
+        if isinstance(step, SubPlan):
             total += repeated_bytes(step.plan)
         elif isinstance(step, Slabs):
             types = step.whole.types

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 

@@ -32,7 +32,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     tests_of_reads,
     whole_blocks,
 )
-from tilec.backends.triton.pointwise.tiling import Tiling, choose_tiling, combining, passes_once
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining, passes_once
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -42,7 +42,7 @@ def pointwise(
 ) -> list[Step] | None:
     """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
     With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
-    tiling = choose_tiling(space, seen)
+    tiling = choose_pointwise_tiling(space, seen)
     if riding and (tiling.parts > 1 or not space.covers):
         return None
     return _steps(space, seen, flat, tiling, wide, riding)
@@ -62,7 +62,7 @@ def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
 
 
 def _steps(
-    space: Space, seen: Viewed, flat: Statement, tiling: Tiling, wide: bool, riding: Sequence[Statement] = ()
+    space: Space, seen: Viewed, flat: Statement, tiling: PointwiseTiling, wide: bool, riding: Sequence[Statement] = ()
 ) -> list[Step]:
     s = space.statement
     k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
@@ -126,7 +126,7 @@ def _steps(
     ]
 
 
-def _output_axes(k: Kernel, tiling: Tiling) -> list[Axis]:
+def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
     """Positions of the output block's elements, decoded into variables."""
     axes = [
         Axis(name, variables, block)
@@ -188,7 +188,7 @@ def _reduction(
     axes: list[Axis],
     tails: dict[str, str],
     reductions: list[str],
-    tiling: Tiling,
+    tiling: PointwiseTiling,
     accumulator: Accumulator,
     body: list[str],
     stored: str,
@@ -252,7 +252,7 @@ def _reduction(
 
 
 @dataclass(frozen=True)
-class Walk:
+class ReductionWalk:
     """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, the frame inside."""
 
     before: tuple[str, ...]
@@ -260,7 +260,9 @@ class Walk:
     frame: Frame
 
 
-def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+def _tiled(
+    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
+) -> ReductionWalk:
     """Block by block of all summed variables together; in parts where the reduction is split over programs."""
     count = k.count(reductions)
     k.scopes.append(Scope())
@@ -277,10 +279,12 @@ def _tiled(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[
         part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
         program = "tl.program_id(2)" + (".to(tl.int64)" if k.wide else "")
         before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
-    return Walk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
+    return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
 
 
-def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: Tiling) -> Walk:
+def _pointed(
+    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
+) -> ReductionWalk:
     """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
     their reads overlap."""
     outer, lanes = tiling.outer, tiling.lanes
@@ -310,7 +314,7 @@ def _pointed(k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: lis
     frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], tails, *scopes)
     if outer:
         frame.untested = k.line("some", f"{k.count([v for v in axes[1].variables if k.space.largest(v) > 1])} > 0", 0)
-    return Walk((), tuple(headers), frame)
+    return ReductionWalk((), tuple(headers), frame)
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together

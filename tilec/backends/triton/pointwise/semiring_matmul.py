@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tilec.backends.common.code import Names
+from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
@@ -33,13 +33,13 @@ from tilec.ir.program import Access, Call, walk
 from tilec.ir.types import TensorType
 
 # rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
-BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
-PROGRAMS = 240  # nearly two a multiprocessor
+SEMIRING_BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
+SEMIRING_PROGRAMS = 240  # nearly two a multiprocessor
 LEAST_LAID_OUT = 16  # rows and columns
 NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
 BESIDE = "tl.arange(0, BR)[None, :, None]"  # places of points that stand side by side
-MOST_LANES, FEWEST_LANES = 16, 4
-WORDS = 64  # registers of a thread for the combined values
+MOST_SEMIRING_LANES, FEWEST_LANES = 16, 4
+COMBINED_WORDS = 64  # registers of a thread for the combined values
 ROUND = 32  # points of the reduction whose reads are in flight together, at most
 HALVES = "float16"  # 16-bit values that are added and compared two at a time
 
@@ -77,8 +77,8 @@ def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tu
     """Rows, columns and warps: the largest block that leaves no multiprocessor idle; a heavy body waits for itself, and
     wants twice as many."""
     m, n = space.count(tuple(rows)), space.count(tuple(columns))
-    least = PROGRAMS * (2 if calls_library(space) else 1)
-    for block in BLOCKS:
+    least = SEMIRING_PROGRAMS * (2 if calls_library(space) else 1)
+    for block in SEMIRING_BLOCKS:
         bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
         if -(-m // bm) * -(-n // bn) * len(space.classes) >= least:
             break
@@ -100,7 +100,7 @@ def _named(names: Mapping[str, str], found: re.Match[str]) -> str:
     return names[found[1]]
 
 
-def at_once(lines: Sequence[str], count: int, names: Names) -> list[str]:
+def at_once(lines: Sequence[str], count: int, names: FreshNames) -> list[str]:
     """Lines of one `step` as those of so many, all reads before what is done with them."""
     last = max((place for place, line in enumerate(lines) if "tl.load(" in line), default=-1)
     own = [line.split(" = ")[0] for line in lines[: last + 1]]
@@ -137,8 +137,8 @@ def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: in
     warps = 8 if bm * bn > 2048 else warps
     words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
     even = math.gcd(ROUND, *(e[inner] for e in space.extent))
-    count = min(MOST_LANES, even)
-    while count * words > WORDS:
+    count = min(MOST_SEMIRING_LANES, even)
+    while count * words > COMBINED_WORDS:
         count //= 2
     if count < FEWEST_LANES:
         return None

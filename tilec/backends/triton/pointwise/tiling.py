@@ -9,7 +9,7 @@ from tilec.backends.triton.emit.contiguity import runs_along, turns
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
@@ -17,7 +17,6 @@ from tilec.ir.index import linear
 from tilec.ir.program import Call, accesses_in, index_variables, walk
 from tilec.ir.types import TensorType
 
-PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # fewer than this leave multiprocessors idle: a long reduction is then split
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
@@ -27,7 +26,7 @@ PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
 
 @dataclass(frozen=True)
-class Tiling:
+class PointwiseTiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
     walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
     is laid out for that; `lanes`: points of its reduction side by side."""
@@ -40,7 +39,7 @@ class Tiling:
     lanes: Lanes | None = None
 
 
-def choose_tiling(space: Space, seen: Viewed) -> Tiling:
+def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
     """A first guess that is good untuned; see `pointwise` for the three forms."""
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
@@ -50,7 +49,7 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     rows, columns = sides(space, outputs)
     if rows and columns:
         bm, bn, warps = block_sizes(space, rows, columns)
-        tiling = Tiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
+        tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, seen, columns, bm, bn, warps) if tiling.outer else None
         return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
     along = runs_along(space, seen, reductions)
@@ -60,35 +59,35 @@ def choose_tiling(space: Space, seen: Viewed) -> Tiling:
     many = count * points >= MANY_POINTS
     if along:
         once = many and passes_once(space, seen.types)
-        br = min(power_of_two(points), 4096 if count < PROGRAMS else 8192 if once else 2048)
+        br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
         bo = max(1, min(power_of_two(count), 1024 // br))
     else:
         bo = min(power_of_two(count), 512 if many else 128)
         br = max(1, min(power_of_two(points), 4096 // bo))
     programs = -(-count // bo) * len(space.classes)
     parts = 1
-    if programs < PROGRAMS and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
-        parts = max(1, min(4 * PROGRAMS // max(programs, 1), -(-points // (4 * br))))
+    if programs < TWO_A_MULTIPROCESSOR and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
+        parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = 2 ** (parts.bit_length() - 1) if bo == 512 and not along else parts
     warps = 4 if bo * br < 4096 or (bo == 512 and not along) else 16 if br == 8192 else 8
-    return Tiling(((tuple(outputs), bo),), br, parts, warps)
+    return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
 
 
-def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> Tiling:
+def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> PointwiseTiling:
     """Where functions look at all of a block, that is one warp's: more would have to wait for each other."""
     asks = any(isinstance(e, Call) and e.function in BLOCKWISE for e in walk(space.statement.body))
     summed = not all(map(space.single, space.reductions))
     block, warps = (512, 1) if asks and not turned and not summed else (1024, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
-        return Tiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
+        return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else block)
     m = space.count(tuple(outputs[:-1]))
     axes = (tuple(outputs[:-1]), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
-    return Tiling(axes, None, 1, warps)
+    return PointwiseTiling(axes, None, 1, warps)
 
 
-def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
+def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | None:
     """Where windows overlap, the rows of a block are neighbours that read the same elements: narrow blocks have many
     rows. As wide as memory is read in at once, and as little of them beyond the last column as may be."""
     if len(outputs) < 2:
@@ -104,16 +103,16 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> Tiling | None:
     columns, m = space.largest(outputs[-1]), space.count(tuple(outputs[:-1]))
     wide = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
     bn = min(wide[0] if wide else NARROWEST_BLOCK, power_of_two(columns))
-    return Tiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
+    return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
 
 
-def combining(count: int, parts: int) -> Tiling:
+def combining(count: int, parts: int) -> PointwiseTiling:
     """Of the launch that combines the parts of a split reduction: many parts side by side, since there are few programs
     and each would wait for one part after the other."""
     if parts < FEW_PARTS:
-        return Tiling(((("e",), min(power_of_two(count), 256)),), None)
+        return PointwiseTiling(((("e",), min(power_of_two(count), 256)),), None)
     block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
-    return Tiling(((("e",), block),), min(power_of_two(parts), 4096 // block))
+    return PointwiseTiling(((("e",), block),), min(power_of_two(parts), 4096 // block))
 
 
 def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:

@@ -14,10 +14,10 @@ from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.recurrence.skewed_loop import Course, feeds
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds
 from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, StepFrame, StepWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access
@@ -27,7 +27,6 @@ SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # mixed lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
-PROGRAMS = PLANNED_FOR.multiprocessors  # enough to fill a device
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -45,7 +44,7 @@ class Blocks:
     together: bool = False
 
 
-def choose_blocks(course: Course, setting: Setting) -> Blocks:
+def choose_blocks(course: SkewedLoop, setting: Setting) -> Blocks:
     """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
     mixed, apart = course.count(course.mixed), course.count(course.apart)
     points = max([1, *(course.count(e.bound) for e in course.aggregates())])
@@ -60,7 +59,7 @@ def choose_blocks(course: Course, setting: Setting) -> Blocks:
         return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
     sets = 1
     if mixed < most // 4:
-        sets = max(1, min(most // 4 // mixed, -(-apart // PROGRAMS)))
+        sets = max(1, min(most // 4 // mixed, -(-apart // MULTIPROCESSORS)))
     lanes = min(power_of_two(sets * mixed), most)
     alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
     return Blocks(lanes, sets * mixed, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
@@ -70,13 +69,13 @@ def _warps(points: int) -> int:
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
-def swept(course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks) -> list[Step]:
+def swept(course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks) -> list[Step]:
     """Steps that compute the output."""
     return _Sweep(course, strides, wide, blocks).steps()
 
 
 class _Sweep(StepWriter):
-    def __init__(self, course: Course, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks):
+    def __init__(self, course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks):
         kernel = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
         super().__init__(kernel, course)
         self.tiling = blocks

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tilec.backends.common.domain import boxed
 from tilec.backends.triton.emit.epilogue import at_hand
-from tilec.backends.triton.recurrence.skewed_loop import Course
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
 from tilec.ir.index import Affine, linear, replace_constraints, replace_indices
 from tilec.ir.program import (
     Access,
@@ -27,7 +27,7 @@ from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
 MOST_RIDERS = 4
-MOST_OPERATORS = 40  # of one rider
+MOST_EPILOGUE_OPERATORS = 40  # of one rider
 
 
 def riders_on(flat: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
@@ -80,12 +80,15 @@ def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
     if not set(index_variables(*roots, *(c.expr for c in r.constraints))) <= set(bare):
         return False
     inside = [e for root in roots for e in walk(root)]
-    if any(isinstance(e, Aggregate) for e in inside) or sum(isinstance(e, Call) for e in inside) > MOST_OPERATORS:
+    if (
+        any(isinstance(e, Aggregate) for e in inside)
+        or sum(isinstance(e, Call) for e in inside) > MOST_EPILOGUE_OPERATORS
+    ):
         return False
     return all(at_hand(root, s.output, r.index or ()) for root in roots)
 
 
-def over(course: Course, r: Statement) -> Statement:
+def over(course: SkewedLoop, r: Statement) -> Statement:
     """The rider over the course's variables."""
     index = course.statement.index or ()
     names = [linear(e).bare for e in r.index or ()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.index import Affine, linear, replace_indices
@@ -32,7 +31,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 

@@ -12,29 +12,28 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tilec.backends.common.domain import Condition
-from tilec.backends.common.scalars import NARROW
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.recurrence.pointer_induction import Walk, WalkingFrame
-from tilec.backends.triton.recurrence.skewed_loop import Course, conditions, feeds
+from tilec.backends.triton.recurrence.pointer_induction import InductionState, WalkingFrame
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds, step_conditions
 from tilec.backends.triton.recurrence.step import StepFrame, StepWriter
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, self_reads, walk
+from tilec.ir.types import NARROW
 
-DEEPEST = 16  # steps back that registers hold
+MOST_STEPS_BACK = 16  # steps back that registers hold
 MOST_AHEAD = 32  # steps whose loads are in flight together
-REGISTERS = 64  # values per lane that may wait for their step
+WAITING_REGISTERS = 64  # values per lane that may wait for their step
 MOST_TOUCHED = 100  # loads and stores of a round: Triton's compile time grows with the cube of their number
-MOST_WRITTEN = 800  # operators of a round
+MOST_ROUND_OPERATORS = 800  # operators of a round
 FIRST_LOADS = 8  # steps whose loads are written out before the first round
-MULTIPROCESSORS = PLANNED_FOR.multiprocessors
 LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several steps ahead are 32-bit numbers
 
 
@@ -46,7 +45,7 @@ class Local:
     whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are
     computed beside the state's."""
 
-    course: Course
+    course: SkewedLoop
     back: Mapping[Access, int]
     turns: Mapping[str, int]
     start: Expr | None
@@ -72,7 +71,7 @@ class LocalTiling:
     ahead: int
 
 
-def recognise_local(course: Course) -> Local | None:
+def recognise_local(course: SkewedLoop) -> Local | None:
     """The statement as one whose lanes keep to themselves, None if they do not."""
     if not course.skew.plain or course.aggregates():
         return None
@@ -83,7 +82,7 @@ def recognise_local(course: Course) -> Local | None:
         given = dict(zip(course.skew.old, map(linear, access.index), strict=True))
         time, *forms = (row.substitute(given) for row in course.skew.rows)
         step = (time - Affine.variable(course.time)) * (1 if course.falling else -1)
-        if step.terms or step.constant.denominator > 1 or not 1 <= step.constant <= DEEPEST:
+        if step.terms or step.constant.denominator > 1 or not 1 <= step.constant <= MOST_STEPS_BACK:
             return None
         back[access] = int(step.constant)
         for v, form in zip(course.skew.names[1:], forms, strict=True):
@@ -116,7 +115,7 @@ def _is_zero(e: Expr) -> bool:
     return False
 
 
-def _moved(form: Affine, v: str, course: Course) -> tuple[int, bool] | None:
+def _moved(form: Affine, v: str, course: SkewedLoop) -> tuple[int, bool] | None:
     """By how much a form differs from the variable, and whether it wraps round at its range's ends."""
     n, low = course.extent[v], course.low[v]
     match form.terms:
@@ -148,7 +147,12 @@ def choose_local(local: Local) -> LocalTiling:
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
     touched = len(carried) + len(local.riding) + (local.kept is not None)
-    ahead = min(MOST_AHEAD, REGISTERS // max(words, 1), MOST_TOUCHED // touched, MOST_WRITTEN // max(operators, 1))
+    ahead = min(
+        MOST_AHEAD,
+        WAITING_REGISTERS // max(words, 1),
+        MOST_TOUCHED // touched,
+        MOST_ROUND_OPERATORS // max(operators, 1),
+    )
     if lanes >= MULTIPROCESSORS * 1024:
         ahead = min(ahead, 8)
     ahead = max(1, power_of_two(ahead + 1) // 2)
@@ -229,7 +233,7 @@ class _Writer(StepWriter):
         places: Mapping[str, str],
         history: list[str],
         loaded: dict[Access, str],
-        walk: Walk | None = None,
+        walk: InductionState | None = None,
         number: int = 0,
     ) -> _Frame:
         """The frame of the step of that number, at these places of moving lanes; `number`: of the step in the walk."""
@@ -245,13 +249,13 @@ class _Writer(StepWriter):
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
 
-    def walk(self, moment: str, places: Mapping[str, str]) -> Walk:
+    def walk(self, moment: str, places: Mapping[str, str]) -> InductionState:
         """Steps from that one on, at these places of moving lanes."""
         k, name = self.kernel, self.kernel.names.fresh("left")
         n = k.extent(self.course.time)
         k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
         self.scopes[name] = len(k.scopes) - 1
-        return Walk(places, name)
+        return InductionState(places, name)
 
     def carried(self, first: Mapping[str, str]) -> dict[str, str]:
         """Names for the moving lanes' places in a loop: what it changes stands in no text before."""
@@ -323,7 +327,7 @@ class _Writer(StepWriter):
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         state_read = Access(course.own, course.statement.index or ())
         evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})
-        code, held = self.selected(frame, s, evaluator, conditions(roots, s.constraints, course.types))
+        code, held = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, course.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
         self.store(frame, name, held, s.output)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from tilec.backends.common.domain import free
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.plan.plan import python_name
-from tilec.backends.triton.recurrence.skewed_loop import Course
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
 from tilec.backends.triton.recurrence.step import StepFrame
 from tilec.ir.index import Affine
 from tilec.ir.program import Index
 
 
 @dataclass
-class Walk:
+class InductionState:
     """Consecutive steps whose lines stand in one scope: `places` of the turning lanes at the first of them, `left` the
     number of steps that a lane has left there. `pointers`: for each address the step that it was last needed in, and
     its name."""
@@ -40,7 +40,7 @@ class Moves:
 
 
 def moves_of(
-    tensor: str, forms: Sequence[Affine], kernel: Kernel, course: Course, turns: Mapping[str, int], steps: int
+    tensor: str, forms: Sequence[Affine], kernel: Kernel, course: SkewedLoop, turns: Mapping[str, int], steps: int
 ) -> Moves | None:
     """None where the address stays, or goes by no constant: lanes turn by one place, either way, and not round within
     so many steps."""
@@ -79,10 +79,10 @@ def direction(turn: int, lanes: int) -> int | None:
 class WalkingFrame(StepFrame):
     """The frame of the step of that number in a walk."""
 
-    walk: Walk | None = None
+    walk: InductionState | None = None
     number: int
     steps: int
-    course: Course
+    course: SkewedLoop
     turns: Mapping[str, int]
 
     def address(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str] = frozenset()) -> str:
@@ -135,5 +135,5 @@ class WalkingFrame(StepFrame):
     def store_tests(self) -> list[str]:
         return super().store_tests() if self.walk is None else [self._there(self.walk)]
 
-    def _there(self, walk: Walk) -> str:
+    def _there(self, walk: InductionState) -> str:
         return f"({walk.left} > {self.number})"

@@ -5,21 +5,18 @@ The place where a recurrence is given to a form that takes it; what no other for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, reach
+from tilec.backends.triton.plan.sizes import NARROWEST, Strides, reach
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
 from tilec.backends.triton.recurrence.epilogue import over, riders_on, times_read
 from tilec.backends.triton.recurrence.parallel_lanes import choose_local, local_steps, recognise_local
-from tilec.backends.triton.recurrence.skewed_loop import Course, chart
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.ir.program import Program, Statement, reads, reads_itself
-from tilec.ir.types import TensorType
-
-Types = Mapping[str, TensorType]
-Strides = Mapping[str, tuple[int, ...]]
+from tilec.ir.types import Types
 
 
 def check_recurrences(flat: Program) -> None:
@@ -35,7 +32,7 @@ def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: S
     return sequential(course, strides, _is_wide((flat,), types, strides), setting)
 
 
-def sequential(course: Course, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
+def sequential(course: SkewedLoop, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence time by time."""
     local = recognise_local(course)
     if local is not None:

@@ -43,7 +43,7 @@ from tilec.transforms.recurrence import padded
 
 
 @dataclass(frozen=True)
-class Course:
+class SkewedLoop:
     """`statement` is over `time` and lanes, `low` and `extent` their ranges and those of nested aggregations'
     variables. `apart`: lanes along which no element depends on another lane's; `mixed`: the others. Steps run from the
     greatest time to the least where `falling`."""
@@ -86,7 +86,7 @@ class Course:
     def space(self) -> Space:
         """The points of a step and the conditions on them, for a kernel."""
         s = self.statement
-        valid = conditions(self.roots, s.constraints, self.types)
+        valid = step_conditions(self.roots, s.constraints, self.types)
         stored = [Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True)]
         bound = tuple(v for v in self.extent if v not in (self.time, *self.lanes))
         box = Domain(s, self.low, {v: max(n, 1) for v, n in self.extent.items()}, (), None)
@@ -96,7 +96,7 @@ class Course:
         return Space(s, outputs, bound, (), ({},), (self.low,), (self.extent,), kept, outside, not outside)
 
 
-def conditions(
+def step_conditions(
     roots: Sequence[Expr], constraints: Sequence[Constraint], types: Mapping[str, TensorType]
 ) -> tuple[Condition, ...]:
     """What accesses and constraints ask of a point."""
@@ -107,7 +107,7 @@ def _without_aggregates(e: Expr) -> Expr:
     return Int(0) if isinstance(e, Aggregate) else rebuild(e, _without_aggregates)
 
 
-def chart(flat: Statement, types: Mapping[str, TensorType]) -> Course:
+def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
     """The course of a flat recurrence whose output has elements. Raises Unsupported for what no step can compute."""
     s = _typed(padded(assigned(flat)), types)
     skew = skewed(s, types)
@@ -117,7 +117,7 @@ def chart(flat: Statement, types: Mapping[str, TensorType]) -> Course:
     ranges = dict(box)
     for root in (skew.statement.body, *(() if skew.statement.guard is None else (skew.statement.guard,))):
         ranges.update(_ranges(skew, root, types, box))
-    return Course(
+    return SkewedLoop(
         flat,
         skew.statement,
         types,
@@ -171,7 +171,7 @@ def _range(domain: Domain, v: str) -> tuple[int, int]:
     return domain.low[v], domain.low[v] + domain.extent[v] - 1
 
 
-def feeds(course: Course, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
+def feeds(course: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
     """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
     `settled`: pads whose value is known already."""
     found: dict[Access, None] = {}

@@ -12,19 +12,20 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
-from tilec.backends.common.scalars import NARROW, identity
+from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.recurrence.skewed_loop import Course, conditions
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
+from tilec.ir.types import NARROW
 
 WORD = re.compile(r"[A-Za-z_]\w*")
-FEW_POINTS = 8  # summed points up to here are walked one by one
+FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 
 
@@ -40,7 +41,7 @@ class StepFrame(Frame):
         axes: Sequence[str],
         tails: Mapping[str, str],
         inner: Sequence[frozenset[str]],
-        course: Course,
+        course: SkewedLoop,
         scopes: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
@@ -83,7 +84,7 @@ class StepWriter:
 
     frames: type[StepFrame] = StepFrame
 
-    def __init__(self, kernel: Kernel, course: Course):
+    def __init__(self, kernel: Kernel, course: SkewedLoop):
         self.kernel, self.course = kernel, course
         self.scopes: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
@@ -237,7 +238,7 @@ class StepWriter:
             return Value(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         own["shifted_exp_"] = "term_"
-        tiled = count > FEW_POINTS and len(frame.axes) == 1
+        tiled = count > FEW_SUMMED_POINTS and len(frame.axes) == 1
         size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
         whole = tiled and count <= size
         red, first = own["red"], k.names.fresh("first")
@@ -277,7 +278,7 @@ class StepWriter:
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
         evaluator = self.evaluator(within, roots, points * size)
         tests = [within.spread(tails[red], red)] if red in tails else []
-        tests += within.tests(conditions(roots, e.constraints, course.types))
+        tests += within.tests(step_conditions(roots, e.constraints, course.types))
         if e.guard is not None:
             tests.append(evaluator.condition(evaluator.value(e.guard)))
         value = evaluator.value(e.body)

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.chains.values import variables_of
 from tilec.backends.common.code import tuple_text
-from tilec.backends.common.scalars import NARROW, count_uses
+from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
-from tilec.backends.triton.fusion.grow_groups import accesses, variables_of
+from tilec.backends.triton.fusion.grow_groups import accesses
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.rows.alignment_peeling import (
@@ -25,11 +26,11 @@ from tilec.backends.triton.rows.alignment_peeling import (
     rows_alike,
     rows_begin,
 )
-from tilec.backends.triton.rows.statistics import Running, at_once, go_together
-from tilec.backends.triton.rows.tiling import NOTHING, Tiling, levels
+from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class RowWriter:
         types: Mapping[str, TensorType],
         strides: Mapping[str, tuple[int, ...]],
         wide: bool,
-        tiling: Tiling,
+        tiling: RowTiling,
         maxima: Mapping[str, str] = NOTHING,
         heads: Collection[str] = (),
         aligned: Alignment | None = None,
@@ -313,7 +314,7 @@ class RowWriter:
             r = pending[0]
             group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
             pending[:] = [o for o in pending if o not in group]
-            for line in at_once([(o.accumulator, o.block) for o in group]):
+            for line in combined_at_once([(o.accumulator, o.block) for o in group]):
                 self.k.emit(line)
             for o in group:
                 s, result = o.statement, o.accumulator.result()

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.fusion.groups import Group, conditions
-from tilec.backends.triton.fusion.grow_groups import variables_of
 from tilec.ir.functions import ONE
 from tilec.ir.program import Access, Call, Expr, Float, Inside, Pad, Statement, index_variables, rebuild, walk
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import Types, is_floating
 from tilec.transforms.lower.factor import factors_of
 
-MOST_NODES = 200  # of a body with everything written into it
-Types = Mapping[str, TensorType]
+MOST_INLINED_NODES = 200  # of a body with everything written into it
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def rescaled(group: Group, types: Types) -> Rescaled:
     for s in group.statements:
         plain = s.guard is None and not s.constraints and not conditions(s, group, types)
         body = inlined(s.body, bodies)
-        small = sum(1 for _ in walk(body)) <= MOST_NODES
+        small = sum(1 for _ in walk(body)) <= MOST_INLINED_NODES
         moving = bool(columns & set(variables_of(s)))
         if not group.reductions(s):
             if plain and moving and small and is_floating(types[s.output].dtype) and s.index is not None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.iteration.coalesce import Viewed, candidates, merge
+from tilec.backends.triton.iteration.coalesce import Viewed, coalescable, merge
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
 from tilec.backends.triton.rows.kernel import RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
-from tilec.backends.triton.rows.tiling import NOTHING, Tiling, choose_tiling, levels
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
@@ -38,14 +38,14 @@ def row_launch(
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
     wide: bool,
-    tiling: Tiling | None = None,
+    tiling: RowTiling | None = None,
     misaligned: Collection[str] = (),
     told: tuple[Statement, ...] | None = None,
 ) -> Rows:
     """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`: see
     `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
-    tiling = tiling or choose_tiling(merged, merged_strides, merged_types)
+    tiling = tiling or choose_row_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING)
     heads: frozenset[str] = frozenset()
     aligned: Alignment | None = None
@@ -63,7 +63,7 @@ def row_launch(
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
 
-def _by_vectors(tiling: Tiling, aligned: Alignment | None) -> tuple[Tiling, Alignment | None]:
+def _by_vectors(tiling: RowTiling, aligned: Alignment | None) -> tuple[RowTiling, Alignment | None]:
     """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
     if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
         return tiling, None
@@ -114,7 +114,7 @@ def _coalesced(
     pending = True
     while pending:
         pending = False
-        for outer, inner in candidates(seen.statement):
+        for outer, inner in coalescable(seen.statement):
             merged = merge(seen, outer, inner) if alike or (outer in rows) == (inner in rows) else None
             if merged is not None:
                 seen, pending = merged, True

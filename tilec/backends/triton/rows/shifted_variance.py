@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.scalar import held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
-from tilec.backends.triton.rows.online_softmax import MOST_NODES, Types, inlined, tensors_read
+from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, rebuild, walk
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import FLOATS, TensorType, Types, is_floating
 from tilec.transforms.lower.factor import factors_of
-
-CASTS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class _Writer:
         if s.guard is not None or s.constraints or conditions(s, group, self.types) or not is_floating(dtype):
             return [s]
         whole = inlined(s.body, self.bodies)
-        body = self._plain(whole) if sum(1 for _ in walk(whole)) <= MOST_NODES else None
+        body = self._plain(whole) if sum(1 for _ in walk(whole)) <= MOST_INLINED_NODES else None
         if body is None or s.index is None:
             return [s]
         if not group.reductions(s):
@@ -98,7 +96,7 @@ class _Writer:
 
     def _learn_mean(self, s: Statement) -> None:
         body = s.body
-        while isinstance(body, Call) and body.function in CASTS:
+        while isinstance(body, Call) and body.function in FLOATS:
             (body,) = body.args
         match body:
             case Call("div", (Access(total), Int(n) | Float(n))) if n == self.count and total in self.totals:

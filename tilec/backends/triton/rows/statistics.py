@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tilec.backends.common.code import Names
+from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
 
 JOINT = {4: "add_four_", 2: "add_two_"}
@@ -15,7 +15,7 @@ def go_together(a: Accumulator, b: Accumulator) -> bool:
     return a.aggregation == b.aggregation == "sum" and a.dtype == b.dtype
 
 
-def at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
+def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
     """Lines that combine blocks of values along the columns, of which those of several `go_together`."""
     rest = list(blocks)
     while rest:
@@ -31,7 +31,7 @@ def at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
 class Running:
     """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which."""
 
-    def __init__(self, names: Names, maxima: Mapping[str, str]):
+    def __init__(self, names: FreshNames, maxima: Mapping[str, str]):
         self.names, self.maxima = names, maxima
         self.accumulators: dict[str, Accumulator] = {}
         self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
@@ -72,5 +72,5 @@ class Running:
             else:
                 lines += accumulator.reduce(1)
         for group in sums.values():
-            lines += at_once([(a, a.state[0]) for a in group])
+            lines += combined_at_once([(a, a.state[0]) for a in group])
         return lines + ended

@@ -7,21 +7,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.common.scalars import NARROW
+from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import MULTIPROCESSORS, NEIGHBOURS, ON_CHIP, accesses, variables_of
+from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP, accesses
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, index_variables, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Tiling:
+class RowTiling:
     """`form`: whole, looped or tiled. `rows`, `columns`: of a block. `parts`: programs that share the rows where
     outputs add up over them, else 0. `stages`: of the walk over rows."""
 
@@ -33,7 +34,9 @@ class Tiling:
     stages: int = 1
 
 
-def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType]) -> Tiling:
+def choose_row_tiling(
+    group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType]
+) -> RowTiling:
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
@@ -47,7 +50,7 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
         across = -(-columns // block)
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return Tiling("tiled", down, block, parts, 4)
+        return RowTiling("tiled", down, block, parts, 4)
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
     halves = all(types[name].dtype in NARROW for name in full if name in types)
@@ -62,12 +65,12 @@ def choose_tiling(group: Group, strides: Mapping[str, tuple[int, ...]], types: M
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
-        return Tiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
+        return RowTiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials else 1024
     block = min(needed, max(1, elements // down))
-    return Tiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+    return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
 
 def _full_reads(group: Group) -> set[str]:

@@ -23,7 +23,7 @@ from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceI
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
-POINTERS = {
+POINTER_TYPES = {
     "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "uint8": "*u8",
     "int8": "*i8", "int16": "*i16", "int32": "*i32", "int64": "*i64",
 }  # fmt: skip
@@ -138,7 +138,7 @@ def _layout(d: Descriptor) -> Any:
     return eval(d.layout, {"gl": gl})
 
 
-def function_of(launch: Launch) -> Any:
+def kernel_function(launch: Launch) -> Any:
     """The kernel as Triton's function."""
     return getattr(_module(file_of(launch), interpreting()), launch.kernel)
 
@@ -184,17 +184,17 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     signature: dict[str, str] = {}
     constants: dict[str, object] = dict(launch.constants)
     attributes: dict[tuple[int, ...], list] = {}
-    function = function_of(launch)
+    function = kernel_function(launch)
     plain = {p.name for p in function.params if p.do_not_specialize}
     for place, (name, value) in enumerate(launch.arguments):
         if isinstance(value, Descriptor):
             block = ",".join(map(str, value.block))
             layout = f",{_layout(value)!r}" if value.layout else ""
-            signature[name] = f"tensordesc<{POINTERS[dtypes[value.tensor]][1:]}[{block}]{layout}>"
+            signature[name] = f"tensordesc<{POINTER_TYPES[dtypes[value.tensor]][1:]}[{block}]{layout}>"
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif isinstance(value, Pointer):
-            signature[name] = POINTERS[dtypes[value.tensor]]
+            signature[name] = POINTER_TYPES[dtypes[value.tensor]]
             attributes[(place,)] = [["tt.divisibility", 16]]
         elif name in plain:
             signature[name] = "i32"

@@ -9,17 +9,19 @@ from typing import Any
 import torch
 
 import tilec.backends.torch.runtime as runtime
-from tilec.backends.base import Kernel
+from tilec.backends.base import KernelSource
+from tilec.backends.common.checkpoint_runner import Tensors
+from tilec.backends.common.code import tensor_function
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
-    Part,
     Plan,
     Release,
     Repeat,
     Setting,
     Slabs,
+    SubPlan,
     Table,
     TorchLines,
     python_name,
@@ -35,14 +37,12 @@ from tilec.backends.triton.runtime.compiled import (
     own_storage,
 )
 from tilec.backends.triton.runtime.launcher import Launched
-from tilec.backends.triton.runtime.straight import Run, straight
+from tilec.backends.triton.runtime.straight import Operation, Run, straight
 from tilec.errors import InputMistake, Unsupported
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 
 precision = torch.get_float32_matmul_precision
-Tensors = dict[str, torch.Tensor]
-Operation = Callable[[Tensors, int], None]
 
 
 class PlannedCall:
@@ -98,7 +98,7 @@ def _operation(step: object, device: torch.device) -> Operation:
             return _release(names)
         case TorchLines():
             return _torch_lines(step)
-        case Part():
+        case SubPlan():
             return _part(step, device)
         case Slabs():
             return _slabs(step, device)
@@ -124,7 +124,7 @@ def _repeated(step: Repeat) -> Operation:
     return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
 
 
-def _part(step: Part, device: torch.device) -> Operation:
+def _part(step: SubPlan, device: torch.device) -> Operation:
     operations = [_operation(s, device) for s in step.plan.steps]
 
     def call(tensors: Tensors, stream: int) -> None:
@@ -145,7 +145,7 @@ def _slabs(step: Slabs, device: torch.device) -> Operation:
     whole = [(g.name, g.tensor) for g in step.given if g.axis is None]
     cut = [(g.name, g.tensor, g.axis, g.copied) for g in step.given if g.axis is not None]
     rows = [(r.name, r.tensor, r.axis, r.in_place) for r in step.results if r.axis is not None]
-    sums = [(r.name, r.tensor, _combining(r.combined)) for r in step.results if r.axis is None]
+    sums = [(r.name, r.tensor, tensor_function(r.combined)) for r in step.results if r.axis is None]
 
     def call(tensors: Tensors, stream: int) -> None:
         first = 0
@@ -170,10 +170,6 @@ def _slabs(step: Slabs, device: torch.device) -> Operation:
             first += count
 
     return call
-
-
-def _combining(text: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})
 
 
 def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
@@ -272,8 +268,8 @@ class TritonProgram:
         return self._make_plan(strides, _target_setting(self._target))
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(Kernel(k.kernel, k.text, k.statements) for k in self.plan.launches())
+    def kernels(self) -> tuple[KernelSource, ...]:
+        return tuple(KernelSource(k.kernel, k.text, k.statements) for k in self.plan.launches())
 
     @property
     def temporary_bytes(self) -> int | None:
@@ -311,8 +307,8 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
                 yield step, dtypes
             case Repeat(launch=launch):
                 yield launch, dtypes
-            case Part() | Slabs():
-                for part in (step,) if isinstance(step, Part) else step.parts:
+            case SubPlan() | Slabs():
+                for part in (step,) if isinstance(step, SubPlan) else step.parts:
                     yield from _typed(part.plan, part.types)
 
 

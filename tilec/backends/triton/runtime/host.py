@@ -10,13 +10,13 @@ from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
     Launch,
-    Part,
     Plan,
     Pointer,
     Release,
     Repeat,
     Slabs,
     Step,
+    SubPlan,
     Table,
     TorchLines,
     python_name,
@@ -93,7 +93,7 @@ class _Writer:
 
     def lines(self, step: Step) -> list[str]:
         match step:
-            case Part(plan, inputs):
+            case SubPlan(plan, inputs):
                 call = f"{self.titles[id(step)]}({', '.join(map(python_name, inputs))})"
                 return [f"{', '.join(map(python_name, plan.outputs))}, = {call}"]
             case Slabs():

@@ -11,14 +11,14 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
-SPELLED: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round, "fast_expf": torch.exp}
+LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round, "fast_expf": torch.exp}
 
 
 class InterpretedLibrary:
     """Stands for `triton.language.extra.libdevice` while kernels are interpreted: the same names, elementwise."""
 
     def __getattr__(self, name: str) -> Callable[..., tl.tensor]:
-        function = SPELLED.get(name) or getattr(torch, name)
+        function = LIBDEVICE_FUNCTIONS.get(name) or getattr(torch, name)
         return lambda *arguments: _apply(function, arguments)
 
 
@@ -35,7 +35,7 @@ def _splat(builder: Any, block: Any, scalar: TensorHandle) -> TensorHandle:
     return TensorHandle(data, tl.int1 if data.dtype == bool else scalar.dtype.scalar)
 
 
-MULTIPLY, CAST = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+OWN_DOT, OWN_CAST = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
 
 def _widened(x: TensorHandle) -> TensorHandle:
@@ -46,14 +46,14 @@ def _widened(x: TensorHandle) -> TensorHandle:
 
 
 def _dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
-    return MULTIPLY(self, _widened(a), _widened(b), *rest)
+    return OWN_DOT(self, _widened(a), _widened(b), *rest)
 
 
 def _cast(self: Any, source: TensorHandle, target: tl.dtype) -> TensorHandle:
     """The interpreter's own takes bfloat16's bits for a number, and to bfloat16 it cuts off what hardware rounds."""
     if not target.scalar.is_bf16():
-        return CAST(self, _widened(source), target)
-    wide = CAST(self, _widened(source), tl.float32)
+        return OWN_CAST(self, _widened(source), target)
+    wide = OWN_CAST(self, _widened(source), tl.float32)
     data = torch.from_numpy(np.array(wide.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
     return TensorHandle(data, target.scalar)
 

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
-from tilec.backends.triton.runtime.compiled import Address, function_of, guarded, interpreting, options_of, tensor_map
+from tilec.backends.triton.runtime.compiled import (
+    Address,
+    guarded,
+    interpreting,
+    kernel_function,
+    options_of,
+    tensor_map,
+)
 
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
 
@@ -23,7 +30,7 @@ MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
 class Launched:
     def __init__(self, launch: Launch):
         self._launch = launch
-        self._function = function_of(launch)
+        self._function = kernel_function(launch)
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         self._names = launch.tensors
         self._ready: dict[tuple[int, ...], list[Any]] = {}  # by addresses

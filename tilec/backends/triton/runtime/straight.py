@@ -27,7 +27,7 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.runtime.launcher import Launched
 
 SHARED_BYTES = 32 * 2**20  # of the allocation that small intermediates share, at most: it lives as long as the call
-ALIGNMENT = 512  # bytes, as torch's allocator has it
+ALLOCATION_ALIGNMENT = 512  # bytes, as torch's allocator has it
 
 Run = Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]]
 Operation = Callable[[dict[str, torch.Tensor], int], None]
@@ -146,7 +146,7 @@ def places(plan: Plan) -> tuple[Mapping[str, int], int]:
         if not isinstance(step, Allocate) or step.fill is not None or step.tensor in asked:
             continue
         item = getattr(torch, step.dtype).itemsize
-        size = -(-max(math.prod(step.shape) * item, 1) // ALIGNMENT) * ALIGNMENT
+        size = -(-max(math.prod(step.shape) * item, 1) // ALLOCATION_ALIGNMENT) * ALLOCATION_ALIGNMENT
         place = 0
         for low, taken, end in sorted(found.values()):
             if end > at and low < place + size and place < low + taken:

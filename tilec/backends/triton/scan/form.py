@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilec.backends.common.affine import affine_steps
 from tilec.backends.common.domain import Condition, Domain, conditions_of, free
-from tilec.backends.common.scalars import NARROW, identity
+from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
@@ -32,12 +32,12 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 from tilec.transforms.recurrence import initial
 
-LEAST = 4  # terms in a row, below which the points are as few
-FLOATS = ("float32", "float64")  # states of 16 bits are rounded at each step, which composing steps would not do
-INTEGERS = ("int32", "int64")  # those wrap at each step, which is the same in any order
+FEWEST_TERMS = 4  # terms in a row, below which the points are as few
+STATE_FLOATS = ("float32", "float64")  # states of 16 bits are rounded at each step, which composing steps would not do
+STATE_INTEGERS = ("int32", "int64")  # those wrap at each step, which is the same in any order
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def algebra_of_steps(semiring: Semiring, dtype: str) -> Algebra:
         "max-plus": ("then_max_plus_", "maximum_({0} + {2}, {1})", "({0} < float('inf'))"),
         "min-plus": ("then_min_plus_", "minimum_({0} + {2}, {1})", "({0} > float('-inf'))"),
     }[semiring.name]
-    whole = float if dtype in FLOATS else int
+    whole = float if dtype in STATE_FLOATS else int
     start = (whole(semiring.one), whole(semiring.zero), *((0.0,) if semiring.name == "log" else ()))
     return Algebra(name, (dtype,) * len(start), start, False, apply, sure)
 
@@ -171,7 +171,7 @@ def recognise_scan(space: Space, seen: Viewed) -> Scan | None:
     others = tuple(c for c in space.valid if c != cut.condition)
     algebra = algebra_of(s.aggregation, seen.types[s.output].dtype)
     found = Scan(t, made, k, lanes, cut.rising, low[k], extent[k], cut.shift, extent[i], others, algebra, {})
-    return found if found.steps >= LEAST else None
+    return found if found.steps >= FEWEST_TERMS else None
 
 
 def terms_first(space: Space, seen: Viewed) -> tuple[Statement, TensorType, Statement] | None:
@@ -213,7 +213,7 @@ def _cut(space: Space) -> _Cut | None:
         (k,), (i,) = summed, pair - {*summed}
         side = _side(c, i, k, space.box(0))
         alone = i not in read and not any(i in free(d.form) for d in space.valid if d is not c)
-        if side is not None and alone and min(space.extent[0][v] for v in (i, k)) >= LEAST:
+        if side is not None and alone and min(space.extent[0][v] for v in (i, k)) >= FEWEST_TERMS:
             return _Cut(i, k, c, *side)
     return None
 
@@ -240,7 +240,12 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
     """A recurrence whose steps compose: it reads one element of its own, a step before or after in one direction and
     otherwise the same, or moved round, and is affine in it. None where it is none."""
     own = types[s.output]
-    if s.aggregation != "assign" or s.default is not None or own.dtype not in (*FLOATS, *INTEGERS) or 0 in own.shape:
+    if (
+        s.aggregation != "assign"
+        or s.default is not None
+        or own.dtype not in (*STATE_FLOATS, *STATE_INTEGERS)
+        or 0 in own.shape
+    ):
         return None
     names = [linear(e).bare for e in s.index or ()]
     left = [v for v in names if v is not None]

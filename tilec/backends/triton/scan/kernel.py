@@ -32,7 +32,7 @@ TOTALS = 2048  # of chunks and lanes, composed at a time
 
 
 @dataclass(frozen=True)
-class Tiling:
+class ScanTiling:
     """Blocks of `steps` x `lanes`, the steps last in memory where `along`; `tiles` such blocks make a chunk (None: a
     row is not cut). `apart`: the block's steps are written out one by one, over lanes alone."""
 
@@ -52,7 +52,7 @@ def workspaces(scan: Scan) -> list[str]:
 class ScanWriter:
     """What both forms of a scan's kernels have in common; `flat_lanes`: a program has one lane, a scalar."""
 
-    def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: Tiling, riding: Sequence[Statement] = ()):
+    def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: ScanTiling, riding: Sequence[Statement] = ()):
         self.scan, self.seen, self.wide, self.tiling, self.riding = scan, seen, wide, tiling, riding
         self.algebra = scan.algebra
         self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes

@@ -10,47 +10,46 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.iteration.coalesce import Viewed
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.scan.blocks import BlockWriter
 from tilec.backends.triton.scan.form import Scan, recognise_steps
-from tilec.backends.triton.scan.kernel import Tiling, workspaces
+from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
 from tilec.backends.triton.scan.lanes import LaneWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.types import TensorType
 
-PROGRAMS = 2 * PLANNED_FOR.multiprocessors  # of which there are enough for every multiprocessor
 WANTED = {
-    True: 16 * PROGRAMS,
-    False: 4 * PROGRAMS,
+    True: 16 * TWO_A_MULTIPROCESSOR,
+    False: 4 * TWO_A_MULTIPROCESSOR,
 }  # programs to aim at where rows are cut, of terms that commute and of steps
-BLOCK = {True: 2048, False: 1024}  # elements of a block of such
-HEAVY = 512  # of one whose composition takes exponentials; of lanes side by side, twice as many
+SCAN_BLOCK = {True: 2048, False: 1024}  # elements of a block of such
+HEAVY_COMPOSITION = 512  # of one whose composition takes exponentials; of lanes side by side, twice as many
 SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
 FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side, unless composition is heavy
-WRITTEN = 16  # steps written out for these
+UNROLLED_STEPS = 16  # steps written out for these
 MOST_WRITTEN = 256  # operators in these, which take their time to compile
 WARPS = 16 * PLANNED_FOR.multiprocessors  # of these to aim at where rows are cut
 MOST_CHUNKS = 4096
 MOST_TOTALS = {True: 3 * 2**19, False: 2**24}  # that all programs may read together: of threads' lanes, elsewhere
 
 
-def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
+def choose_scan_tiling(scan: Scan, seen: Viewed) -> ScanTiling:
     """Blocks as long as the rows allow where memory runs along them; elsewhere a thread a lane, or blocks as wide as
     there are lanes."""
-    steps, rows, along = scan.steps, scan.rows, runs_along(scan, seen)
+    steps, rows, along = scan.steps, scan.rows, runs_along_steps(scan, seen)
     heavy = scan.algebra.then in ("join_logs_", "then_log_")
     commutes = scan.algebra.commutes
     if not along and rows >= FEW_LANES and not heavy:
         operators = sum(isinstance(e, Call) for root in bodies(scan) for e in walk(root)) + 2
-        written = max(1, min(WRITTEN, power_of_two(MOST_WRITTEN // operators + 1) // 2))
+        written = max(1, min(UNROLLED_STEPS, power_of_two(MOST_WRITTEN // operators + 1) // 2))
         warps = min(4, power_of_two(rows // 32 + 1) // 2)
         programs, blocks = -(-rows // 32), -(-steps // written)
         chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
-        return Tiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
-    block = HEAVY if heavy else BLOCK[commutes]
+        return ScanTiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
+    block = HEAVY_COMPOSITION if heavy else SCAN_BLOCK[commutes]
     if along:
         length = min(power_of_two(steps), block)
         lanes = min(power_of_two(rows), block // length)
@@ -60,13 +59,15 @@ def choose_tiling(scan: Scan, seen: Viewed) -> Tiling:
         lanes = power_of_two(rows)
         length = min(power_of_two(steps), block // lanes)
     programs = -(-rows // lanes)
-    while length * lanes > SHORTEST and programs * -(-steps // length) < PROGRAMS // 2 and steps > 2 * length:
+    while (
+        length * lanes > SHORTEST and programs * -(-steps // length) < TWO_A_MULTIPROCESSOR // 2 and steps > 2 * length
+    ):
         length //= 2
     blocks = -(-steps // length)
-    if programs >= PROGRAMS or blocks <= 2:
-        return Tiling(length, lanes, along)
+    if programs >= TWO_A_MULTIPROCESSOR or blocks <= 2:
+        return ScanTiling(length, lanes, along)
     chunks = min(-(-WANTED[commutes] // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
-    return Tiling(length, lanes, along, -(-blocks // chunks))
+    return ScanTiling(length, lanes, along, -(-blocks // chunks))
 
 
 def bodies(scan: Scan) -> tuple[Expr, ...]:
@@ -75,7 +76,7 @@ def bodies(scan: Scan) -> tuple[Expr, ...]:
     return (*guard, *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)))
 
 
-def runs_along(scan: Scan, seen: Viewed) -> bool:
+def runs_along_steps(scan: Scan, seen: Viewed) -> bool:
     """Whether memory runs along the steps, in the tensor read that is largest, or in the output."""
     s = scan.statement
     accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor != s.output]
@@ -96,7 +97,7 @@ def scan_steps(
     riding: Sequence[Statement] = (),
 ) -> list[Step]:
     """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
-    tiling = choose_tiling(scan, seen)
+    tiling = choose_scan_tiling(scan, seen)
     writer = (LaneWriter if tiling.apart else BlockWriter)(scan, seen, wide, tiling, riding)
     chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
     if chunks == 1:
@@ -140,7 +141,7 @@ def affine_recurrence(
     """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
     found = None if setting.exact else recognise_steps(flat, types)
     seen = Viewed(flat, types, strides)
-    if found is None or not worthwhile(found, seen):
+    if found is None or not composition_pays(found, seen):
         return None
     return scan_steps(found, seen, flat, wide, riding)
 
@@ -150,9 +151,9 @@ FEWEST_ALONG = 16  # but not where each lane's steps lie side by side in memory
 MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
 
 
-def worthwhile(scan: Scan, seen: Viewed) -> bool:
+def composition_pays(scan: Scan, seen: Viewed) -> bool:
     """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many, unless threads
     that read side by side would read far apart."""
-    if scan.rows > 1 and runs_along(scan, seen):
+    if scan.rows > 1 and runs_along_steps(scan, seen):
         return scan.steps >= FEWEST_ALONG
     return scan.steps >= FEWEST_STEPS and scan.rows <= MOST_ROWS

@@ -19,18 +19,19 @@ from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
-from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.backends.triton.plan.sizes import Strides, contiguous, power_of_two
 from tilec.ir.constraining import constraining
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
-Strides = Mapping[str, tuple[int, ...]]
-Carry = Callable[..., list[Step]]
+StatementPlanner = Callable[..., list[Step]]
 
 
-def scattered(s: Statement, types: Mapping[str, TensorType], strides: Strides, wide: bool, carry: Carry) -> list[Step]:
+def scattered(
+    s: Statement, types: Mapping[str, TensorType], strides: Strides, wide: bool, carry: StatementPlanner
+) -> list[Step]:
     """Steps that compute the flat statement `s` into its allocated output; `carry` carries out an ordinary one."""
     domain = build_domain(s, types)
     out = types[s.output]

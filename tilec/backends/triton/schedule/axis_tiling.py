@@ -9,23 +9,23 @@ after the run, and a slab that is still too large, are programs that may be cut 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
-from tilec.backends.common.axis_tiling import COMBINED, Rules, Run, accesses_of, read_at, run_over, slab_of
+from tilec.backends.common.axis_tiling import IN_PLACE, Rules, TileRegion, accesses_of, read_at, run_over, slab_of
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.plan.plan import (
     Allocate,
-    Part,
     Plan,
     Release,
-    Result,
     Setting,
+    SlabInput,
+    SlabResult,
     Slabs,
-    Slice,
     Step,
+    SubPlan,
     TorchLines,
     temporary_bytes,
 )
@@ -34,17 +34,16 @@ from tilec.backends.triton.recurrence.fuse_producers import with_feeds
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Index, Input, Program, Statement, reads
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
-RULES = Rules(products=True, wider=True, shifted=True, strict=False)
-ALIGNMENT = 16  # bytes
+TILING_RULES = Rules(products=True, wider=True, shifted=True, strict=False)
+SLAB_ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
 NEARLY = 0.9  # of the most that can be cut: as good, if less is read anew
-WORTH = 0.75  # of the whole's intermediates: what slabs take must be less
-Types = Mapping[str, TensorType]
+MOST_TILED_SHARE = 0.75  # of the whole's intermediates: what slabs take must be less
 
 
 def budget_of(lowering: Lowering, chosen: int | None) -> int:
@@ -70,12 +69,12 @@ class Planned:
         """The most bytes of intermediates at a time."""
         return temporary_bytes(self.plan, self.together.types)
 
-    def part(self, provided: Sequence[str] = ()) -> Part:
+    def part(self, provided: Sequence[str] = ()) -> SubPlan:
         """The plan as a part of another one, which provides memory for these of its outputs."""
         steps = (s for s in self.plan.steps if not (isinstance(s, Allocate) and s.tensor in provided))
         plan = Plan(tuple(steps), tuple(o for o in self.plan.outputs if o not in provided))
         inputs = self.lowering.stages["flat"].input_names()
-        return Part(plan, (*inputs, *provided), self.together.types, self.together.program)
+        return SubPlan(plan, (*inputs, *provided), self.together.types, self.together.program)
 
 
 def planned(
@@ -94,7 +93,7 @@ def within(whole: Planned, budget: int) -> Planned:
     if cut is None:
         return whole
     made = replace(whole, plan=_Cutter(whole, budget).plan(cut))
-    return made if made.held < WORTH * held else whole
+    return made if made.held < MOST_TILED_SHARE * held else whole
 
 
 # what is cut
@@ -105,7 +104,7 @@ class Cut:
     """A run, the statements around it, and about how many of its rows take as much as the budget."""
 
     before: tuple[Statement, ...]
-    run: Run
+    run: TileRegion
     rows: int
 
 
@@ -114,14 +113,14 @@ def _best(whole: Planned, budget: int) -> Cut | None:
     flat, types = whole.lowering.stages["flat"], whole.lowering.types
     own, work = _stored(whole.plan, flat, types)
     total = sum(own.values()) + sum(work.values())
-    found: list[tuple[int, int, int, Run, int]] = []
+    found: list[tuple[int, int, int, TileRegion, int]] = []
     for place, first in enumerate(flat.statements):
         if 16 * (size_in_bytes(types[first.output]) + work.get(first.output, 0)) < total:
             continue
         for d, v in enumerate(first.index or ()):
             if not isinstance(v, Index) or types[first.output].shape[d] < 2:
                 continue
-            run = run_over(flat.statements[place:], types, v.name, d, RULES)
+            run = run_over(flat.statements[place:], types, v.name, d, TILING_RULES)
             others = (*flat.statements[:place], *run.before, *run.after)
             wanted = run.wanted(others, flat.outputs)
             spared = sum(work.get(s.output, 0) for s in run.members)
@@ -159,7 +158,7 @@ def _stored(plan: Plan, flat: Program, types: Types) -> tuple[dict[str, int], di
     return own, work
 
 
-def _anew(run: Run, types: Types) -> int:
+def _anew(run: TileRegion, types: Types) -> int:
     """Bytes that each slab reads, or adds to, whatever its size."""
     read: set[str] = set()
     for s in run.members:
@@ -210,7 +209,7 @@ class _Cutter:
         after = self._around(run.after, set(self.outputs))
         return Plan((*steps, *([] if after is None else [after])), self.outputs)
 
-    def _around(self, statements: Sequence[Statement], needed: set[str]) -> Part | None:
+    def _around(self, statements: Sequence[Statement], needed: set[str]) -> SubPlan | None:
         """Statements before or after the run as a part, cut in turn where it must be."""
         if not statements:
             return None
@@ -243,7 +242,7 @@ class _Cutter:
         last = None if rest is None else rest.part(provided)
         return Slabs(run.size, rows, whole.part(provided), last, given, results, start)
 
-    def _fewer(self, run: Run, rows: int, held: int, wanted: tuple[str, ...]) -> int:
+    def _fewer(self, run: TileRegion, rows: int, held: int, wanted: tuple[str, ...]) -> int:
         """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
         some = max(1, rows // 2)
         less = self._of_rows(run, some, wanted)[1].held
@@ -251,12 +250,14 @@ class _Cutter:
         return _rounded(run.size, max(1, max(self.budget - (held - each * rows), self.budget // 2) // each))
 
     def _of_rows(
-        self, run: Run, rows: int, wanted: tuple[str, ...], apart: int = 0
-    ) -> tuple[tuple[Slice, ...], Planned, str | None]:
+        self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0
+    ) -> tuple[tuple[SlabInput, ...], Planned, str | None]:
         """A slab of so many rows, beginning at multiples of `apart` (0: of as many): what it is given, its plan, the
         input that is the number of its first row."""
         slab = slab_of(run, rows, self.types, wanted)
-        given = tuple(Slice(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, apart or rows)) for g in slab.given)
+        given = tuple(
+            SlabInput(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, apart or rows)) for g in slab.given
+        )
         strides = [contiguous(slab.types[g.name].shape) if g.copied else self.strides[g.tensor] for g in given]
         strides += [] if slab.start is None else [()]
         reduced = reduce(slab.program)
@@ -270,16 +271,16 @@ class _Cutter:
         if axis is None:
             return False
         element = size_in_bytes(replace(self.types[tensor], shape=()))
-        return rows * self.strides[tensor][axis] * element % ALIGNMENT != 0
+        return rows * self.strides[tensor][axis] * element % SLAB_ALIGNMENT != 0
 
-    def _result(self, name: str, run: Run, rows: int, plans: Sequence[Planned]) -> Result:
+    def _result(self, name: str, run: TileRegion, rows: int, plans: Sequence[Planned]) -> SlabResult:
         t, made = self.types[name], plans[0].together.types[name]
         axis = run.axis.get(name)
         if axis is None:
             aggregation = next(s.aggregation for s in run.columns if s.output == name)
-            return Result(name, name if made.dtype == t.dtype else f"{name}.total", None, COMBINED[aggregation])
+            return SlabResult(name, name if made.dtype == t.dtype else f"{name}.total", None, IN_PLACE[aggregation])
         whole = math.prod(t.shape[:axis]) == 1 and not self._turns(name, axis, rows)
-        return Result(name, name, axis, in_place=whole and all(_allocates(p.plan, name) for p in plans))
+        return SlabResult(name, name, axis, in_place=whole and all(_allocates(p.plan, name) for p in plans))
 
 
 def _allocates(plan: Plan, name: str) -> bool:

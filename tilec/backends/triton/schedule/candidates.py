@@ -12,7 +12,7 @@ from typing import Any
 
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import SIZES, TILES, Config, choose_config
+from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, worthwhile
 from tilec.backends.triton.matmul.hopper import kernels as hopper
 from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
@@ -23,7 +23,7 @@ from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.program import Statement, reads
-from tilec.ir.types import TensorType
+from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language.show import show_statement
 
 Choice = Mapping[str, int | str]
@@ -31,7 +31,7 @@ MOST_TILES = 10  # of Hopper's candidates, the likeliest first
 
 
 @dataclass(frozen=True)
-class Task:
+class MatmulProblem:
     """A product to carry out, in the statement's two forms and in the planner's."""
 
     defracted: Statement
@@ -63,7 +63,7 @@ class Task:
         return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
 
 
-def ways(task: Task) -> list[tuple[Choice, list[Step]]]:
+def product_configs(task: MatmulProblem) -> list[tuple[Choice, list[Step]]]:
     """Every way, the untuned one first."""
     found = []
     for choice in _choices(task):
@@ -73,20 +73,20 @@ def ways(task: Task) -> list[tuple[Choice, list[Step]]]:
     return found
 
 
-def _choices(task: Task) -> Iterator[Choice]:
+def _choices(task: MatmulProblem) -> Iterator[Choice]:
     yield from [{"family": "library"}] if task.setting.library else []
     prepared = _along(task)
     for tiles in candidates(prepared.dot, prepared.space, prepared.seen, task.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
     if worthwhile(task.dot, task.space):
         first = choose_config(task.dot, task.space, task.setting.device.shared)
-        for bm, bn, bk, warps, stages in TILES[SIZES[task.dot.dtype]]:
+        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[task.dot.dtype]]:
             own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
             yield _dot_choice(own)
         yield _dot_choice(first)
 
 
-def steps_of(task: Task, choice: Choice) -> list[Step] | None:
+def steps_of(task: MatmulProblem, choice: Choice) -> list[Step] | None:
     """The steps that a choice stands for, None where it does not fit."""
     match choice.get("family"):
         case "library" if task.setting.library:
@@ -114,7 +114,7 @@ class _Along:
     after: tuple[Step, ...] = ()
 
 
-def _along(task: Task) -> _Along:
+def _along(task: MatmulProblem) -> _Along:
     copied = packed(task.dot, task.space, task.seen, task.wide)
     if copied is None:
         return _Along(task.dot, task.space, task.seen)
@@ -122,16 +122,17 @@ def _along(task: Task) -> _Along:
     return _Along(dot, space, seen, tuple(before), tuple(after))
 
 
-def _hopper_choice(c: hopper.Config) -> Choice:
+def _hopper_choice(c: hopper.HopperConfig) -> Choice:
     boxes = " ".join(f"{v}:{n}" for v, n in c.boxes)
     rest = {f.name: int(getattr(c, f.name)) for f in fields(c) if f.name != "boxes"}
     return {"family": "hopper", "boxes": boxes, **rest}
 
 
-def _hopper_config(choice: Choice) -> hopper.Config:
+def _hopper_config(choice: Choice) -> hopper.HopperConfig:
     pairs = (pair.split(":") for pair in str(choice["boxes"]).split())
-    rest: dict[str, Any] = {f.name: type(f.default)(choice[f.name]) for f in fields(hopper.Config) if f.name != "boxes"}  # type: ignore[misc]
-    return hopper.Config(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
+    numbers = [f for f in fields(hopper.HopperConfig) if f.name != "boxes"]
+    rest: dict[str, Any] = {f.name: type(f.default)(choice[f.name]) for f in numbers}  # type: ignore[misc]
+    return hopper.HopperConfig(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
 
 
 def _dot_choice(c: Config) -> Choice:

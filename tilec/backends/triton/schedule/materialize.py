@@ -13,32 +13,32 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import Shared, form_of, reduced
-from tilec.backends.triton.fusion.horizontal_fusion import alike, together, touched
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
     Pointer,
-    Prepared,
     Release,
     Repeat,
+    Request,
     Step,
     Table,
     TorchLines,
 )
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.rows.rows import row_launch
-from tilec.backends.triton.rows.tiling import Tiling, rows_together
+from tilec.backends.triton.rows.tiling import RowTiling, rows_together
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, map_expressions, reads, rebuild
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
 AT_ONCE = 2**15  # elements that a program holds at once
-NEIGHBOURS = 16  # rows of a block where memory runs along the rows; and the fewest, 32 bytes of them
-FEWEST = 8
+FEWEST_NEIGHBOURS = 16  # rows of a block where memory runs along the rows; and the fewest, 32 bytes of them
+FEWEST_ROWS = 8
 TOLD = 400  # characters of a statement that heads a kernel
-MOST = 4  # launches that become one
-LONG = 512  # columns beyond which a program has 16 warps
+MOST_JOINED = 4  # launches that become one
+LONG_ROWS = 512  # columns beyond which a program has 16 warps
 
 Renamed = dict[str, str]
 
@@ -49,10 +49,10 @@ class _Maker:
     step that the launch comes after; `shared`: the statements over common variables, None where the first is no walk
     over a box."""
 
-    first: Prepared
+    first: Request
     place: int
     shared: Shared | None
-    all: list[Prepared]
+    all: list[Request]
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +61,7 @@ class _Maker:
 
 def settled(steps: Sequence[Step]) -> list[Step]:
     """The steps with all that is prepared made, each once, as soon as what it is made of is there."""
-    asked = [s for s in steps if isinstance(s, Prepared)]
+    asked = [s for s in steps if isinstance(s, Request)]
     if not asked:
         return list(steps)
     written = {name: place for place, s in enumerate(steps) for name in _written(s)}
@@ -77,7 +77,7 @@ def settled(steps: Sequence[Step]) -> list[Step]:
             makers.append(_Maker(step, place, None if form is None else Shared(form, step.types), [step]))
     result: list[Step] = []
     for place in range(-1, len(steps)):
-        if place >= 0 and not isinstance(steps[place], Prepared):
+        if place >= 0 and not isinstance(steps[place], Request):
             result.append(steps[place])
         for maker in makers:
             result += _made(maker) if maker.place == place else []
@@ -98,7 +98,7 @@ def _written(step: Step) -> tuple[str, ...]:
     return ()
 
 
-def _with_names(step: Prepared, names: Renamed) -> Prepared:
+def _with_names(step: Request, names: Renamed) -> Request:
     def put(e: Expr) -> Expr:
         e = rebuild(e, put)
         return replace(e, tensor=names[e.tensor]) if isinstance(e, Access) and e.tensor in names else e
@@ -108,7 +108,7 @@ def _with_names(step: Prepared, names: Renamed) -> Prepared:
     return replace(step, statement=map_expressions(step.statement, put), types=types, strides=strides)
 
 
-def _joined(step: Prepared, place: int, makers: Sequence[_Maker], names: Renamed) -> bool:
+def _joined(step: Request, place: int, makers: Sequence[_Maker], names: Renamed) -> bool:
     """Let a maker make it too, or what one makes already stand for it."""
     form = form_of(step.statement, step.types)
     if form is None:
@@ -131,7 +131,7 @@ def _joined(step: Prepared, place: int, makers: Sequence[_Maker], names: Renamed
     return False
 
 
-def _same_views(step: Prepared, maker: _Maker) -> bool:
+def _same_views(step: Request, maker: _Maker) -> bool:
     """Whether the tensors that the statement reads are the same to those that are there."""
     types, strides = _known(maker)
     for name in set(reads(step.statement)) - set(maker.names):
@@ -156,7 +156,7 @@ def _equal(a: Statement, b: Statement) -> bool:
     )  # fmt: skip
 
 
-def _fits(shared: Shared, own: Statement, first: Prepared) -> bool:
+def _fits(shared: Shared, own: Statement, first: Request) -> bool:
     """Whether a program can hold the rows of the first statement's statistic, from which each element is computed; or
     whether both have an element at each point, which lie alike."""
     top = next(iter(shared.statements.values()))
@@ -180,7 +180,7 @@ def _group(shared: Shared) -> Group:
     return Group(statements, rows, columns, shared.extent, stored, frozenset())
 
 
-def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling | None:
+def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> RowTiling | None:
     """For a statistic and what needs it again; None where that is too long, or there is no statistic."""
     if not any(map(group.reductions, group.statements)):
         return None
@@ -188,12 +188,14 @@ def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> Tiling | No
     rows = power_of_two(group.count(group.rows))
     turned = any(s.index and linear(s.index[-1]).bare in group.rows for s in group.statements[1:])
     if turned or rows_together(group, strides) > 1:
-        down = min(rows, NEIGHBOURS, AT_ONCE // columns)
-        if down < min(rows, FEWEST):
+        down = min(rows, FEWEST_NEIGHBOURS, AT_ONCE // columns)
+        if down < min(rows, FEWEST_ROWS):
             return None
     else:
-        down = min(rows, max(1, 8 * LONG // columns))
-    return Tiling("whole", down, columns, 0, 8 if columns <= LONG else 16) if down * columns <= AT_ONCE else None
+        down = min(rows, max(1, 8 * LONG_ROWS // columns))
+    return (
+        RowTiling("whole", down, columns, 0, 8 if columns <= LONG_ROWS else 16) if down * columns <= AT_ONCE else None
+    )
 
 
 def _made(maker: _Maker) -> list[Step]:
@@ -256,7 +258,7 @@ def _neighbours(steps: Sequence[Step]) -> list[Step]:
 
     for step in steps:
         if isinstance(step, Launch) and step.sociable:
-            if party and not (len(party) < MOST and _independent(step, party) and alike([*party, step])):
+            if party and not (len(party) < MOST_JOINED and _independent(step, party) and fusable([*party, step])):
                 close()
             party.append(step)
         elif party and isinstance(step, Allocate) and step.fill is None:

@@ -15,9 +15,16 @@ from tilec.backends.triton.emit.epilogue import riders
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import choose_config, inner_variables
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
-from tilec.backends.triton.matmul.dot import Dot, accesses_in, recognise, variables_of, worthwhile, worthwhile_padded
+from tilec.backends.triton.matmul.dot import (
+    Dot,
+    operand_accesses,
+    recognise_dot,
+    variables_outside,
+    worthwhile,
+    worthwhile_padded,
+)
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
@@ -30,9 +37,9 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     with_guards,
 )
 from tilec.backends.triton.matmul.pack import LEAST_WORK, packed, work
-from tilec.backends.triton.matmul.precompute_operands import LEAST_REUSE, hoisted, shared
+from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
 from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Prepared, Release, Setting, Step, TorchLines
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Request, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_riders
@@ -40,7 +47,7 @@ from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import affine_recurrence, scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import scattered
-from tilec.backends.triton.schedule.candidates import Task, steps_of
+from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
 from tilec.backends.triton.schedule.materialize import settled
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
@@ -196,7 +203,7 @@ def ridden_steps(
     scan = recognise_scan(space, seen)
     if scan is not None or terms_first(space, seen) is not None:
         return None if scan is None else scan_steps(scan, seen, flat, wide, riding)
-    dot = recognise(space, seen)
+    dot = recognise_dot(space, seen)
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
         return None
@@ -234,9 +241,9 @@ def statement_steps(
     apart = terms_first(space, seen)
     if apart is not None:
         return scan_of_terms(*apart, seen, flat, partial(statement_steps, setting=setting))
-    dot = recognise(space, seen)
+    dot = recognise_dot(space, seen)
     if dot is not None:
-        task = Task(defracted, flat, types, dot, space, seen, wide, setting)
+        task = MatmulProblem(defracted, flat, types, dot, space, seen, wide, setting)
         choice = setting.known(task) if setting.known is not None else None
         chosen = None if choice is None else steps_of(task, choice)
         if chosen is not None:
@@ -245,7 +252,7 @@ def statement_steps(
         steps = library_steps(defracted, flat, types, dot, space, seen, wide)
         if steps is not None:
             return steps
-    stages = pairwise(space, seen.types, variables_of) if dot is None else None
+    stages = pairwise(space, seen.types, variables_outside) if dot is None else None
     if stages is not None:
         return _in_turn(stages, flat, seen, setting)
     if dot is not None and worthwhile(dot, space):
@@ -293,7 +300,7 @@ def _exponential_steps(
     seen = viewed_with_tops(found.tops, seen)
     steps: list[Step] = []
     for s in found.tops:
-        steps.append(Prepared(s, seen.types, seen.strides, wide, partial(_allocated_steps, s, seen, setting)))
+        steps.append(Request(s, seen.types, seen.strides, wide, partial(_allocated_steps, s, seen, setting)))
     product = with_guards(found.dot)
     inner = inner_variables(product, space, seen, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
@@ -327,7 +334,7 @@ def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> b
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
     no look at the result for infinities at its borders afterwards. Matrix products stay the library's, and so do sums
     that must be split over programs for few columns: kernel gradients of 64 channels take ours a third longer."""
-    accesses = [a for side in (dot.left, dot.right) for f in side for a in accesses_in(f)]
+    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
     bare = all(linear(e).bare is not None for a in accesses for e in a.index)
     steps = None if bare else hopper_steps(dot, space, seen, setting)
     split = steps is not None and len(steps) > 1
@@ -343,15 +350,15 @@ def product_task(
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
     setting: Setting,
-) -> Task | None:
+) -> MatmulProblem | None:
     """A statement as a product that there are several ways to carry out, None where it is none."""
     seen = coalesce(Viewed(defracted, types, strides))
     space = build_space(seen.statement, seen.types)
-    dot = recognise(space, seen) if space is not None and space.classes else None
+    dot = recognise_dot(space, seen) if space is not None and space.classes else None
     if space is None or dot is None:
         return None
     wide = _is_wide((flat,), types, strides, space)
-    return Task(defracted, flat, types, dot, space, seen, wide, setting)
+    return MatmulProblem(defracted, flat, types, dot, space, seen, wide, setting)
 
 
 def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:

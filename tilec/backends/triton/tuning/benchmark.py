@@ -18,8 +18,8 @@ import torch
 
 from tilec.errors import Unsupported
 
-Candidate = TypeVar("Candidate")
-Launch = Callable[[], object]
+TimedCandidate = TypeVar("TimedCandidate")
+TimedLaunch = Callable[[], object]
 
 FIRST_ROUNDS, MORE_ROUNDS = 3, 12
 WORTH_MORE = 1.3  # times the best after the first rounds; what is slower gets no more
@@ -29,14 +29,14 @@ REFUSED_BY_COMPILER = ("PassManager::run failed", "too many resources requested 
 WRONG = "wrong result"
 
 
-def measure(
-    candidates: Sequence[Candidate],
-    run: Callable[[Candidate], Launch],
+def measure_candidates(
+    candidates: Sequence[TimedCandidate],
+    run: Callable[[TimedCandidate], TimedLaunch],
     *,
     progress: bool | None = None,
-    check: Callable[[Candidate], bool] | None = None,
+    check: Callable[[TimedCandidate], bool] | None = None,
     label: str = "tuning",
-) -> tuple[Candidate, tuple[float | None, ...]]:
+) -> tuple[TimedCandidate, tuple[float | None, ...]]:
     """The fastest candidate, and the microseconds of each (None: left out).
 
     `run` makes a candidate's launch. Its first launch may compile; candidates that then raise a compiler's error or
@@ -47,7 +47,7 @@ def measure(
     if not candidates:
         raise ValueError("there are no candidates to measure")
     bar = _Bar(label, len(candidates), sys.stderr if (sys.stderr.isatty() if progress is None else progress) else None)
-    launches: dict[int, Launch] = {}
+    launches: dict[int, TimedLaunch] = {}
     left_out: Counter[str] = Counter()
     for number, candidate in enumerate(candidates):
         bar.show(number, "compiling")
@@ -81,7 +81,9 @@ def measure(
     return candidates[winner], tuple(medians.get(n) for n in range(len(candidates)))
 
 
-def _rounds(launches: dict[int, Launch], times: dict[int, list[float]], rounds: int, bar: _Bar) -> dict[int, float]:
+def _rounds(
+    launches: dict[int, TimedLaunch], times: dict[int, list[float]], rounds: int, bar: _Bar
+) -> dict[int, float]:
     """Time each candidate once a round, each round beginning with another one; the medians of all times so far."""
     order = list(launches)
     for r in range(rounds):
@@ -93,7 +95,7 @@ def _rounds(launches: dict[int, Launch], times: dict[int, list[float]], rounds: 
     return {n: statistics.median(times[n]) for n in order}
 
 
-def _timed(launches: Sequence[Launch]) -> list[float]:
+def _timed(launches: Sequence[TimedLaunch]) -> list[float]:
     """Microseconds of one launch of each."""
     if not torch.cuda.is_available():
         result = []

@@ -15,17 +15,16 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from tilec import knobs
+from tilec.backends.triton.schedule.candidates import Choice
 from tilec.version import __version__
 
 FORMAT = 1  # of the files; another one counts as absent
-Choice = Mapping[str, int | str]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Key:
+class TuningKey:
     """One choice: where it was measured, the kernel family, a hash of the kernel's text, the class of its shapes."""
 
     environment: Environment
@@ -63,9 +62,9 @@ class Key:
     shape_class: str
 
     @staticmethod
-    def of(environment: Environment, family: str, text: str, shape_class: str) -> Key:
+    def of(environment: Environment, family: str, text: str, shape_class: str) -> TuningKey:
         """`text` is the kernel's source in full; the key keeps its hash."""
-        return Key(environment, family, hashlib.sha256(text.encode()).hexdigest(), shape_class)
+        return TuningKey(environment, family, hashlib.sha256(text.encode()).hexdigest(), shape_class)
 
     @functools.cached_property
     def file_name(self) -> str:
@@ -81,16 +80,16 @@ class Tuned:
     microseconds: float
 
 
-class Store:
+class TuningStore:
     """Tuned choices by key. `directory` is made when something is first written; None: `tuned` in the cache
     directory that the knobs name."""
 
     def __init__(self, directory: Path | None = None):
         self.directory = knobs.cache_directory() / "tuned" if directory is None else directory
-        self._known: dict[Key, Tuned] = {}
+        self._known: dict[TuningKey, Tuned] = {}
         self._warned = False
 
-    def get(self, key: Key) -> Tuned | None:
+    def get(self, key: TuningKey) -> Tuned | None:
         """What was kept for a key, by this process or another; None where there is nothing that can be read."""
         if (known := self._known.get(key)) is not None:
             return known
@@ -106,7 +105,7 @@ class Store:
             self._known[key] = tuned
         return tuned
 
-    def put(self, key: Key, tuned: Tuned) -> None:
+    def put(self, key: TuningKey, tuned: Tuned) -> None:
         """Keep a choice, in place of an earlier one. Raises ValueError for a choice that JSON would not give back."""
         text = json.dumps(
             {"format": FORMAT, "key": asdict(key), "choice": dict(tuned.choice), "microseconds": tuned.microseconds},
@@ -133,11 +132,11 @@ class Store:
 
 
 @functools.cache
-def _store_at(directory: Path) -> Store:
-    return Store(directory)
+def _store_at(directory: Path) -> TuningStore:
+    return TuningStore(directory)
 
 
-def default_store() -> Store:
+def default_store() -> TuningStore:
     """The process's store in the directory that the knobs name now."""
     return _store_at(knobs.cache_directory() / "tuned")
 
@@ -155,7 +154,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _read(text: bytes, key: Key) -> Tuned | None:
+def _read(text: bytes, key: TuningKey) -> Tuned | None:
     """The entry in a file's text; None where the text is damaged, of another format or of another key."""
     try:
         entry = json.loads(text)

@@ -10,16 +10,16 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.plan import Allocate, Plan, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.executable import PlannedCall
-from tilec.backends.triton.schedule.candidates import Choice, Task, ways
+from tilec.backends.triton.schedule.candidates import Choice, MatmulProblem, product_configs
 from tilec.backends.triton.schedule.planner import product_task
-from tilec.backends.triton.tuning.benchmark import measure
-from tilec.backends.triton.tuning.store import Environment, Key, Tuned, default_store
+from tilec.backends.triton.tuning.benchmark import measure_candidates
+from tilec.backends.triton.tuning.store import Environment, Tuned, TuningKey, default_store
 from tilec.ir.program import reads
 
-CLOSE = {"float64": 1e-9, "float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}  # tf32 counts as float32
+TOLERANCES = {"float64": 1e-9, "float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}  # tf32 counts as float32
 
 
-def known_choice(task: Task) -> Choice | None:
+def known_choice(task: MatmulProblem) -> Choice | None:
     """What was found for such a product before, by this process or another; None off the device."""
     if not task.setting.device.capability or not torch.cuda.is_available():
         return None
@@ -27,7 +27,7 @@ def known_choice(task: Task) -> Choice | None:
     return None if found is None else found.choice
 
 
-def tune(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping) -> None:
+def tune_products(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping) -> None:
     """Measure the ways of every product that nothing is known of, on the inputs and, for what is computed, random
     numbers; keep the winners. `inputs`: tensors by name, on the device."""
     flat = lowering.stages["flat"]
@@ -38,14 +38,14 @@ def tune(lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Settin
         task = product_task(defracted[s.output], s, lowering.types, known, setting)
         if task is None or known_choice(task) is not None:
             continue
-        found = ways(task)
+        found = product_configs(task)
         if len(found) < 2:
             continue
         tensors = {n: inputs[n] if n in inputs else _random(lowering, n, inputs) for n in reads(s)}
         _measure(task, found, tensors)
 
 
-def _measure(task: Task, found: list[tuple[Choice, list[Step]]], tensors: dict[str, torch.Tensor]) -> None:
+def _measure(task: MatmulProblem, found: list[tuple[Choice, list[Step]]], tensors: dict[str, torch.Tensor]) -> None:
     output = task.flat.output
     t = task.types[output]
     device = next(iter(tensors.values())).device
@@ -64,16 +64,16 @@ def _measure(task: Task, found: list[tuple[Choice, list[Step]]], tensors: dict[s
     def close(number: int) -> bool:
         reference = results.setdefault(-1, results[number].double())
         difference = (results.pop(number).double() - reference).norm()
-        return bool(difference <= CLOSE.get(t.dtype, 0) * reference.norm())
+        return bool(difference <= TOLERANCES.get(t.dtype, 0) * reference.norm())
 
-    winner, times = measure(list(calls), run, check=close, label=f"tuning {output}")
+    winner, times = measure_candidates(list(calls), run, check=close, label=f"tuning {output}")
     microseconds = times[winner]
     assert microseconds is not None
     default_store().put(_key(task), Tuned(found[winner][0], microseconds))
 
 
-def _key(task: Task) -> Key:
-    return Key.of(Environment.of(torch.cuda.current_device()), "product", task.text, task.shape_class)
+def _key(task: MatmulProblem) -> TuningKey:
+    return TuningKey.of(Environment.of(torch.cuda.current_device()), "product", task.text, task.shape_class)
 
 
 def _random(lowering: Lowering, name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

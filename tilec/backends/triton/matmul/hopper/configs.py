@@ -12,19 +12,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.triton.matmul.hopper.form import Config, Dot
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 
-PROCESSORS = PLANNED_FOR.multiprocessors
-SHARED_MEMORY = PLANNED_FOR.shared - 1024  # less what barriers take
+USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
 OTHERS = 56  # registers of a thread beside its accumulators
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
 BOX_CHOICES = 3
-FEW_COLUMNS = 4  # tiles of columns up to which rows are not grouped
+FEW_COLUMN_TILES = 4  # tiles of columns up to which rows are not grouped
 # rows and columns of a tile, by warps
-TILES = {8: ((128, 256), (256, 128), (128, 128), (256, 64)), 4: ((128, 128), (128, 64), (64, 256), (64, 128), (64, 64))}
+HOPPER_TILES = {
+    8: ((128, 256), (256, 128), (128, 128), (256, 64)),
+    4: ((128, 128), (128, 64), (64, 256), (64, 128), (64, 64)),
+}
 
 CYCLES = 1.7e3  # a microsecond, under load
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
@@ -34,8 +36,8 @@ STEP = 0.014  # microseconds of waiting a step, twice that of a warp that only c
 ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
 START, FLOOR = 4.2, 8.0  # microseconds a kernel: the first tile's copies; the least that any took beside its memory
 SECOND = 2.2  # microseconds for the kernel that adds shares
-MAPPED, A_MAP = 0.93, 0.02  # storing classes through maps: what it takes instead, and what a map costs the host
-MEMORY, PARTS = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shares
+MAPPED_STORES, A_MAP = 0.93, 0.02  # storing classes through maps: what it takes instead, and what a map costs the host
+MEMORY_RATE, PARTS_RATE = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shares
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,24 @@ class _Tile:
 
 
 def configs(
-    dot: Dot,
+    dot: HopperDot,
     shapes: Mapping[str, tuple[int, ...]],
     strides: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     tf32: bool = False,
-) -> list[Config]:
+) -> list[HopperConfig]:
     """Candidates, the likeliest first by the model of time."""
     found = sorted(_candidates(dot, shapes, strides, dtypes, tf32), key=lambda pair: pair[0])
     return list(dict.fromkeys(c for _, c in found))
 
 
 def _candidates(
-    dot: Dot,
+    dot: HopperDot,
     shapes: Mapping[str, tuple[int, ...]],
     strides: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     tf32: bool,
-) -> Iterator[tuple[float, Config]]:
+) -> Iterator[tuple[float, HopperConfig]]:
     size, out_size = (4 if dtypes[t] == "float32" else 2 for t in (dot.left.tensor, dot.output))
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
     dot, rows, columns, summed = _boxable(dot, shapes, strides)
@@ -87,8 +89,8 @@ def _candidates(
     def count(group: Sequence[str], boxes: Sequence[tuple[str, int]]) -> int:
         return math.prod(-(-extent[v] // dict(boxes).get(v, 1)) for v in group)
 
-    for warps, depth in itertools.product(TILES, (LINE // size, 2 * LINE // size)):
-        for m, n in TILES[warps]:
+    for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
+        for m, n in HOPPER_TILES[warps]:
             choices = (_boxes(group, extent, b) for group, b in ((rows, m), (columns, n), (summed, depth)))
             for own in itertools.product(*choices):
                 across = count(dot.columns, own[1])
@@ -97,21 +99,21 @@ def _candidates(
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
                 tile = _Tile(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
-                group = 1 if across <= FEW_COLUMNS else 2 ** round(math.log2(PROCESSORS * n / m) / 2)
+                group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
                     _splits(tiles, steps, len(dot.classes)),
                     (4, 3, 5, 2),
                     ONCE,
                     (False, True) if len(dot.classes) > 1 else (False,),
                 ):
-                    config = Config(boxes, warps, stages, split, group, consumers, mapped, tf32)
+                    config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32)
                     if _sensible(config, tile):
                         yield _time(config, tile), config
 
 
 def _boxable(
-    dot: Dot, shapes: Mapping[str, tuple[int, ...]], strides: Mapping[str, tuple[int, ...]]
-) -> tuple[Dot, list[str], list[str], list[str]]:
+    dot: HopperDot, shapes: Mapping[str, tuple[int, ...]], strides: Mapping[str, tuple[int, ...]]
+) -> tuple[HopperDot, list[str], list[str], list[str]]:
     """The Dot with the output's contiguous variable among its columns, and the rows, columns and summed variables that
     may be boxed: a contiguous one alone where there is one."""
 
@@ -130,35 +132,35 @@ def _boxable(
     return dot, rows, [out] if out in columns else columns, [v for v in summed if len(ranges[v]) == 1]
 
 
-def _held(config: Config, tile: _Tile) -> int:
+def _held(config: HopperConfig, tile: _Tile) -> int:
     """Bytes of shared memory that stay taken."""
     staged = tile.rows * tile.columns * (4 if config.split > 1 else tile.out_size)
     return config.stages * (tile.rows + tile.columns) * tile.depth * tile.size + config.consumers * staged
 
 
-def _sensible(config: Config, tile: _Tile) -> bool:
+def _sensible(config: HopperConfig, tile: _Tile) -> bool:
     share = -(-tile.steps // config.split)
     stages = config.stages <= max(share + 1, 3) and (config.stages > 2 or share <= 2)
-    return stages and config.consumers * config.warps in (0, 8) and _held(config, tile) <= SHARED_MEMORY
+    return stages and config.consumers * config.warps in (0, 8) and _held(config, tile) <= USABLE_SHARED
 
 
-def _time(config: Config, tile: _Tile) -> float:
+def _time(config: HopperConfig, tile: _Tile) -> float:
     """Microseconds, about."""
     area = tile.rows * tile.columns
     threads = 32 * config.warps
-    fitting = min(4, SHARED_MEMORY // _held(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
+    fitting = min(4, USABLE_SHARED // _held(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
     beside = 1 if config.consumers else max(fitting, 1)
     multiply = area * tile.depth * tile.size / MULTIPLY
     deliver = (tile.rows + tile.columns) * tile.depth * tile.size / DELIVER
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
-    waves = -(-tile.tiles * config.split // (PROCESSORS * beside))
+    waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:
-        time += SECOND + 8 * config.split * tile.elements / PARTS
-    time = (time**4 + (FLOOR + tile.memory / MEMORY) ** 4) ** 0.25
+        time += SECOND + 8 * config.split * tile.elements / PARTS_RATE
+    time = (time**4 + (FLOOR + tile.memory / MEMORY_RATE) ** 4) ** 0.25
     if config.mapped:
-        time *= MAPPED + A_MAP * tile.maps
+        time *= MAPPED_STORES + A_MAP * tile.maps
     # what the model cannot tell apart: as many buffers as usual, one swizzled row
     tie = abs(config.stages - 4) + 2 * (tile.depth * tile.size > LINE) + (config.consumers > 0 and waves == 1)
     return time * (1 + 0.01 * tie)
@@ -192,6 +194,6 @@ def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[
 
 def _splits(tiles: int, steps: int, classes: int) -> list[int]:
     """Into how many shares a sum may go: one, or what fills the multiprocessors once or twice."""
-    if not tiles or tiles >= PROCESSORS // 2 or classes > 1:
+    if not tiles or tiles >= MULTIPROCESSORS // 2 or classes > 1:
         return [1]
-    return sorted({1, *(max(1, min(steps // 8, wave * PROCESSORS // tiles)) for wave in (1, 2))})
+    return sorted({1, *(max(1, min(steps // 8, wave * MULTIPROCESSORS // tiles)) for wave in (1, 2))})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
-from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, choose, coordinate, start
+from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -15,7 +15,7 @@ def staging(w: Lines, d: Design) -> None:
         w(f"staged = gl.allocate_shared_memory(out_map_0.dtype, [{', '.join(box_text(d.out))}], out_map_0.layout)")
 
 
-def finish(w: Lines, d: Design) -> None:
+def finish_tile(w: Lines, d: Design) -> None:
     """Store a tile's sums."""
     if not d.exact:
         _store(w, d)
@@ -39,7 +39,7 @@ def _store(w: Lines, d: Design) -> None:
             staging(w, d)
         w(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))", "fence_async_shared()")
         at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
-        choose(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+        select_copy(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
         if not d.specialise:
             w("tma.store_wait(pendings=0)")
         return
@@ -185,7 +185,7 @@ def {name}(parts, out, total, {sizes}, {strides}{scale}, SPLIT: tl.constexpr, BL
 '''
 
 
-def total(d: Design) -> tuple[str, str, list[str], list[str]]:
+def partial_sums_kernel(d: Design) -> tuple[str, str, list[str], list[str]]:
     """The text of the kernel that adds the shares; its name, and its sizes and strides in order."""
     order = (*d.problem.batch, *d.problem.rows, *d.problem.columns)
     sizes = [f"{v.name}_n" for v in order]

@@ -10,15 +10,15 @@ from tilec.ir.index import Affine
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A tensor and, for each of its axes, an integral affine form over a Dot's variables and residues."""
+class HopperOperand:
+    """A tensor and, for each of its axes, an integral affine form over a HopperDot's variables and residues."""
 
     tensor: str
     index: tuple[Affine, ...]
 
 
 @dataclass(frozen=True)
-class Dot:
+class HopperDot:
     """Out[index] = sum over the summed variables of left * right * scale, for every residue class.
 
     The left operand holds the rows, the right one the columns. `classes` assigns the residues, once a class ({} alone
@@ -29,8 +29,8 @@ class Dot:
 
     output: str
     index: tuple[Affine, ...]
-    left: Operand
-    right: Operand
+    left: HopperOperand
+    right: HopperOperand
     batch: tuple[str, ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -40,13 +40,13 @@ class Dot:
     extent: tuple[Mapping[str, int], ...]
     scale: float = 1.0
 
-    def turned(self) -> Dot:
+    def turned(self) -> HopperDot:
         """The same with the operands exchanged."""
         return replace(self, left=self.right, right=self.left, rows=self.columns, columns=self.rows)
 
 
 @dataclass(frozen=True)
-class Config:
+class HopperConfig:
     """Choices that change speed, not meaning.
 
     `boxes` is a tile's extent in each variable, a power of two, 1 where a variable is not named; `warps` multiply a
@@ -81,7 +81,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Problem:
-    """A Dot in the kernel's names: b0.. batch, r0.. rows, c0.. columns, s0.. summed, z0.. residues.
+    """A HopperDot in the kernel's names: b0.. batch, r0.. rows, c0.. columns, s0.. summed, z0.. residues.
 
     `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary;
     `ranges` the first and last value of everything
@@ -111,7 +111,7 @@ class Problem:
         return (r for r in self.ranges if r is not None)
 
 
-def bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def form_bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Least and greatest value of a form over a box."""
     low = high = int(form.constant)
     for name, c in coefficients(form):
@@ -125,8 +125,8 @@ def coefficients(form: Affine) -> list[tuple[str, int]]:
     return [(name, int(form.coefficient(name))) for name in form.variables()]
 
 
-def normalise(dot: Dot) -> Problem | None:
-    """The Dot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch
+def normalise(dot: HopperDot) -> Problem | None:
+    """The HopperDot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch
     variable varies at all."""
     groups: dict[str, list[Variable]] = {"b": [], "r": [], "c": [], "s": []}
     renamed: dict[str, Affine] = {}

@@ -10,39 +10,39 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.triton.matmul.hopper.configs import configs
 from tilec.backends.triton.matmul.hopper.design import Design
-from tilec.backends.triton.matmul.hopper.finish import total
+from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
-    Config,
-    Dot,
-    Operand,
+    HopperConfig,
+    HopperDot,
+    HopperOperand,
     Problem,
     Variable,
-    bounds,
     coefficients,
+    form_bounds,
     normalise,
 )
 from tilec.backends.triton.matmul.hopper.source import constants, kernel, parameters
-from tilec.backends.triton.matmul.hopper.views import Tensor, View, descriptors, ends, may_leave, view
-from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.matmul.hopper.views import TensorView, View, descriptors, ends, may_leave, view
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.ir.index import Affine
+from tilec.ir.types import ITEM_BYTES
 
-__all__ = ["Config", "Dot", "Operand", "configs", "default_config", "plan_hopper"]
+__all__ = ["HopperConfig", "HopperDot", "HopperOperand", "configs", "default_config", "plan_hopper"]
 
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+MAPPED = ("float16", "bfloat16", "float32")  # types that tensor maps are made for
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
 TOTAL_BLOCK = 1024
-PROCESSORS = PLANNED_FOR.multiprocessors
 MAX_COUNT = 2**31 - 1
 SHARED_MEMORY = PLANNED_FOR.shared
 
 
 def plan_hopper(
-    dot: Dot,
+    dot: HopperDot,
     shapes: Mapping[str, tuple[int, ...]],
     strides: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
-    config: Config,
+    config: HopperConfig,
 ) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
@@ -52,11 +52,11 @@ def plan_hopper(
     `Pointer(output + ".parts")` names a float32
     workspace of `split` times the output's elements: the second launch's `total` times the first's constant SPLIT.
     """
-    if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in BYTES for t in _names(dot)):
+    if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in MAPPED for t in _names(dot)):
         return None
     if dtypes[dot.left.tensor] == "float32" and not config.tf32:
         return None
-    tensors = {t: Tensor(t, shapes[t], strides[t], dtypes[t], BYTES[dtypes[t]]) for t in _names(dot)}
+    tensors = {t: TensorView(t, shapes[t], strides[t], dtypes[t], ITEM_BYTES[dtypes[t]]) for t in _names(dot)}
     dot = _oriented(dot, tensors[dot.output])
     problem = normalise(dot)
     if (
@@ -73,28 +73,28 @@ def plan_hopper(
 
 
 def default_config(
-    dot: Dot,
+    dot: HopperDot,
     shapes: Mapping[str, tuple[int, ...]],
     strides: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
     tf32: bool = False,
-) -> Config | None:
+) -> HopperConfig | None:
     """The likeliest of the candidates that `plan_hopper` can carry out, None where there is none."""
     candidates = configs(dot, shapes, strides, dtypes, tf32)
     return next((c for c in candidates if plan_hopper(dot, shapes, strides, dtypes, c) is not None), None)
 
 
-def _names(dot: Dot) -> tuple[str, str, str]:
+def _names(dot: HopperDot) -> tuple[str, str, str]:
     return dot.output, dot.left.tensor, dot.right.tensor
 
 
-def _oriented(dot: Dot, out: Tensor) -> Dot:
+def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
     """With the output's contiguous axis among the columns."""
     walked = () if out.inner is None else dot.index[out.inner].variables()
     return dot.turned() if any(v in dot.rows for v in walked) else dot
 
 
-def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int, out_size: int) -> bool:
+def _fits(problem: Problem, boxes: Mapping[str, int], config: HopperConfig, size: int, out_size: int) -> bool:
     """Do a tile's extents suit wgmma, its registers and shared memory?"""
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
@@ -118,7 +118,7 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: Config, size: int,
 
 
 def _launches(
-    dot: Dot, problem: Problem, boxes: Mapping[str, int], config: Config, tensors: Mapping[str, Tensor]
+    dot: HopperDot, problem: Problem, boxes: Mapping[str, int], config: HopperConfig, tensors: Mapping[str, TensorView]
 ) -> list[Launch] | None:
     tail = [v for v in problem.summed if v.size % boxes[v.name]]
     names = {
@@ -186,7 +186,7 @@ def _clipped(form: Affine, v: Variable) -> int | None:
 
 
 def _operand_view(
-    tensor: Tensor,
+    tensor: TensorView,
     forms: Sequence[Affine],
     problem: Problem,
     boxes: Mapping[str, int],
@@ -204,7 +204,7 @@ def _operand_view(
     return None
 
 
-def _output_view(tensor: Tensor, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
+def _output_view(tensor: TensorView, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
     """The maps through which a tile is stored, if there are some that do not reach past the last row or column."""
     clip: dict[int, int] = {}
     for v in problem.rows + problem.columns:
@@ -230,7 +230,7 @@ def _guards(problem: Problem, shape: Sequence[int]) -> tuple[int, ...] | None:
         for axis, form in enumerate(problem.out):
             lone = form.coefficient(v.name) > 0 and all(n == v.name or n[0] == "z" for n in form.variables())
             past = ({**r, v.name: (r[v.name][1] + 1,) * 2} for r in problem.ranges if r is not None)
-            if lone and all(bounds(form, r)[0] >= shape[axis] for r in past):
+            if lone and all(form_bounds(form, r)[0] >= shape[axis] for r in past):
                 axes.append(axis)
                 break
         else:
@@ -238,7 +238,7 @@ def _guards(problem: Problem, shape: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(axes))
 
 
-def _strides(forms: Sequence[Affine], tensor: Tensor) -> dict[str, int]:
+def _strides(forms: Sequence[Affine], tensor: TensorView) -> dict[str, int]:
     """Elements by which a tensor's element moves with each variable, and where it is when all are zero ("base")."""
     found = {"base": 0}
     for form, stride in zip(forms, tensor.strides, strict=True):
@@ -249,11 +249,11 @@ def _strides(forms: Sequence[Affine], tensor: Tensor) -> dict[str, int]:
 
 
 def _assemble(
-    dot: Dot,
+    dot: HopperDot,
     design: Design,
     boxes: Mapping[str, int],
-    config: Config,
-    tensors: Mapping[str, Tensor],
+    config: HopperConfig,
+    tensors: Mapping[str, TensorView],
     steps: Mapping[str, Mapping[str, int]],
 ) -> list[Launch] | None:
     p = design.problem
@@ -286,7 +286,11 @@ def _assemble(
     first = Launch(
         kernel=design.name,
         text=kernel(design),
-        grid=(min(tiles, PROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles, 1, 1),
+        grid=(
+            min(tiles, MULTIPROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles,
+            1,
+            1,
+        ),
         arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,
@@ -298,7 +302,7 @@ def _assemble(
     elements = math.prod(v.size for v in (*p.batch, *p.rows, *p.columns))
     if elements > MAX_COUNT:
         return None
-    text, name, order, moves = total(design)
+    text, name, order, moves = partial_sums_kernel(design)
     tail = (("scale", dot.scale),) if design.scaled else ()
     second = Launch(
         kernel=name,

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.backends.triton.matmul.hopper.design import Design, Lines
-from tilec.backends.triton.matmul.hopper.finish import finish, staging
+from tilec.backends.triton.matmul.hopper.finish import finish_tile, staging
 from tilec.backends.triton.matmul.hopper.tiles import (
     advance,
     box_text,
-    choose,
     coordinate,
     counts,
-    extents,
     place,
+    select_copy,
     start,
+    tile_extents,
 )
 
 HEADER = '''"""Sums of products of two tensors: boxes copied by TMA, multiplied by wgmma."""
@@ -104,7 +104,7 @@ def kernel(d: Design) -> str:
             w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
             with w.block("for k in gl.static_range(STAGES):"):
                 w("mbarrier.invalidate(bars.index(k))")
-            finish(w, d)
+            finish_tile(w, d)
     return HEADER + "\n".join(w.lines) + "\n"
 
 
@@ -148,7 +148,7 @@ def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str]
             w("tma.store_wait(pendings=0)")
     w("", "", f"@gluon.jit(do_not_specialize={list(sizes)!r})")
     with w.block(f"def {d.name}({', '.join(given)}, {', '.join(f'{c}: gl.constexpr' for c in fixed)}):"):
-        extents(w, d)
+        tile_extents(w, d)
         _buffers(w, d)
         w("full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
         w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
@@ -179,7 +179,7 @@ def _consume(w: Lines, d: Design) -> None:
         w("mbarrier.arrive(done.index(WHICH), count=1)")
     w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
     w("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
-    finish(w, d)
+    finish_tile(w, d)
 
 
 def _buffers(w: Lines, d: Design) -> None:
@@ -197,7 +197,7 @@ def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
     w(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + right_map_0.block_type.nbytes{condition})")
     for side, view in (("left", d.left), ("right", d.right)):
         at = ", ".join(coordinate(w, side, dim) for dim in view.dims)
-        choose(
+        select_copy(
             w,
             side,
             view,

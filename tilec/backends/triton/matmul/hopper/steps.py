@@ -10,13 +10,13 @@ from tilec.backends.triton.matmul.hopper import kernels as hopper
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr
+from tilec.ir.types import NARROW
 
-NARROW = ("float16", "bfloat16")
 HOPPER = 90
 
 
 def hopper_steps(
-    dot: Dot, space: Space, seen: Viewed, setting: Setting, config: hopper.Config | None = None
+    dot: Dot, space: Space, seen: Viewed, setting: Setting, config: hopper.HopperConfig | None = None
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
     product = hopper_product(dot, space, seen, setting)
@@ -38,13 +38,13 @@ def hopper_steps(
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
-def _mostly_outside(config: hopper.Config, dot: Dot, space: Space) -> bool:
+def _mostly_outside(config: hopper.HopperConfig, dot: Dot, space: Space) -> bool:
     """Whether half or more of what boxes bring along the reduction is zeros: 64 channels of 16. Pointer kernels take
     what there is."""
     return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
 
 
-def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.Config]:
+def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.HopperConfig]:
     """Tiles worth measuring, the likeliest first."""
     product = hopper_product(dot, space, seen, setting)
     if product is None:
@@ -53,7 +53,7 @@ def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[h
     return hopper.configs(product, shapes, strides, dtypes, tf32=dot.dtype == "float32")
 
 
-def layouts(product: hopper.Dot, seen: Viewed):
+def layouts(product: hopper.HopperDot, seen: Viewed):
     """Shapes, strides and element types of the tensors of a product, by name."""
     names = (product.output, product.left.tensor, product.right.tensor)
     return (
@@ -63,7 +63,7 @@ def layouts(product: hopper.Dot, seen: Viewed):
     )
 
 
-def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> hopper.Dot | None:
+def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> hopper.HopperDot | None:
     """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
     beside those of reading them. None where it has no such form, or on another chip."""
     if setting.device.capability != HOPPER or dot.zero_result or not space.covers:
@@ -92,11 +92,11 @@ def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> ho
     if any(v in space.outputs for v in moving):
         return None
     rows, *operands = (tuple(f.substitute(constants) for f in row) for row in (index, *forms))
-    return hopper.Dot(
+    return hopper.HopperDot(
         space.statement.output,
         rows,
-        hopper.Operand(left.tensor, operands[0]),
-        hopper.Operand(right.tensor, operands[1]),
+        hopper.HopperOperand(left.tensor, operands[0]),
+        hopper.HopperOperand(right.tensor, operands[1]),
         dot.batch,
         dot.rows,
         dot.columns,

@@ -8,7 +8,7 @@ from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, sp
 from tilec.backends.triton.matmul.hopper.views import BIAS, Dim, View
 
 
-def extents(w: Lines, d: Design) -> None:
+def tile_extents(w: Lines, d: Design) -> None:
     for size, group in (("BM", d.problem.rows), ("BN", d.problem.columns), ("BK", d.problem.summed)):
         w(f"{size}: gl.constexpr = {joined([f'B_{v.name}' for v in group], '*', '1')}")
 
@@ -16,7 +16,7 @@ def extents(w: Lines, d: Design) -> None:
 def counts(w: Lines, d: Design) -> None:
     """Tile extents, the accumulator's layout, how many tiles there are."""
     p = d.problem
-    extents(w, d)
+    tile_extents(w, d)
     w("DEPTH: gl.constexpr = 256 // left_map_0.dtype.primitive_bitwidth")
     w("mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, DEPTH])")
     for v in p.rows + p.columns:
@@ -105,7 +105,7 @@ def coordinate(w: Lines, side: str, dim: Dim) -> str:
     return f"{side}_at_{dim.axis}"
 
 
-def choose(w: Lines, side: str, view: View, copies: Sequence[str]) -> None:
+def select_copy(w: Lines, side: str, view: View, copies: Sequence[str]) -> None:
     """The copy of the map that the residues choose."""
     for k, (choice, copy) in enumerate(zip(view.choices, copies, strict=True)):
         tests = [f"({side}_part_{dim.axis} == {r})" for dim, r in zip(view.split, choice, strict=True)]

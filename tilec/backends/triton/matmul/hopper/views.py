@@ -13,19 +13,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.triton.matmul.hopper.form import Problem, Variable, bounds, coefficients
+from tilec.backends.triton.matmul.hopper.form import Problem, Variable, coefficients, form_bounds
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.index import Affine
 
 MAX_RANK = 5
 MAX_BOX = 256
 MAX_MAPS = 9
-ALIGNMENT = 16  # bytes, of the base and of every stride but the last
+DESCRIPTOR_ALIGNMENT = 16  # bytes, of the base and of every stride but the last
 BIAS = 1 << 12  # times the step: makes dividends nonnegative
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorView:
     """A tensor as it lies in memory; `size` is bytes of an element."""
 
     name: str
@@ -85,7 +85,7 @@ class View:
 
 
 def view(
-    tensor: Tensor,
+    tensor: TensorView,
     forms: Sequence[Affine],
     problem: Problem,
     boxes: Mapping[str, int],
@@ -123,7 +123,7 @@ def view(
         key=lambda d: -1 if d.boxed is None else order.index(d.boxed) if d.boxed in order else math.inf,
     )
     result = View((*outer, last))
-    lone = not last.rest.terms and not int(last.rest.constant) * tensor.size % ALIGNMENT
+    lone = not last.rest.terms and not int(last.rest.constant) * tensor.size % DESCRIPTOR_ALIGNMENT
     if (
         last.boxed is None
         or last.step > 1
@@ -132,21 +132,23 @@ def view(
         or any(n not in order for n in names if n != last.boxed)
     ):
         return None
-    aligned = all(_stride(tensor, d) > 0 and _stride(tensor, d) * tensor.size % ALIGNMENT == 0 for d in outer)
-    shifts = all(r * tensor.strides[d.axis] * tensor.size % ALIGNMENT == 0 for d in dims for r in d.residues)
+    aligned = all(
+        _stride(tensor, d) > 0 and _stride(tensor, d) * tensor.size % DESCRIPTOR_ALIGNMENT == 0 for d in outer
+    )
+    shifts = all(r * tensor.strides[d.axis] * tensor.size % DESCRIPTOR_ALIGNMENT == 0 for d in dims for r in d.residues)
     box = result.box(boxes)
     if (
         not aligned
         or not shifts
         or max(box) > MAX_BOX
-        or box[-1] * tensor.size < 2 * ALIGNMENT
+        or box[-1] * tensor.size < 2 * DESCRIPTOR_ALIGNMENT
         or len(result.choices) > MAX_MAPS
     ):
         return None
     return result if all(-(-(d.limit - max(d.residues)) // d.step) > 0 for d in dims) else None
 
 
-def _merged(dims: list[Dim], tensor: Tensor, problem: Problem) -> list[Dim]:
+def _merged(dims: list[Dim], tensor: TensorView, problem: Problem) -> list[Dim]:
     """Two dimensions of scalar coordinates as one, as often as the rank asks for it.
 
     The inner one's coordinate is never outside, so that theirs together is outside where the outer one's is. What lies
@@ -169,7 +171,7 @@ def _merged(dims: list[Dim], tensor: Tensor, problem: Problem) -> list[Dim]:
     return dims
 
 
-def descriptors(tensor: Tensor, maps: View, boxes: Mapping[str, int]) -> tuple[Descriptor, ...]:
+def descriptors(tensor: TensorView, maps: View, boxes: Mapping[str, int]) -> tuple[Descriptor, ...]:
     """One for each of the view's choices, in their order."""
     found = []
     block = maps.box(boxes)
@@ -190,13 +192,15 @@ def descriptors(tensor: Tensor, maps: View, boxes: Mapping[str, int]) -> tuple[D
     return tuple(found)
 
 
-def _stride(tensor: Tensor, dim: Dim) -> int:
+def _stride(tensor: TensorView, dim: Dim) -> int:
     """Elements from one coordinate to the next; of an axis with one element any that is aligned."""
-    return ALIGNMENT if dim.limit == 1 and tensor.shape[dim.axis] == 1 else tensor.strides[dim.axis] * dim.step
+    return (
+        DESCRIPTOR_ALIGNMENT if dim.limit == 1 and tensor.shape[dim.axis] == 1 else tensor.strides[dim.axis] * dim.step
+    )
 
 
 def _reach(form: Affine, problem: Problem) -> tuple[int, int]:
-    found = [bounds(form, ranges) for ranges in problem.summing()]
+    found = [form_bounds(form, ranges) for ranges in problem.summing()]
     return min((f[0] for f in found), default=0), max((f[1] for f in found), default=0)
 
 
@@ -214,7 +218,7 @@ def _residues(rest: Affine, step: int, problem: Problem) -> tuple[int, ...]:
 
 def may_leave(form: Affine, size: int, problem: Problem) -> bool:
     """Can a form be outside 0..size-1 while every variable is in its range?"""
-    return any(low < 0 or high >= size for low, high in (bounds(form, ranges) for ranges in problem.summing()))
+    return any(low < 0 or high >= size for low, high in (form_bounds(form, ranges) for ranges in problem.summing()))
 
 
 def ends(variable: Variable, form: Affine, size: int, problem: Problem) -> bool:
@@ -222,6 +226,6 @@ def ends(variable: Variable, form: Affine, size: int, problem: Problem) -> bool:
     if int(form.coefficient(variable.name)) < 1:
         return False
     return all(
-        bounds(form, {**ranges, variable.name: (variable.size, variable.size)})[0] >= size
+        form_bounds(form, {**ranges, variable.name: (variable.size, variable.size)})[0] >= size
         for ranges in problem.summing()
     )
