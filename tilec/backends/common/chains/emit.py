@@ -139,7 +139,7 @@ class Emitter:
                 continue
             v = self.value(f.value, "float32")
             if f.divides:
-                v = b.apply("div", b.number(1.0, "float32"), v)
+                v = self._inverse(v)
             values.append(v)
         if number != 1.0 or not values:
             values.append(b.number(number, "float32"))
@@ -148,6 +148,11 @@ class Emitter:
         for v in values[1:]:
             result = b.apply("mul", result, v)
         return result
+
+    def _inverse(self, v: Value) -> Value:
+        """1 over a value: of points by the quicker of two divisions, as there are many."""
+        function = "quotient" if len(v.type.axes) > 1 else "div"
+        return self.b.apply(function, self.b.number(1.0, "float32"), v)
 
     def _make(self, e: Expr) -> Value:
         b = self.b
@@ -187,6 +192,9 @@ class Emitter:
                 return self.product([*common, Factor(Call(f, (x, y)), False)])
         if held == "float32" and f == "exp":
             return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
+        if held == "float32" and f == "sigmoid":
+            p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
+            return self._inverse(b.apply("add", p, b.number(1.0, "float32")))
         if f == "pow" and held == "float32" and self.number(e.args[1]) in (2, 3):
             base = self.value(e.args[0], held)
             square = b.apply("mul", base, base)

@@ -31,6 +31,7 @@ from tilec.backends.triton.plan.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
+    "quotient": "({0} / {1})",
     "exp2": "tl.exp2({0})",
     "log2": "tl.log2({0})",
     "floordiv": "({0} // {1})",
