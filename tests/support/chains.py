@@ -57,6 +57,12 @@ VARIANTS = {
         lambda s, i, j, slope: _hidden(s / 4 + slope[:, None, None] * (j - i), i >= j),
         (("Slope", ("B",)),),
     ),
+    "slopes": Attention(
+        softmax(f"{PLAIN} + 0.03125 * Slope[b] * (j - i)", "i >= j", ", Slope[B]"),
+        lambda s, i, j, slope: _hidden(s / 4 + slope[:, None, None] / 32 * (j - i), i >= j),
+        (("Slope", ("B",)),),
+        wrt=("Q", "K", "V", "Slope"),
+    ),
     "bias": Attention(
         softmax(f"{PLAIN} + Bias[i, j]", "", ", Bias[N, M]"),
         lambda s, i, j, bias: s / 4 + bias,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
+from tilec.backends.common.chains.parts import by_rows
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
 from tilec.backends.common.chains.values import extents_of
@@ -32,11 +33,12 @@ FAR = 2**12
 @dataclass(frozen=True)
 class Chained:
     """A program without matrix values, whose kernels' targets stand side by side. `kernels`: by the output of the first
-    target. `types` also of inner sums."""
+    target. `types` also of inner sums. `rewritten`: outputs of statements that are not the given program's."""
 
     program: Program
     types: Types
     kernels: Mapping[str, ChainKernel]
+    rewritten: frozenset[str] = frozenset()
 
     def members(self) -> frozenset[str]:
         return frozenset(s.output for k in self.kernels.values() for s in k.statements)
@@ -62,6 +64,15 @@ def reads_of(kernel: ChainKernel) -> tuple[str, ...]:
 
 def chained(program: Program, types: Types) -> Chained:
     """The flat program with its chains; as it is where it has none that pay."""
+    parted, known, rewritten = by_rows(program, types)
+    if rewritten:
+        found = _chained(parted, known)
+        if found.kernels:
+            return replace(found, rewritten=rewritten)
+    return _chained(program, types)
+
+
+def _chained(program: Program, types: Types) -> Chained:
     matrices = matrices_of(program, types)
     targets = _canonical(targets_of(program, matrices), matrices)
     kernels = _kernels(program, targets, matrices) if targets else []

@@ -78,7 +78,7 @@ def matrices_of(program: Program, types: Types) -> Matrices:
             found.roles[s.output] = row, column
             found.values[s.output] = index, as_value(s, extent, found.types)
         elif is_elementwise(s) and is_computable(s.body, s.guard):
-            roles = _roles(s, found)
+            roles = roles_of(s, found)
             index, extents = plain_index(s), extents_of(s, types)
             if roles is not None and index is not None and extents is not None and set(roles) <= set(index):
                 found.roles[s.output] = roles
@@ -98,7 +98,7 @@ def _add_made_in_place(program: Program, found: Matrices) -> None:
         roles: set[tuple[str, str]] = set()
         readers = [r for r in program.statements if s.output in reads(r)]
         for r in readers:
-            own = found.roles.get(r.output) or _roles(r, found)
+            own = found.roles.get(r.output) or roles_of(r, found)
             for a in accesses_in(r.body, r.guard):
                 if a.tensor == s.output:
                     place = {linear(e).bare: v for v, e in zip(index, a.index, strict=True)}
@@ -109,7 +109,7 @@ def _add_made_in_place(program: Program, found: Matrices) -> None:
             found.values[s.output] = index, as_value(s, extent, found.types)
 
 
-def _roles(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
+def roles_of(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
     """The variables of the matrix's rows and columns in a statement that reads matrix values; None where it reads none
     or reads them in several ways."""
     found: set[tuple[str, str]] = set()
@@ -170,7 +170,7 @@ def _names(e: Expr) -> set[str]:
 
 def _target(s: Statement, matrices: Matrices) -> Target | None:
     types = matrices.types
-    roles, index, extent = _roles(s, matrices), plain_index(s), extents_of(s, types)
+    roles, index, extent = roles_of(s, matrices), plain_index(s), extents_of(s, types)
     if roles is None or index is None or extent is None or s.aggregation not in (*REDUCED, "assign"):
         return None
     if types[s.output].dtype not in DTYPES or 0 in extent.values() or not is_computable(s.body, s.guard):

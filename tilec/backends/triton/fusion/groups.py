@@ -108,7 +108,7 @@ def grouped(program: Program, types: Types) -> Grouped:
             for s in (*candidate.members, *candidate.after):
                 del free[s.output]
     made = _assembled(program, types, found, chains)
-    return replace(made, rewritten=made.rewritten | selected, chains=chains.kernels)
+    return replace(made, rewritten=made.rewritten | selected | chains.rewritten, chains=chains.kernels)
 
 
 # putting the program together
