@@ -14,6 +14,7 @@ from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
@@ -47,6 +48,7 @@ TRANSFORMS: dict[str, Transform] = {
     "views": lambda program, setting: drop_views(program, setting.types),
     "tighten_domains": lambda program, setting: narrow(program),
     "factor": lambda program, setting: factor(program, setting.types),
+    "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),
     "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
@@ -68,7 +70,7 @@ class Pass:
 
 
 CONTRACTIONS = (
-    *("flatten", "simplify", "views", "tighten_domains", "factor", "eliminate", "simplify"),
+    *("flatten", "simplify", "views", "tighten_domains", "factor", "distribute", "eliminate", "simplify"),
     "widen_statistics",
 )
 PASSES: tuple[Pass, ...] = (

@@ -110,7 +110,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = _added([(negative, quotient_of([_held(f, halved) for f in inner])) for negative, inner in terms])
+    body = added([(negative, quotient_of([held(f, halved) for f in inner])) for negative, inner in terms])
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = quotient_of([Factor(Access(total, index), False), *outer])
@@ -124,7 +124,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     return [first, second] if made == types[s.output] else [s]
 
 
-def _held(f: Factor, halved: bool) -> Factor:
+def held(f: Factor, halved: bool) -> Factor:
     """A factor of a sum that is held in float32."""
     return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
 
@@ -146,12 +146,12 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
     if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
         return None
-    terms = [(negative, factors_of(e, False)) for negative, e in _terms(s.body, False)]
+    terms = [(negative, factors_of(e, False)) for negative, e in terms_of(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
     for _, factors in terms[1:]:
         outer = _common(outer, factors)
     if len(terms) > 1:
-        outer = [f for f in outer if not _is_number(f.value)]
+        outer = [f for f in outer if not is_number(f.value)]
     inner = [(negative, _less(factors, outer)) for negative, factors in terms]
     needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
     large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
@@ -160,19 +160,19 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     if not numerators or not reduced <= needed or not (large or dear):
         return None
     everything = [*outer, *(f for _, factors in inner for f in factors)]
-    if any(not is_floating(expression_type(f.value, types).dtype) for f in everything if not _is_number(f.value)):
+    if any(not is_floating(expression_type(f.value, types).dtype) for f in everything if not is_number(f.value)):
         return None
     if points_per_element(replace(s, guard=None), types) is None:
         return None
     return inner, outer, tuple(v for v in outputs if v in needed or not large)
 
 
-def _terms(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
+def terms_of(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
     match e:
         case Call("add", (a, b)):
-            return [*_terms(a, negative), *_terms(b, negative)]
+            return [*terms_of(a, negative), *terms_of(b, negative)]
         case Call("sub", (a, b)):
-            return [*_terms(a, negative), *_terms(b, not negative)]
+            return [*terms_of(a, negative), *terms_of(b, not negative)]
     return [(negative, e)]
 
 
@@ -194,7 +194,7 @@ def _less(factors: list[Factor], taken: list[Factor]) -> list[Factor]:
 
 def _is_dear(f: Factor) -> bool:
     """Whether it costs more at each point than a product."""
-    return not _is_number(f.value) and (f.divides or isinstance(f.value, Call))
+    return not is_number(f.value) and (f.divides or isinstance(f.value, Call))
 
 
 def _is_spanned(s: Statement) -> bool:
@@ -203,7 +203,7 @@ def _is_spanned(s: Statement) -> bool:
     return any(isinstance(e, Access) and variables <= set(index_variables(e)) for e in walk(s.body))
 
 
-def _added(terms: list[tuple[bool, Expr]]) -> Expr:
+def added(terms: list[tuple[bool, Expr]]) -> Expr:
     (negative, result), *rest = terms
     result = -result if negative else result
     for minus, e in rest:
@@ -220,7 +220,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
     if len(moving) != 1 or moving[0].divides or not is_floating(types[s.output].dtype):
         return None
-    if all(f is moving[0] or _is_number(f.value) for f in factors):
+    if all(f is moving[0] or is_number(f.value) for f in factors):
         return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does
     match moving[0].value:
         case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
@@ -262,7 +262,7 @@ def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) ->
     return len(set(there.values())) == len(there)
 
 
-def _is_number(e: Expr) -> bool:
+def is_number(e: Expr) -> bool:
     cast = isinstance(e, Call) and len(e.args) == 1 and isinstance(e.args[0], Int)
     return cast or isinstance(e, (Int, Float, Inside))
 
@@ -280,8 +280,8 @@ def factors_of(e: Expr, divides: bool) -> list[Factor]:
 
 
 def quotient_of(factors: list[Factor]) -> Expr:
-    if _is_number(factors[0].value):  # an integer first, divided by another, would be an integer
-        factors = sorted(factors, key=lambda f: _is_number(f.value))
+    if is_number(factors[0].value):  # an integer first, divided by another, would be an integer
+        factors = sorted(factors, key=lambda f: is_number(f.value))
     first = next(f for f in factors if not f.divides)
     result = first.value
     for f in factors:

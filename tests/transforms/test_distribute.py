@@ -1,0 +1,86 @@
+"""Sums of products with a sum among the factors: which are taken apart, and what that costs in accuracy."""
+
+import pytest
+import torch
+
+import tilec
+
+SQUARES = "function (X[N, D], Y[M, D]) -> (S) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d])); }"
+
+
+TAKEN = {
+    "a difference": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]))",
+    "a sum, scaled": "O[i, d : N, D] = +(2 * (Y[j, d] + X[i, d]) * A[i, j])",
+    "three terms": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d] + U[d] * V[i]))",
+    "transposed": "O[j, d : M, D] = +(A[i, j] * (Y[j, d] - X[i, d]))",
+    "divided": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]) / V[i])",
+    "two factors of both sides": "O[i, d : N, D] = +(A[i, j] * exp(A[i, j]) * (X[i, d] - Y[j, d]))",
+}
+LEFT = {
+    "few features": ("O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]))", 4),
+    "a product already": ("O[i, d : N, D] = +(A[i, j] * (U[d] - Y[j, d]))", 12),
+    "a square": ("O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))", 12),
+    "a function of the difference": ("O[i, d : N, D] = +(A[i, j] * tanh(X[i, d] - Y[j, d]))", 12),
+    "a guard": ("O[i, d : N, D] = +(i > j ? A[i, j] * (X[i, d] - Y[j, d]))", 12),
+    "a shorter tensor": ("O[i, d : N, D] = +(A[i, j] * (X[i, d] - Z[j, d])), j < 11", 12),
+    "the greatest": ("O[i, d : N, D] = >(A[i, j] * (X[i, d] - Y[j, d]))", 12),
+}
+SHAPES = {"A": ("N", "M"), "X": ("N", "D"), "Y": ("M", "D"), "Z": ("K", "D"), "U": ("D",), "V": ("N",)}
+
+
+def sizes(d):
+    return {"N": 20, "M": 17, "K": 11, "D": d}
+
+
+def text_of(statement):
+    inputs = ", ".join(f"{n}[{', '.join(s)}]" for n, s in SHAPES.items())
+    return f"function ({inputs}) -> (O) {{ {statement}; }}"
+
+
+def drawn(d, dtype=torch.float32):
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn([sizes(d)[n] for n in s], generator=g).to(dtype) for s in SHAPES.values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken_apart(name, dtype):
+    f = tilec.compile(text_of(TAKEN[name]))
+    given = drawn(12, dtype)
+    statements = f.lower(*given).stages["flat"].statements
+    assert len(statements) in (3, 4) and all(s.aggregation in ("sum", "assign") for s in statements)
+    widest = max(len({e for e in s.index or ()}) for s in statements)
+    assert widest == 2
+    exact = torch.as_tensor(tilec.interpret(text_of(TAKEN[name]), *(t.double().numpy() for t in given)))
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 1e-2}[dtype]
+    scale = exact.abs().max().item()
+    torch.testing.assert_close(f(*given).double(), exact, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name):
+    statement, d = LEFT[name]
+    made = tilec.compile(text_of(statement)).lower(*drawn(d)).stages["flat"].statements
+    assert not any(m.output.endswith(("_mixed", "_total")) for m in made)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_points_far_from_the_origin(far):
+    """As near to float64 as the differences themselves are: what the points have in common is taken out first."""
+    g = torch.Generator().manual_seed(1)
+    x, y = (far + torch.randn(s, generator=g) for s in ((60, 16), (50, 16)))
+    cotangent = torch.randn(60, 50, generator=g)
+    mine = tilec.compile(SQUARES).grad()(x, y, cotangent)
+    wide = [t.double() for t in (x, y)]
+    between = 2 * cotangent.double()[:, :, None] * (wide[0][:, None] - wide[1])
+    for m, terms in zip(mine, (between.sum(1), -between.sum(0)), strict=True):
+        assert (m - terms).abs().max() < 1e-6 * between.abs().sum(0).max()
+
+
+def test_what_is_infinite_stays_so():
+    """An infinite coordinate reaches the elements that it reached."""
+    x, y = torch.ones(10, 12), torch.ones(11, 12)
+    x[3, 2] = torch.inf
+    dx, dy = tilec.compile(SQUARES).grad()(x, y, torch.ones(10, 11))
+    assert dx[3, 2] == torch.inf and not dy[:, 2].isfinite().any()
+    assert (dx.isfinite().sum(), dy.isfinite().sum()) == (119, 121)
