@@ -20,6 +20,7 @@ from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.own_outputs import own_outputs
 from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.lower.split_clamps import split_clamps
 from tilec.transforms.lower.tighten_domains import narrow
 from tilec.transforms.lower.views import drop_views
 from tilec.transforms.simplify.identities import apply_identities
@@ -46,6 +47,7 @@ TRANSFORMS: dict[str, Transform] = {
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "views": lambda program, setting: drop_views(program, setting.types),
+    "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "tighten_domains": lambda program, setting: narrow(program),
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
@@ -70,7 +72,8 @@ class Pass:
 
 
 CONTRACTIONS = (
-    *("flatten", "simplify", "views", "tighten_domains", "factor", "distribute", "eliminate", "simplify"),
+    *("flatten", "simplify", "views", "split_clamps", "tighten_domains", "factor", "distribute", "eliminate"),
+    "simplify",
     "widen_statistics",
 )
 PASSES: tuple[Pass, ...] = (

@@ -1,4 +1,4 @@
-"""Guards that become constraints, output indices that stop turning: the same values over fewer points."""
+"""Guards that become constraints, output indices that stop turning or moving: the same values over fewer points."""
 
 from __future__ import annotations
 
@@ -42,6 +42,23 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((5,),),
         "O[i : 3] = >(A[(i - 7) % 5]);",
     ),
+    "turned by another variable": (
+        "function (A[N], B[J]) -> (O) { O[(i + j) % N : N] = +(A[i] * B[j]); }",
+        ((5,), (2,)),
+        "O[i : 5] = +(A[(i - j) % 5] * B[j]);",
+    ),
+    "moved and mirrored": (
+        "function (A[N, M]) -> (O) { O[i + 2, 3 - j : N, M] = +(j < 2 ? A[i, j]); }",
+        ((5, 3),),
+        "O[i, j : 5, 3] = +(-j + 3 < 2 ? A[i - 2, -j + 3]);",
+    ),
+    "halved": (
+        "function (A[N]) -> (O) { O[i/2 - 1 : N] = >(A[i]); }",
+        ((5,),),
+        "O[i : 5] = >(A[2*i + 2]);",
+    ),
+    "doubled": ("function (A[N]) -> (O) { O[2*i + 1 : 2*N] = +(A[i]); }", ((5,),), None),
+    "moved along a diagonal": ("function (A[N]) -> (O) { O[i + 1, i : N, N] = +(A[i]); }", ((5,),), None),
     "turned twice": ("function (A[N]) -> (O) { O[i, (i + 1) % N : N, N] = +(A[i]); }", ((5,),), None),
     "not all of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 9 : 9] = +(A[i]); }", ((5,),), None),
     "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),

@@ -1,5 +1,5 @@
 """Smaller domains for the same points: what a guard says of an index becomes a constraint, and an output index that
-only turns a variable round becomes that variable.
+only turns a variable round, or moves it, becomes that variable.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
 which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
@@ -27,7 +27,7 @@ def narrowed(s: Statement, shapes: Shapes) -> Statement:
     """One statement."""
     if reads_itself(s):
         return s
-    return _turned_back(_confined(s, shapes), shapes)
+    return _moved_back(_turned_back(_confined(s, shapes), shapes))
 
 
 # guards
@@ -123,17 +123,16 @@ def _turned_back(s: Statement, shapes: Shapes) -> Statement:
                 form = linear(inner)
             case _:
                 continue
-        variables = form.variables()
-        if len(form.terms) != 1 or len(variables) != 1 or form != Affine.variable(variables[0]) + form.constant:
-            continue
-        (v,) = variables
         box = bounds_of(domain(s, shapes))
-        if not form.is_integral or sizes_of(s)[place] > n or box is None or box[v][1] - box[v][0] + 1 != n:
+        if not form.is_affine or not form.is_integral or sizes_of(s)[place] > n or box is None:
+            continue
+        v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
+        if v is None:
             continue
         if any(v in linear(e).variables() or _holds(e, v) for k, e in enumerate(s.index or ()) if k != place):
             continue
         low = box[v][0]
-        back = Affine.variable(v) - form.constant - low
+        back = Affine.variable(v) * 2 - form - low
         turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
@@ -142,5 +141,26 @@ def _turned_back(s: Statement, shapes: Shapes) -> Statement:
     return s
 
 
+def _goes_round(v: str, box: Box, n: int) -> bool:
+    return box[v][1] - box[v][0] + 1 == n
+
+
 def _holds(e: Expr, v: str) -> bool:
     return any(v in linear(x).variables() for atom in linear(e).atoms() if isinstance(atom, Call) for x in atom.args)
+
+
+def _moved_back(s: Statement) -> Statement:
+    """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
+    what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index."""
+    rows = [linear(e) for e in s.index or ()]
+    own = [row.variables()[0] if len(row.terms) == 1 and row.is_affine else "" for row in rows]
+    if "" in own or len(set(own)) < len(own) or all(row.bare is not None for row in rows):
+        return s
+    moved = {
+        v: (Affine.variable(v) - row.constant) * (1 / row.coefficient(v)) for row, v in zip(rows, own, strict=True)
+    }
+    return (
+        keep_constraint_variables(substitute_affine(s, moved))
+        if all(form.is_integral for form in moved.values())
+        else s
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
 from tilec.backends.triton.plan.heading import LITERAL
 from tilec.backends.triton.plan.plan import python_name
+from tilec.backends.triton.plan.sizes import NARROWEST
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
@@ -81,9 +83,13 @@ class Frame:
         if constant or not text:
             number = str(abs(constant))
             if abs(constant) > LITERAL:
-                number = self.kernel.number(("constant", key), "c", abs(constant), False)
+                number = self.kernel.number(("constant", key), "c", abs(constant), self._runs_fast(key))
             text += f" {'-' if constant < 0 else '+'} {number}" if text else ("-" if constant < 0 else "") + number
         return text
+
+    def _runs_fast(self, form: object) -> bool:
+        """Whether blocks may run along the form, so that it matters what a number beside it is divisible by."""
+        return isinstance(form, Affine) and any(map(self.kernel.runs_fast, form.variables()))
 
     def atom(self, e: Expr) -> str:
         match e:
@@ -109,19 +115,26 @@ class Frame:
         return self.assign("at", text, free(Affine.of([(e, 1)])))
 
     def _turned(self, form: Affine, n: int) -> str | None:
-        """`form % n` without a division, where the form is never further than once round; None elsewhere."""
-        if not form.terms or not form.is_integral:
+        """`form % n` in the width of positions; None where the form may be anywhere. Where it runs along memory and
+        turns between vectors the remainder says so, elsewhere a form that goes no further than once round needs no
+        division."""
+        if not form.terms or not form.is_integral or n <= 0:
             return None
         spans = [self.kernel.space.box(k).interval(form) for k in range(len(self.kernel.space.classes))]
-        if not all(low >= -n and high < 2 * n for low, high in spans):
+        low, high = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
+        if not -NARROWEST < low <= high < NARROWEST:
             return None
+        form = form - math.floor(low / n) * n
+        high -= math.floor(low / n) * n
+        if high < n:
+            return self.assign("at", self.index(form), free(form))
+        along = any(self.kernel.runs_fast(v) and abs(form.coefficient(v)) == 1 for v in form.variables())
+        vectors = along and n % 4 == 0 and form.constant % 4 == 0
+        size = str(n) if n <= LITERAL else self.kernel.number(("turn", n, vectors), "n", n, vectors)
+        if vectors or high >= 2 * n:
+            return self.assign("at", f"({self.index(form)}) % {size}", free(form))
         name = self.assign("at", self.index(form), free(form))
-        size = str(n) if n <= LITERAL else self.kernel.number(("turn", n), "n", n, False)
-        if not all(low >= 0 for low, _ in spans):
-            name = self.assign("at", f"tl.where({name} < 0, {name} + {size}, {name})", free(form))
-        if not all(high < n for _, high in spans):
-            name = self.assign("at", f"tl.where({name} >= {size}, {name} - {size}, {name})", free(form))
-        return name
+        return self.assign("at", f"tl.where({name} >= {size}, {name} - {size}, {name})", free(form))
 
     def block(self, form: Affine) -> str:
         """The form as a 64-bit tensor."""
@@ -150,7 +163,7 @@ class Frame:
             if not above:
                 found.append(f"({code} >= 0)")
             if not below:
-                bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale, False)
+                bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale, self._runs_fast(form))
                 found.append(f"({code} < {bound})")
             if scale != 1:
                 found.append(f"({code} % {scale} == 0)")

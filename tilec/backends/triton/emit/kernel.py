@@ -78,8 +78,9 @@ class Kernel:
         self.value_of: dict[str, str] = {}
         self.quarters: dict[str, str] = {}  # by axis: a quarter of its positions, each the first of four, over 4
         self._by_stem: dict[object, str] = {}
-        fastest = (axes for axes in (space.outputs, space.reductions) if axes)
+        fastest = [axes for axes in (space.outputs, space.reductions) if axes]
         self._fastest = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
+        self._last = {axes[-1] for axes in fastest}
 
     # parameters
 
@@ -128,6 +129,10 @@ class Kernel:
     def table_rows(self) -> tuple[tuple[int, ...], ...]:
         return tuple(zip(*self.columns, strict=True))
 
+    def runs_fast(self, v: str) -> bool:
+        """Whether vectors may lie along the variable."""
+        return v in self._last
+
     # lines
 
     def line(self, stem: str, text: str, depth: int | None = None) -> str:
@@ -161,6 +166,8 @@ class Kernel:
         return self.per_class("low", v, [a[v] for a in self.space.low])
 
     def extent(self, v: str) -> str:
+        if v in self.space.steps:
+            return str(self.space.extent[0][v])
         return self.per_class("n", v, [n[v] for n in self.space.extent])
 
     def count(self, variables: Sequence[str]) -> str:

@@ -33,7 +33,8 @@ class Space:
 
     `low` and `extent` hold, for each class, every variable's range; a class of no points has reductions of extent 0.
     `valid`: conditions on a point that some class's box does not imply; `stored`: the same for the element written.
-    `covers`: whether the classes write every element of the output, each once.
+    `covers`: whether the classes write every element of the output, each once. `steps`: outputs that are residues, of
+    which the statement's own coefficients say how many there are.
     """
 
     statement: Statement
@@ -46,6 +47,7 @@ class Space:
     valid: tuple[Condition, ...]
     stored: tuple[Condition, ...]
     covers: bool
+    steps: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> tuple[Affine, ...]:
@@ -89,7 +91,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     constrained = (v for c in s.constraints for v in index_variables(c.expr))
     reductions = tuple(v for v in dict.fromkeys((*free, *constrained)) if v not in outputs and v not in moduli)
     shapes = {name: t.shape for name, t in types.items()}
-    classes = tuple(
+    classes: tuple[Mapping[str, int], ...] = tuple(
         dict(zip(moduli, values, strict=True)) for values in itertools.product(*map(range, moduli.values()))
     )
     ranges = [_ranges(s, c, outputs, reductions, shapes, held) for c in classes]
@@ -97,6 +99,12 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     low = tuple({v: a for v, (a, _) in r.items()} for _, r in kept)
     extent = tuple({v: n for v, (_, n) in r.items()} for _, r in kept)
     classes = tuple(c for c, _ in kept)
+    steps: frozenset[str] = frozenset()
+    if len(kept) == len(ranges) > 1 and _alike(low, extent, reductions):
+        # one box holds all classes: their elements lie beside each other, and so do they in a block
+        low = ({**low[0], **dict.fromkeys(moduli, 0)},)
+        extent = ({**extent[0], **moduli},)
+        outputs, steps, moduli, classes = (*outputs[:-1], *moduli, *outputs[-1:]), frozenset(moduli), {}, ({},)
     boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
     valid = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
@@ -105,7 +113,15 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     open_stored = tuple(c for c in stored if not all(b.holds(c) for b in boxes))
     written = sum(math.prod(n[v] for v in outputs) for n in extent)
     covers = not open_stored and written == math.prod(types[s.output].shape)
-    return Space(s, outputs, reductions, tuple(moduli), classes, low, extent, open_valid, open_stored, covers)
+    return Space(s, outputs, reductions, tuple(moduli), classes, low, extent, open_valid, open_stored, covers, steps)
+
+
+def _alike(
+    low: tuple[Mapping[str, int], ...], extent: tuple[Mapping[str, int], ...], reductions: tuple[str, ...]
+) -> bool:
+    """Whether all classes have the same points but for their residues, one for each element."""
+    same = all(n == low[0] for n in low) and all(n == extent[0] for n in extent)
+    return same and all(extent[0][v] == 1 for v in reductions)
 
 
 def _ranges(

@@ -1,8 +1,9 @@
 """Family scatter: an output index that is no change of variables (elements of tensors, `%`, `clamp`).
 
-Deterministic, for every aggregation: each point's position in the output is computed, the points are sorted by it
-(stably), and each output element combines its run of points in order. Variables that the output index lacks are
-aggregated first, and trailing output axes that are variables of their own stay axes.
+Deterministic, for every aggregation. Integer sums and greatest or least integers come out the same in whatever order
+they are combined: atomics (`exact.py`). Elsewhere each point's position in the output is computed, the points are
+sorted by it (stably), and each output element combines its run of points in order (`segments.py`). Trailing output axes
+that are variables of their own stay axes; variables that the output index lacks are aggregated first.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tilec.backends.common.domain import Domain, build_domain, free, row_major
+from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major, size_of
 from tilec.backends.common.scalars import accumulation_dtype, identity
-from tilec.backends.common.terms import product_of
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
-from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.plan.heading import without_sizes
-from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step, TorchLines, python_name
-from tilec.backends.triton.plan.sizes import Strides, contiguous, power_of_two
-from tilec.ir.constraining import constraining
+from tilec.backends.triton.iteration.coalesce import Viewed, coalescable, merge
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines, python_name
+from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
+from tilec.backends.triton.scatter.exact import exact_steps
+from tilec.backends.triton.scatter.segments import Runs, place_type, segment_steps
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, rebuild, walk
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
-from tilec.language.show import show_statement
 
 StatementPlanner = Callable[..., list[Step]]
 
@@ -46,62 +45,114 @@ def scattered(
     keyed = tuple(v for v in domain.low if s.default is not None or any(v in free(row) for row in rows[:split]))
     columns = tuple(rows[a].variables()[0] for a in plain)
     order = (*keyed, *columns)
-    at, values, sources = f"{s.output}.at", f"{s.output}.values", f"{s.output}.order"
-    starts = f"{s.output}.starts"
     shifted = {v: (Affine.variable(v) - domain.low[v]).to_expr() for v in order}
-    inside = _insides(s)
     limits = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, out.shape, strict=True))
-    # positions: one more than the place in the output, so that points that are not valid, left at 0, come first
-    place = row_major(rows[:split], out.shape[:split]) + 1
     whole_guard = s.guard is not None and bool(free_guard(s) - set(keyed))
-    position = Statement(
-        at,
-        tuple(shifted[v] for v in keyed),
-        tuple(Int(domain.extent[v]) for v in keyed),
-        product_of([_as_value(place.to_value()), *[i for i in inside if _within(i, keyed)]]),
-        "assign",
-        None if whole_guard else s.guard,
-        tuple(c for c in (*s.constraints, *limits) if free(linear(c.expr)) <= set(keyed)),
-        span=s.span,
-    )
     aggregation = "any" if s.aggregation == "assign" and out.dtype == "bool" else s.aggregation
-    value = replace(
+    count, points = math.prod(out.shape[:split]), math.prod(domain.extent[v] for v in keyed)
+    term = replace(
         s,
-        output=values,
+        output=f"{s.output}.values",
         index=tuple(shifted[v] for v in order),
         sizes=tuple(Int(domain.extent[v]) for v in order),
         constraints=(*s.constraints, *limits),
         default=None,
     )
     dtype = accumulation_dtype(aggregation, out.dtype)
-    types = {
-        **types,
-        at: TensorType(tuple(domain.extent[v] for v in keyed), "int64"),
-        values: TensorType(tuple(domain.extent[v] for v in order), dtype),
-    }
-    strides = {**strides, at: contiguous(types[at].shape), values: contiguous(types[values].shape)}
-    count = math.prod(out.shape[:split])
-    content = f"{s.output}.default"
-    steps: list[Step] = [
-        Allocate(at, types[at].shape, "int64"),
+    types = {**types, term.output: TensorType(tuple(domain.extent[v] for v in order), dtype)}
+    strides = {**strides, term.output: contiguous(types[term.output].shape)}
+    before: list[Step] = []
+    after: tuple[str, ...] = ()
+    width = math.prod(out.shape[split:])
+    wide = wide or points > NARROWEST
+    accumulator = Accumulator.of(aggregation, out.dtype)
+    roots = (s.body, *(() if s.guard is None else (s.guard,)), *(s.index or ()))
+    wanted = point_conditions(roots, (*s.constraints, *limits), types)
+    place = row_major(rows[:split], out.shape[:split])
+    summed = set(order) < set(domain.low)
+    space = build_space(term, types)
+    assert space is not None
+    runs = Runs(s, space, Viewed(term, types, strides), keyed, columns, points, count, width, accumulator, wide)
+    exact = None if summed else exact_steps(runs, place, wanted)
+    if exact is not None:
+        return exact
+    if summed:
+        before = [Allocate(term.output, types[term.output].shape, dtype), *carry(term, term, types, strides)]
+        after = (term.output,)
+        term = _read_back(term, order, types)
+        types = {**types, term.output: types[after[0]]}
+        strides = {**strides, term.output: strides[after[0]]}
+    # positions: one more than the place in the output, so that points that are not valid, left at 0, come first
+    position = Statement(
+        f"{s.output}.at",
+        tuple(shifted[v] for v in keyed),
+        tuple(Int(domain.extent[v]) for v in keyed),
+        _as_value((place + 1).to_value()),
+        "assign",
+        None if whole_guard else s.guard,
+        tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted if free(c.form) <= set(keyed)),
+        span=s.span,
+    )
+    seen, numbering, across = _merged(Viewed(term, types, strides), keyed, columns)
+    own = build_space(_without_keyed(seen.statement, numbering, whole_guard), seen.types)
+    assert own is not None
+    runs = replace(runs, space=own, seen=seen, keyed=numbering, columns=across)
+    return [*before, *_sorted(runs, position, types, strides, carry), *([Release(after)] if after else [])]
+
+
+def _sorted(
+    runs: Runs, position: Statement, types: Mapping[str, TensorType], strides: Strides, carry: StatementPlanner
+) -> list[Step]:
+    """Steps that sort the points by position and combine their runs."""
+    s, at = runs.statement, position.output
+    dtype = place_type(runs.count)
+    shape = tuple(size_of(n) for n in position.sizes or ())
+    types = {**types, at: TensorType(shape, dtype)}
+    strides = {**strides, at: contiguous(shape)}
+    placed, order, starts, content = map(runs.name, ("placed", "order", "starts", "default"))
+    lines = (
+        f"{python_name(placed)}, {python_name(order)} = torch.sort({python_name(at)}.reshape(-1), stable=True)",
+        f"edges = torch.arange(1, {runs.count + 2}, dtype=torch.{dtype}, device={python_name(placed)}.device)",
+        f"{python_name(starts)} = torch.searchsorted({python_name(placed)}, edges, out_int32={not runs.wide})",
+    )
+    return [
+        Allocate(at, shape, dtype),
         *carry(position, position, types, strides),
-        Allocate(values, types[values].shape, dtype),
-        *carry(value, value, types, strides),
-        TorchLines(
-            (
-                f"placed, {python_name(sources)} = torch.sort({python_name(at)}.reshape(-1), stable=True)",
-                f"edges = torch.arange(1, {count + 2}, device=placed.device)",
-                f"{python_name(starts)} = torch.searchsorted(placed, edges)",
-            ),
-            (at,),
-            (sources, starts),
-            (s.output,),
-        ),
+        TorchLines(lines, (at,), (placed, order, starts), (s.output,)),
         *([_contiguous_default(s, content)] if s.default is not None else []),
-        _segments(s, types, domain, count, columns, split, aggregation, dtype),
-        Release((at, values, sources, starts, *([content] if s.default is not None else []))),
+        *segment_steps(runs),
+        Release((at, placed, order, starts, *([content] if s.default is not None else []))),
     ]
-    return steps
+
+
+def _read_back(term: Statement, order: tuple[str, ...], types: Mapping[str, TensorType]) -> Statement:
+    """The terms once they are elements of a tensor."""
+    places = tuple(map(Index, order))
+    sizes = tuple(map(Int, types[term.output].shape))
+    return Statement(f"{term.output}.read", places, sizes, Access(term.output, places), span=term.span)
+
+
+def _merged(
+    seen: Viewed, keyed: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[Viewed, tuple[str, ...], tuple[str, ...]]:
+    """Neighbouring variables that all tensors walk as one as one, of those that number the points and of columns."""
+    pending = True
+    while pending:
+        pending = False
+        for outer, inner in coalescable(seen.statement):
+            together = {outer, inner} <= set(keyed) or {outer, inner} <= set(columns)
+            found = merge(seen, outer, inner) if together else None
+            if found is not None:
+                seen, pending = found, True
+                keyed, columns = (tuple(v for v in names if v != outer) for names in (keyed, columns))
+                break
+    return seen, keyed, columns
+
+
+def _without_keyed(s: Statement, keyed: tuple[str, ...], whole_guard: bool) -> Statement:
+    """Without what says which points there are, as sorting has: conditions on the variables that number them."""
+    constraints = tuple(c for c in s.constraints if not free(linear(c.expr)) <= set(keyed))
+    return replace(s, guard=s.guard if whole_guard else None, constraints=constraints)
 
 
 def _contiguous_default(s: Statement, content: str) -> Step:
@@ -127,16 +178,6 @@ def free_guard(s: Statement) -> frozenset[str]:
     return frozenset(e.name for e in walk(s.guard) if isinstance(e, Index))
 
 
-def _insides(s: Statement) -> list[Inside]:
-    """`in(...)` of every access that constrains the point."""
-    roots = (s.body, *(() if s.guard is None else (s.guard,)), *(s.index or ()))
-    return list(dict.fromkeys(Inside(a) for root in roots for a in constraining(root)))
-
-
-def _within(i: Inside, variables: tuple[str, ...]) -> bool:
-    return all(free(linear(e)) <= set(variables) for e in i.access.index)
-
-
 def _as_value(e: Expr) -> Expr:
     """An index as a value, in 64 bits whatever the type of the elements in it; divisions in it come out even."""
     match e:
@@ -145,68 +186,3 @@ def _as_value(e: Expr) -> Expr:
         case Call(function, args) if function in QUASI_AFFINE:
             return replace(e, args=tuple(_as_value(linear(a).to_value()) for a in args))
     return rebuild(e, _as_value)
-
-
-def _segments(
-    s: Statement,
-    types: Mapping[str, TensorType],
-    domain: Domain,
-    count: int,
-    columns: tuple[str, ...],
-    split: int,
-    aggregation: str,
-    dtype: str,
-) -> Launch:
-    """Each output element combines the values of its run of sorted points."""
-    out = types[s.output]
-    width = math.prod(out.shape[split:])
-    a = Accumulator.of(aggregation, dtype)
-    block = min(power_of_two(width), 256)
-    default = s.default is not None
-    name = python_name(s.output) + "_segments"
-    parameters = ["values", "order", "starts", "out", *(["default"] if default else []), "width"]
-    own = triton_type(out.dtype)
-    value = "tl.load(values + point * width + col, mask=col_in, other=0)"
-    truth = a.aggregation in ("any", "all")
-    value = f"({value} != 0)" if truth else f"{value}.to({triton_type(a.dtype)})"
-    lines = [
-        *(f"# {line}" for line in show_statement(without_sizes(s)).splitlines()),
-        "at = tl.program_id(0).to(tl.int64)",
-        "col = tl.program_id(1) * BN + tl.arange(0, BN)",
-        "col_in = col < width",
-        "begin = tl.load(starts + at)",
-        "end = tl.load(starts + at + 1)",
-        *a.start("(BN,)"),
-        "for place in range(begin, end):",
-        "    point = tl.load(order + place)",
-        f"    value = {value}",
-        *(f"    {line}" for line in a.step("value")),
-        f"result = ({a.result()}).to({own})",
-    ]
-    if default:
-        lines.append(f"other = tl.load(default + at * width + col, mask=col_in, other=0).to({own})")
-        lines.append("result = tl.where(end > begin, result, other)")
-    lines.append("tl.store(out + at * width + col, result, mask=col_in)")
-    text = "\n".join(
-        ["@triton.jit", f"def {name}({', '.join(parameters)}, BN: tl.constexpr):", *(f"    {x}" for x in lines)]
-    )
-    arguments: list[tuple[str, object]] = [
-        ("values", Pointer(f"{s.output}.values")),
-        ("order", Pointer(f"{s.output}.order")),
-        ("starts", Pointer(f"{s.output}.starts")),
-        ("out", Pointer(s.output)),
-    ]
-    if default:
-        arguments.append(("default", Pointer(f"{s.output}.default")))
-    arguments.append(("width", width))
-    grid = (count, -(-width // block), 1)
-    return Launch(
-        name,
-        module_text(text + "\n"),
-        grid,
-        tuple(arguments),
-        (("BN", block),),
-        1 if block <= 32 else 4,
-        2,
-        (s.output,),
-    )

@@ -1,0 +1,129 @@
+"""Scatters whose result is the same in whatever order points are combined: integer sums, greatest and least integers.
+
+Each point is added to its element by an atomic operation, which for integers is as deterministic as sorting. Where all
+terms are one number and elements are few (a histogram), programs count their share of the points on the chip first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilec.backends.common.domain import Condition
+from tilec.backends.common.scalars import identity
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.plan import Allocate, Launch, Step, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.scatter.segments import Runs
+from tilec.ir.index import Affine
+from tilec.ir.program import Int
+
+ATOMICS = {
+    ("sum", "int64"): "tl.atomic_add",
+    ("max", "int32"): "tl.atomic_max",
+    ("max", "int64"): "tl.atomic_max",
+    ("min", "int32"): "tl.atomic_min",
+    ("min", "int64"): "tl.atomic_min",
+}
+WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
+FEWEST = 512  # elements: fewer are waited for, where each point is added by itself
+MOST_BINS = 2048  # that are counted on the chip
+BLOCK_POINTS = 1024  # elements of a program's block
+COUNTED_POINTS = 2048
+PROGRAMS = 4 * PLANNED_FOR.multiprocessors  # that count
+
+
+def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[Step] | None:
+    """Steps that combine every point into the output at the element, or row of columns, `place`, where it is `wanted`;
+    None where sorting is the way. The terms are those of the statement as written."""
+    s, out = runs.statement, runs.seen.types[runs.statement.output]
+    operation = ATOMICS.get((s.aggregation, out.dtype))
+    if operation is None or s.default is not None or runs.width > WIDEST:
+        return None
+    counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
+    if not counted and runs.count < FEWEST:
+        return None
+    filled = Allocate(s.output, out.shape, out.dtype, identity(s.aggregation, out.dtype))
+    return [filled, _counts(runs, place, wanted) if counted else _each(runs, place, wanted, operation)]
+
+
+def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str) -> Launch:
+    """A block of points x columns a program."""
+    s, k = runs.statement, _kernel(runs, "_each")
+    columns = min(power_of_two(runs.width), BLOCK_POINTS)
+    rows = max(1, BLOCK_POINTS // columns)
+    k.constants = {"BM": rows, "BN": columns}
+    k.emit(f"row = {_program(k)} * BM + tl.arange(0, BM)")
+    k.emit(f"row_in = row < {k.count(runs.keyed)}")
+    k.decode(Axis("row", runs.keyed, "BM"))
+    k.emit("col = tl.arange(0, BN)")
+    k.emit(f"col_in = col < {k.count(runs.columns)}")
+    k.decode(Axis("col", runs.columns, "BN"))
+    frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
+    evaluator, valid = _valid(frame, runs, wanted)
+    kind = triton_type(runs.seen.types[s.output].dtype)
+    value = evaluator.tensor(evaluator.value(s.body), runs.seen.types[s.output].dtype)
+    address = f"{k.pointer(s.output)} + ({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
+    k.emit(f"value = tl.broadcast_to({value}, (BM, BN)).to({kind})")
+    k.emit(f"valid = tl.broadcast_to({valid}, (BM, BN))")
+    k.emit(f'{operation}({address}, value, mask=valid, sem="relaxed")')
+    return _launch(k, runs, -(-runs.points // rows))
+
+
+def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
+    """A share of the points a program, counted on the chip and added at the end."""
+    s, k = runs.statement, _kernel(runs, "_counts")
+    assert isinstance(s.body, Int)
+    programs = min(PROGRAMS, -(-runs.points // COUNTED_POINTS))
+    share = -(-runs.points // (programs * COUNTED_POINTS)) * COUNTED_POINTS
+    k.constants = {"BM": COUNTED_POINTS, "BINS": power_of_two(runs.count)}
+    part = k.number("share", "share", share)
+    origin = k.line("origin", f"{_program(k)} * {part}")
+    limit = k.line("limit", f"tl.minimum({origin} + {part}, {k.count(runs.keyed)})")
+    k.emit("total = tl.zeros((BINS,), tl.int32)")
+    k.scopes.append(Scope())
+    k.emit("row = first + tl.arange(0, BM)")
+    k.emit(f"row_in = row < {limit}")
+    k.decode(Axis("row", runs.keyed, "BM"))
+    frame = Frame(k, ["row"], {"row": "row_in"}, frozenset((*runs.keyed, "row")))
+    _, valid = _valid(frame, runs, wanted)
+    k.emit(f"valid = {valid}")
+    k.emit(f"place = tl.where(valid, {frame.index(place)}, 0).to(tl.int32)")
+    k.emit("total += tl.histogram(place, BINS, mask=valid)")
+    k.close(f"for first in range({origin}, {limit}, BM):")
+    k.emit("col = tl.arange(0, BINS)")
+    count = k.number("count", "count", runs.count, False)
+    added = f"total.to(tl.int64) * {s.body.value}"
+    k.emit(f'tl.atomic_add({k.pointer(s.output)} + col, {added}, mask=col < {count}, sem="relaxed")')
+    return _launch(k, runs, programs)
+
+
+def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[Evaluator, str]:
+    """What evaluates the terms, and the text of the test that a point counts."""
+    s = runs.statement
+    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    tests = [*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(wanted)]
+    if s.guard is not None:
+        tests.append(evaluator.condition(evaluator.value(s.guard)))
+    return evaluator, " & ".join(dict.fromkeys(tests))
+
+
+def _kernel(runs: Runs, suffix: str) -> Kernel:
+    k = Kernel("", runs.space, runs.seen.types, runs.seen.strides, runs.wide, powers=True)
+    k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
+    return k
+
+
+def _program(k: Kernel) -> str:
+    return "tl.program_id(0).to(tl.int64)" if k.wide else "tl.program_id(0)"
+
+
+def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:
+    s = runs.statement
+    text, constants = module_text(k.text(s)), tuple(k.constants.items())
+    assert math.prod(runs.seen.types[s.output].shape)
+    return Launch(k.name, text, (programs, 1, 1), tuple(k.parameters.items()), constants, 4, 2, (s.output,))

@@ -1,0 +1,234 @@
+"""Kernels that combine runs of sorted points, each into an element (or a row of columns) of the output.
+
+A program takes a few runs, whose points it reads side by side. A run of more than `LONGEST` points is cut at multiples
+of that place among all points: programs of their own, one a piece, combine these first, so that neither few runs nor
+one run of most points keeps the device waiting. A piece belongs to at most two such runs, that of its first point and
+that of its last. Which points are combined in which order depends on the indices alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.code import literal
+from tilec.backends.common.scalars import identity
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, python_name
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.ir.program import Statement
+
+LONGEST = 512  # points of a run that one program combines
+BLOCK_TERMS = 4096  # elements of a program's block
+
+
+@dataclass(frozen=True)
+class Runs:
+    """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
+    `columns`. `points` in all, `count` runs of them; `placed`, `order` and `starts` name the sorted places, the points
+    that are there, and where each run begins."""
+
+    statement: Statement
+    space: Space
+    seen: Viewed
+    keyed: tuple[str, ...]
+    columns: tuple[str, ...]
+    points: int
+    count: int
+    width: int
+    accumulator: Accumulator
+    wide: bool
+
+    def name(self, what: str) -> str:
+        return f"{self.statement.output}.{what}"
+
+
+@dataclass(frozen=True)
+class RunBlocks:
+    """Runs, points of each, and columns of a program."""
+
+    runs: int
+    points: int
+    columns: int
+
+    @staticmethod
+    def of(runs: Runs) -> RunBlocks:
+        columns = min(power_of_two(runs.width), 256)
+        mean = -(-runs.points // max(runs.count, 1))
+        points = min(power_of_two(mean), max(8, min(BLOCK_TERMS // columns, LONGEST)))
+        beside = max(1, BLOCK_TERMS // (points * columns))
+        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
+
+    @property
+    def warps(self) -> int:
+        return max(1, min(8, self.runs * self.points * self.columns // 1024))
+
+
+def segment_steps(runs: Runs) -> list[Step]:
+    """Steps that combine each run into the allocated output."""
+    blocks = RunBlocks.of(runs)
+    across = -(-runs.width // blocks.columns)
+    split = runs.points > LONGEST
+    whole = _Writer(runs, blocks).whole(split)
+    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps)
+    if not split:
+        return [launch]
+    alone = RunBlocks(1, min(LONGEST, max(8, BLOCK_TERMS // blocks.columns)), blocks.columns)
+    pieces = -(-runs.points // LONGEST)
+    first = _Writer(runs, alone).pieces().launch((pieces, across, 2), alone.warps)
+    parts = Allocate(runs.name("parts"), (2 * pieces, runs.width), runs.accumulator.dtype)
+    return [parts, first, launch, Release((parts.tensor,))]
+
+
+class _Writer:
+    """One kernel: lanes are runs x points, beside columns."""
+
+    def __init__(self, runs: Runs, blocks: RunBlocks):
+        self.runs, self.blocks = runs, blocks
+        self.types, self.strides = runs.seen.types, runs.seen.strides
+        self.integer = "tl.int64" if runs.wide else "tl.int32"
+        self.k = Kernel("", runs.space, self.types, self.strides, runs.wide, powers=True)
+        self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns}
+        self.shape = "(BM * BR, BN)"
+
+    def launch(self, grid: tuple[int, int, int], warps: int) -> Launch:
+        k, s = self.k, self.runs.statement
+        constants = tuple(k.constants.items())
+        return Launch(
+            k.name, module_text(k.text(s)), grid, tuple(k.parameters.items()), constants, warps, 2, (s.output,)
+        )
+
+    def whole(self, split: bool) -> _Writer:
+        """Every run; of long ones the parts that `pieces` has made."""
+        runs, k = self.runs, self.k
+        s, out = runs.statement, runs.seen.types[runs.statement.output]
+        k.name = k.names.fresh(python_name(s.output) + "_segments")
+        count = k.number("count", "count", runs.count, False)
+        program = "tl.program_id(0).to(tl.int64)" if runs.wide else "tl.program_id(0)"
+        self._columns()
+        run = k.line("run", f"{program} * BM + tl.arange(0, BM * BR) // BR")
+        begin, end = self._bounds(f"{run} < {count}", run)
+        last = end
+        if split:
+            long = k.line("long", f"{end} - {begin} > {LONGEST}")
+            last = k.line("last", f"tl.where({long}, {begin}, {end})")
+        k.scopes[0].lines += runs.accumulator.start(self.shape)
+        self._walk(begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
+        if split:
+            self._parts(begin, end, long)
+        names = runs.accumulator.state
+        k.scopes[0].lines += [f"{name} = tl.reshape({name}, (BM, BR, BN))" for name in names]
+        k.scopes[0].lines += runs.accumulator.reduce(1)
+        k.emit(f"row = {program} * BM + tl.arange(0, BM)")
+        k.emit(f"value = {runs.accumulator.result()}")
+        place, mask = f"row[:, None] * {self.width} + col[None, :]", f"(row < {count})[:, None] & col_in[None, :]"
+        if s.default is not None:
+            other = f"tl.load({k.pointer(runs.name('default'))} + {place}, mask={mask}, other=0)"
+            starts = k.pointer(runs.name("starts"))
+            bounds = [f"tl.load({starts} + row{more}, mask=row < {count}, other=0)" for more in (" + 1", "")]
+            kind = triton_type(runs.accumulator.dtype)
+            k.emit(f"reached = {bounds[0]} > {bounds[1]}")
+            k.emit(f"value = tl.where(reached[:, None], value, {other}.to({kind}))")
+        k.emit(f"tl.store({k.pointer(s.output)} + {place}, value.to({triton_type(out.dtype)}), mask={mask})")
+        return self
+
+    def pieces(self) -> _Writer:
+        """Parts of long runs: in row 2 * p what those points of piece p add to the run of its first point, in the next
+        row to that of its last, where that is another."""
+        runs, k = self.runs, self.k
+        k.name = k.names.fresh(python_name(runs.statement.output) + "_pieces")
+        self._columns()
+        points = k.number("points", "points", runs.points, False)
+        kind = f".to({self.integer})" if runs.wide else ""
+        origin = k.line("origin", f"tl.program_id(0){kind} * {LONGEST}")
+        limit = k.line("limit", f"tl.minimum({origin} + {LONGEST}, {points})")
+        k.emit("part = tl.program_id(2)")
+        place = f"tl.where(part == 0, {origin}, {limit} - 1)"
+        key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
+        begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
+        wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > {LONGEST}) & ((part == 0) | ({begin} > {origin}))")
+        begin = k.line("lower", f"tl.maximum({begin}, {origin})")
+        end = k.line("upper", f"tl.where({wanted}, tl.minimum({end}, {limit}), {begin})")
+        k.scopes[0].lines += runs.accumulator.start(self.shape)
+        self._walk(begin, end, f"{end} - {begin}")
+        k.scopes[0].lines += runs.accumulator.reduce(0)
+        place = f"(tl.program_id(0).to(tl.int64) * 2 + part) * {self.width} + col"
+        parts = k.pointer(runs.name("parts"))
+        k.emit(f"tl.store({parts} + {place}, {runs.accumulator.result()}, mask=col_in & {wanted})")
+        return self
+
+    # parts of both
+
+    @property
+    def width(self) -> str:
+        return self.k.number("columns", "width", self.runs.width)
+
+    def _columns(self) -> None:
+        k = self.k
+        k.emit("col = tl.program_id(1) * BN + tl.arange(0, BN)")
+        k.emit(f"col_in = col < {self.width}")
+        k.decode(Axis("col", self.runs.columns, "BN"))
+
+    def _bounds(self, mask: str, run: str) -> tuple[str, str]:
+        """Names of where the runs begin and end."""
+        k, starts = self.k, self.k.pointer(self.runs.name("starts"))
+        read = "tl.load({} + {}{}, mask={}, other=0)" + f".to({self.integer})"
+        return (
+            k.line("begin", read.format(starts, run, "", mask)),
+            k.line("stop", read.format(starts, run, " + 1", mask)),
+        )
+
+    def _walk(self, begin: str, end: str, longest: str) -> None:
+        """Lines that combine the points of the runs, a block of each at a time."""
+        runs, k, a = self.runs, self.k, self.runs.accumulator
+        s = runs.space.statement
+        k.scopes.append(Scope())
+        k.emit(f"place = {begin} + first + tl.arange(0, BM * BR) % BR")
+        k.emit(f"red_in = place < {end}")
+        k.emit(f"red = tl.load({k.pointer(runs.name('order'))} + place, mask=red_in, other=0).to({self.integer})")
+        k.decode(Axis("red", runs.keyed, "BM * BR"))
+        frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
+        roots: Sequence = (s.body,) if s.guard is None else (s.guard, s.body)
+        evaluator = Evaluator(frame, *roots)
+        tests = [frame.spread("red_in", "red"), *frame.tests(runs.space.valid)]
+        if s.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(s.guard)))
+        value = evaluator.value(s.body)
+        truth = a.aggregation in ("any", "all") or a.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
+        k.emit(f"valid = {' & '.join(dict.fromkeys(tests))}")
+        k.emit(f"value = tl.where(valid, {code}, {a.identity_text})")
+        for line in a.step("value"):
+            k.emit(line)
+        k.close(f"for first in range(0, {longest}, BR):")
+
+    def _parts(self, begin: str, end: str, long: str) -> None:
+        """Lines that combine the parts of long runs."""
+        runs, k, a = self.runs, self.k, self.runs.accumulator
+        count = k.line("pieces", f"tl.where({long}, ({end} - 1) // {LONGEST} - {begin} // {LONGEST} + 1, 0)")
+        most = k.line("most", f"tl.max({count}, 0)")
+        k.scopes.append(Scope())
+        k.emit("part = first + tl.arange(0, BM * BR) % BR")
+        k.emit(f"other = (part == 0) & ({begin} % {LONGEST} != 0)")
+        k.emit(f"place = (({begin} // {LONGEST} + part) * 2 + other.to(tl.int32)).to(tl.int64)")
+        mask = f"(part < {count})[:, None] & col_in[None, :]"
+        absent = literal(identity(a.aggregation, a.dtype))
+        read = f"tl.load({k.pointer(runs.name('parts'))} + place[:, None] * {self.width} + col[None, :], mask={mask}"
+        if a.dtype == "bool":
+            k.emit(f"value = tl.where({mask}, {read}, other=0) != 0, {absent})")
+        else:
+            k.emit(f"value = tl.where({mask}, {read}, other=0), {absent})")
+        for line in a.step("value"):
+            k.emit(line)
+        k.close(f"for first in range(0, {most}, BR):")
+
+
+def place_type(count: int) -> str:
+    """The narrowest type of the places of that many runs: torch sorts by bytes of it."""
+    return "int16" if count < 2**15 - 1 else "int32" if count < 2**31 - 1 else "int64"
