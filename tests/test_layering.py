@@ -51,6 +51,7 @@ LAYERS = (
     ("tilec.pipeline",),
     ("tilec.saving",),
     ("tilec.arguments", "tilec.lowered"),
+    ("tilec.explain",),
     ("tilec.distributed",),
     ("tilec.specialise",),
     ("tilec.derived",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from tilec.arguments import by_name, size_value, types_of
+from tilec.arguments import by_name, size_value, spec, types_of
 from tilec.call_cache import CallCache
 from tilec.cost import size_in_bytes
 from tilec.derived.axes import AxesSpec, in_axes, out_axes
@@ -17,6 +17,7 @@ from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
 from tilec.distributed.sharding import Sharding
 from tilec.errors import TileError
+from tilec.explain import Page, page
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
@@ -193,6 +194,22 @@ class Function(Displayed):
         how = (backend or self.backend, device, target, False)
         lowering, prepared = self._specialiser.lower(types, values, *how)
         return Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable)
+
+    @public
+    def explain(self, *args, backend: str | None = None, target: str | None = None, **named) -> Page:
+        """What the function does for these arguments, as one page of HTML: formulas, roles of the indices, which
+        elements a tile of an output reads, every stage, the generated code, what it costs; the gradient beside it.
+
+        Arguments as for `lower`. Notebooks show the page; `.save(path)` writes it, `.html` is its text.
+        """
+        forward = self.lower(*args, backend=backend, target=target, **named)
+        given = by_name(self.inputs, args, named) if named else args
+        further = [spec(t.shape, t.dtype) for t in forward.outputs]
+        try:
+            gradient = self.grad().lower(*given, *further, backend=backend, target=target)
+        except TileError as error:
+            return page(self.source, forward, None, error.message)
+        return page(self.source, forward, gradient)
 
     @public
     def sharding(

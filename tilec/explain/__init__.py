@@ -1,0 +1,5 @@
+"""Explain: what a function does, how it is lowered and what that costs, as one page of HTML."""
+
+from tilec.explain.page import Page, page
+
+__all__ = ["Page", "page"]
