@@ -3,12 +3,15 @@ and products of bfloat16, and reductions and scans by functions of our own that 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
 LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round, "fast_expf": torch.exp}
@@ -89,7 +92,26 @@ def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:
     return [self.to_tensor(s, t) for s, t in zip(states, types, strict=True)]
 
 
+BUILTINS: dict[object, list[tuple[str, Any]]] = {}
+
+
+def _patch_builtins(module: object, *scope: Any) -> None:
+    """The interpreter's own goes through all that a module has, at each call of each function."""
+    if module not in BUILTINS:
+        found = [(name, m) for name, m in inspect.getmembers(module) if tl.core.is_builtin(m)]
+        if not found:  # all are patched
+            return
+        BUILTINS[module] = found
+    for name, member in BUILTINS[module]:
+        if getattr(module, name) is member:
+            interpreter._patch_attr(module, name, member, *scope)
+
+
 def prepare_interpreter() -> InterpretedLibrary:
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:  # each operation is repeated in 64 bits to find overflow, of which nothing is said
+        builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_builtin = _patch_builtins
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
     InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
     InterpreterBuilder.cast_impl = _cast  # type: ignore[method-assign]
