@@ -1,6 +1,6 @@
 """`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md. `python -m tilec.bench
 sweep`: figures over sizes, into docs/figures. `python -m tilec.bench suite`: the workload suite, into
-docs/workloads.md."""
+docs/workloads.md. `python -m tilec.bench distributed`: one device beside several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tilec.bench import cpu, gpu, layers, recurrences
+from tilec.bench import cpu, distributed, gpu, layers, recurrences
 from tilec.bench.gpu_page import gpu_line, gpu_sentence, section
 from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN_PEER, EAGER, HAND, LIGER, OUR_COLUMNS, Row
 from tilec.bench.measure import header, measure, row
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tilec.bench", description="Measure against peers, in one run.")
-    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep|suite")
+    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep|suite|distributed")
 
     def kind(name: str, run) -> argparse.ArgumentParser:
         sub = kinds.add_parser(name)
@@ -80,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--no-write", action="store_true", help="print only")
     sub.add_argument("--device", default="cuda")
     sub.set_defaults(run=_suite)
+    sub = kinds.add_parser("distributed")
+    sub.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
+    sub.add_argument("--ranks", type=int, default=2)
+    sub.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu shows that cases run")
+    sub.add_argument("--small", action="store_true", help="small sizes: a look at whether cases run")
+    sub.set_defaults(run=lambda given: distributed.run(given.only, given.ranks, given.device, given.small))
     return parser
 
 
