@@ -35,6 +35,14 @@ ATTENTION = """function (Q[N, E], K[M, E], V[M, F]) -> (O) {
 }"""
 LOGSUMEXP = "function (X[N, D]) -> (Y) { Y[i : N] = logsumexp(X[i, j]); }"
 RECURRENCE = "function (X[T, D]) -> (H) { H[t, i : T, D] = tanh(H[t - 1, i] + X[t, i]) init X[0, i]; }"
+STATES = "function (X[T, D], Z[D]) -> (H) { H[t, i : T, D] = tanh(H[t - 1, i] + X[t, i]) init Z[i]; }"
+PADDED = "function (X[T, D]) -> (H) { H[t, i : T, D] = 0.5 * pad(H[t - 1, i], X[t, i]) + X[t, i]; }"
+BACKWARD = "function (X[T, D]) -> (H) { H[t, i : T, D] = 0.5 * H[t + 1, i] + X[t, i] init 0.1 * t; }"
+ACROSS = """function (X[T, D], H0[C, D]) -> (H) {
+    H[t, i : T, D] = tanh(H[t - 1, (i - 1) % D] + 0.5 * H[t - 2, i + 1]) + X[t, i] init H0[t + 2, i];
+}"""
+CHAIN = "function (X[T, D], W[D, D]) -> (H) { H[t, i : T, D] = logsumexp(H[t - 1, j] + W[j, i]) + X[t, i]; }"
+FAR = "function (X[T]) -> (H) { H[t : T] = 0.5 * H[t - 4] + 0.3 * H[t - 1] + X[t] init 0.2 * t; }"
 TABLE = "function (T[V, D], I[N]) -> (Y) { Y[n, d] = T[I[n], d]; }"
 MASK = "function (X[N, D], S[]) -> (Y) { Y[i, j : N, D] = rand(S[], 7*i + j) < 0.5 ? X[i, j] * i; }"
 INDICES = np.array([3, 0, 7, 9, 2, 3, -1])
@@ -59,6 +67,12 @@ CASES = {
     "stride and dilation": (STRIDED, [_(23, 2), _(3, 2, 4)], [S(0), R], "Shard(0)", "halo exchange"),
     "causal rows": (ATTENTION, [_(9, 2), _(9, 2), _(9, 3)], [S(0)] * 3, "Shard(0)", "all-gather all-to-all"),
     "recurrence": (RECURRENCE, [_(4, 6)], [S(1)], "Shard(1)", ""),
+    "time": (STATES, [_(40, 3), _(3)], [S(0), R], "Shard(0)", "passing states"),
+    "time back": (BACKWARD, [_(8, 6)], [S(0)], "Shard(0)", "passing states"),
+    "two steps back, across lanes": (ACROSS, [_(11, 6), _(3, 6)], [S(0), R], "Shard(0)", "passing states"),
+    "padded states": (PADDED, [_(8, 3)], [S(0)], "Shard(1)", "all-to-all"),
+    "chain of states": (CHAIN, [_(13, 4), _(4, 4)], [S(0), R], "Shard(0)", "passing states"),
+    "more steps back than a rank has": (FAR, [_(9)], [S(0)], "Shard(0)", "passing states"),
     "rows of a table": (TABLE, [_(8, 4), INDICES], [R, S(0)], "Shard(0)", ""),
     "table": (TABLE, [_(8, 4), INDICES], [S(1), R], "Shard(1)", ""),
     "draws": (MASK, [_(7, 3), np.array(5)], [S(0), R], "Shard(0)", ""),

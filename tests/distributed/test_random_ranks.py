@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.programs import PHASES, Options, programs
+from support.random_recurrences import recurrences
 from support.sharded import check_ranks, layouts
 from support.stages import REFUSALS, gradient
 
@@ -52,3 +53,18 @@ def test_ranks_agree_with_one(family):
         check_ranks(tilec.compile(case.source), sizes, arrays, ranks, placements, expected, 3e-5, gradients)
 
     agree()
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=20 * SCALE, phases=PHASES)
+@given(recurrences(smooth=True), st.data())
+def test_recurrences_agree_with_one_rank(case, data):
+    source, arrays = case
+    program = parse(source)
+    expected = evaluate(program, arrays)
+    ranks, placements = data.draw(layouts(arrays))
+    derived, gradients = gradient(program, arrays), None
+    if derived is not None:
+        cotangents = [np.random.default_rng(1).normal(size=r.shape) for r in expected]
+        gradients = cotangents, evaluate(derived, [*arrays, *cotangents])
+    check_ranks(tilec.compile(source), (), arrays, ranks, placements, expected, 3e-5, gradients)

@@ -51,6 +51,8 @@ def whole(t: torch.Tensor | None) -> np.ndarray | None:
 def check_ranks(f, sizes, arrays, ranks: int, placements, expected, rough: float, gradients=None) -> None:
     """All ranks have the outputs `expected`, and by floating inputs the gradients `gradients` for the cotangents that
     these come with. `sizes`: positions of inputs that stand in sizes."""
+    if len(sizes) == len(arrays):  # nothing lies on a mesh
+        return
 
     def body(mesh):
         given = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilec.distributed.placements import Box, shape_of
 from tilec.distributed.regions import reads_of
-from tilec.distributed.sharding import Communication, Sharding, Step
+from tilec.distributed.sharding import Communication, Sharding, Split, Step
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
 from tilec.ir.program import (
@@ -30,6 +30,7 @@ from tilec.ir.program import (
     map_expressions,
     reads,
     rebuild,
+    self_reads,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.bind.bind import size_inputs
@@ -37,16 +38,36 @@ from tilec.transforms.util.naming import Names, all_variables
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Communications, then a program of what is at hand (None: nothing is left to compute) under the names `arguments`;
-    `types` are those of its inputs. `stand_ins`, among the arguments, lend their shape alone; `released`: names that
-    nothing asks for afterwards."""
+class Work:
+    """A program of what is at hand under the names `arguments`; `types` are those of its inputs. `stand_ins`, among the
+    arguments, lend their shape alone."""
 
-    communications: tuple[Communication, ...]
-    program: Program | None
+    program: Program
     types: Mapping[str, TensorType]
     arguments: tuple[str, ...]
     stand_ins: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rank's turn in a recurrence that ranks carry out one after the other: `work` gives its elements, `result`. It
+    reads the states of the rank before it, if it has one, as its last argument; `states` are those that it passes on,
+    `depth` along `dim`, of this type."""
+
+    work: Work
+    result: str
+    dim: int
+    depth: int
+    states: TensorType
+    first: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What ranks do together, then each by itself. `released`: names that nothing asks for afterwards."""
+
+    together: tuple[Communication | Turn, ...]
+    work: Work | None
     released: tuple[str, ...]
 
 
@@ -65,32 +86,80 @@ class _Rank:
     def stages(self) -> tuple[Stage, ...]:
         plan = self.plan
         last = max([c.time for c in plan.communications] + [s.time for s in plan.steps], default=-1)
-        bodies = [[s for step in plan.steps if step.time == t for s in self._statements(step)] for t in range(last + 1)]
-        moved = [tuple(c for c in plan.communications if c.time == t) for t in range(last + 1)]
+        turns = {step.statement.output: step for step in plan.steps if step.split is not None and step.split.states}
+        alone = [step for step in plan.steps if step.statement.output not in turns]
+        bodies = [[s for step in alone if step.time == t for s in self._statements(step)] for t in range(last + 1)]
+        moved = [
+            tuple(self._turn(turns[c.tensor]) if c.states else c for c in plan.communications if c.time == t)
+            for t in range(last + 1)
+        ]
         wanted = set(plan.results.values())
         after: list[set[str]] = []  # what is asked for once a stage's program has run
-        for body, communications in zip(reversed(bodies), reversed(moved), strict=True):
+        for body, together in zip(reversed(bodies), reversed(moved), strict=True):
             after.append(set(wanted))
-            wanted |= {name for s in body for name in reads(s)} | {c.tensor for c in communications}
-        found = []
-        for body, communications, later in zip(bodies, moved, reversed(after), strict=True):
-            found.append(self._stage(body, communications, later))
-        return tuple(found)
+            wanted |= {name for s in body for name in reads(s)}
+            wanted |= {n for c in together for n in (c.work.arguments if isinstance(c, Turn) else (c.tensor,))}
+        stages = zip(bodies, moved, reversed(after), strict=True)
+        return tuple(self._stage(body, together, later) for body, together, later in stages)
 
-    def _stage(self, body: list[Statement], communications: tuple[Communication, ...], later: set[str]) -> Stage:
-        made = [s.output for s in body]
-        outputs = tuple(name for name in made if name in later)
-        inputs = tuple(n for n in dict.fromkeys(name for s in body for name in reads(s)) if n not in made)
-        known = {*inputs, *(c.tensor for c in communications), *(c.result for c in communications)}
-        stand_ins = frozenset(known & set(self.stand_ins.values()))
-        released = tuple(sorted(known - later - stand_ins))
-        if not outputs:
-            return Stage(communications, None, {}, (), frozenset(), released)
-        types = {name: self._type(name) for name in inputs}
-        program = Program(None, tuple(Input(n, types[n].shape) for n in inputs), outputs, tuple(body))
+    def _stage(self, body: list[Statement], together: tuple[Communication | Turn, ...], later: set[str]) -> Stage:
+        outputs = tuple(s.output for s in body if s.output in later)
+        work = self._work(body, outputs) if outputs else None
+        known = set() if work is None else set(work.arguments)
+        for c in together:
+            known |= {*c.work.arguments, c.result} if isinstance(c, Turn) else {c.tensor, c.result}
+        return Stage(together, work, tuple(sorted(known - later)))
+
+    def _work(
+        self, body: list[Statement], outputs: tuple[str, ...], more: Mapping[str, TensorType] | None = None
+    ) -> Work:
+        """`more`: types of inputs that no plan knows, which come last."""
+        made = {s.output for s in body} | set(more or ())
+        arguments = [n for n in dict.fromkeys(name for s in body for name in reads(s)) if n not in made]
+        types = {**{name: self._type(name) for name in arguments}, **(more or {})}
+        program = Program(None, tuple(Input(n, t.shape) for n, t in types.items()), outputs, tuple(body))
         program = self._without_sizes(program)
+        stand_ins = frozenset(arguments) & frozenset(self.stand_ins.values())
         types = dict(zip(program.input_names(), types.values(), strict=True))
-        return Stage(communications, program, types, inputs, stand_ins, released)
+        return Work(program, types, tuple(arguments), stand_ins)
+
+    def _turn(self, step: Step) -> Turn:
+        s, split = step.statement, step.split
+        assert split is not None and split.dim is not None, "a turn is one of a divided recurrence"
+        low, high = split.parts[self.rank]
+        t, k, size = self.plan.types[s.output], split.dim, split.parts[-1][1]
+        states = replace(t, shape=(*t.shape[:k], abs(split.states), *t.shape[k + 1 :]), weak=False)
+        first = low == 0 if split.states > 0 else high == size
+        *before, own = self._statements(step)
+        if first:
+            return Turn(self._work([*before, own], (s.output,)), s.output, k, split.states, states, True)
+        name = self.names.fresh(f"{s.output}_before")
+        own = replace(own, init=self._init(own, s, split, name))
+        return Turn(self._work([*before, own], (s.output,), {name: states}), s.output, k, split.states, states, False)
+
+    def _init(self, own: Statement, s: Statement, split: Split, states: str) -> Expr:
+        """What a rank's recurrence reads outside its own part: the states of the rank before, or, where the whole reads
+        outside the tensor, what `s` has there. The index variables are the coordinates, the rank's own along `dim`."""
+        k, depth, (low, high) = split.dim, split.states, split.parts[self.rank]
+        coordinates = list(own.index or ())
+        conditions: list[Expr] = []
+        for d, (e, n) in enumerate(zip(s.index or (), self.plan.types[s.output].shape, strict=True)):
+            if d != k and any(access.index[d] != e for access in self_reads(s)):
+                conditions += [call("ge", coordinates[d], Int(0)), call("lt", coordinates[d], Int(n))]
+        assert k is not None, "a recurrence is divided along one of its dimensions"
+        form = linear(coordinates[k])
+        if depth > 0:
+            conditions += [call("ge", (form + low).to_value(), Int(0))] if low < depth else []
+            place = form + depth
+        else:
+            n = split.parts[-1][1]
+            conditions += [call("lt", (form + low).to_value(), Int(n))] if high - depth > n else []
+            place = form - (high - low)
+        index = (*coordinates[:k], place.to_expr(), *coordinates[k + 1 :])
+        found: Expr = Access(states, index)
+        for c in conditions:
+            found = call("select", c, found, Int(0) if own.init is None else own.init)
+        return found
 
     def _without_sizes(self, program: Program) -> Program:
         """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""

@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    self_reads,
 )
 from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
 
@@ -148,12 +149,18 @@ class Regions:
         free: Intervals = dict.fromkeys(index_variables(*(s.index or ())), EVERYTHING)
         for limit in part:
             if (v := limit.form.bare) is not None:
-                free[v] = Fraction(limit.low), Fraction(limit.high)
                 if limit.low > limit.high:
                     return
+                if all(linear(access.index[k]) == limit.form for access, k in self._own_indices(v)):
+                    free[v] = Fraction(limit.low), Fraction(limit.high)
         for r in _reads(s.init, (), False):
             if not r.shape:
                 self._add(found, r.access, free)
+
+    def _own_indices(self, v: str) -> Iterator[tuple[Access, int]]:
+        """The statement's reads of itself, and the place of a variable in its index."""
+        places = [k for k, e in enumerate(self.statement.index or ()) if e == Index(v)]
+        return ((access, k) for access in self_reads(self.statement) for k in places)
 
     def _add_default(self, found: dict[str, Box], default: str, part: Sequence[Limit]) -> None:
         s = self.statement

@@ -30,7 +30,19 @@ from tilec.distributed.regions import Limit, Regions
 from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Float, Index, Program, Statement, reads_itself, self_reads
+from tilec.ir.program import (
+    Access,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Pad,
+    Program,
+    Statement,
+    reads_itself,
+    self_reads,
+    walk,
+)
 from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
@@ -53,9 +65,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class Communication:
-    """A collective of all ranks before a statement: of `source`, what the ranks hold (`have`), to `result`, what they
-    need. `received`: the bytes that each receives, an all-reduce's as a ring; `bytes`: the most of these. `time`: the
-    program before which it runs."""
+    """What all ranks do together before a statement. What they hold of a tensor (`have`) becomes what they `need`, as
+    `result`; or its parts are put together (`reduction`); or they carry out a recurrence, each after the one
+    that it has `states` of (see Split). `received`: the bytes that each receives, an all-reduce's as a ring; `bytes`:
+    the most of these. `time`: the program before which it runs."""
 
     before: str
     tensor: str
@@ -67,6 +80,7 @@ class Communication:
     have: tuple[Box, ...] = ()
     need: tuple[Box, ...] = ()
     reduction: str | None = None
+    states: int = 0
 
     @property
     def bytes(self) -> int:
@@ -76,12 +90,14 @@ class Communication:
 @dataclass(frozen=True)
 class Split:
     """The points of a statement that each rank computes: those at which `form` lies in its part. The form is that of
-    the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`."""
+    the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`. `states`: how
+    many elements along `dim` a recurrence reads of the rank before, or (less than 0) of the rank after."""
 
     form: Affine
     parts: tuple[tuple[int, int], ...]
     dim: int | None = None
     owner: tuple[str, int] | None = None
+    states: int = 0
 
     def limit(self, rank: int) -> Limit:
         start, stop = self.parts[rank]
@@ -167,12 +183,13 @@ class _Planner:
         self.communications: list[Communication] = []
         self.steps: list[Step] = []
         for name in program.input_names():
-            self._place(name, home[name], -1)
+            self._place(name, home[name], 0, -1)
 
-    def _place(self, name: str, placement: Placement, time: int) -> None:
+    def _place(self, name: str, placement: Placement, ready: int, time: int) -> None:
+        """`time`: of the program that has computed it, after which it may be sent."""
         self.home[name], self.times[name] = placement, time
         held = boxes(self.types[name].shape, placement, self.ranks) if placement.reduction is None else ()
-        self.copies[name] = [Copy(name, name, held, max(time, 0))] if held else []
+        self.copies[name] = [Copy(name, name, held, ready)] if held else []
 
     def sharding(self, outputs: tuple[str, ...]) -> Sharding:
         results = {}
@@ -199,15 +216,34 @@ class _Planner:
                 self.statement(part)
             return
         reads = {t: self._at_hand(s, t, need, choice.split) for t, need in choice.needed.items()}
-        time = max((c.ready for c in reads.values()), default=0)
-        if choice.split is None:
+        split = choice.split
+        passes = split is not None and split.states != 0
+        made = [self.times[c.tensor] + 1 for c in reads.values() if passes and c.name == c.tensor]
+        time = max([0, *made, *(c.ready for c in reads.values())])
+        if split is None:
             placement = REPLICATE
-        elif choice.split.dim is not None:
-            placement = Placement(choice.split.dim)
+        elif split.dim is not None:
+            placement = Placement(split.dim)
         else:
             placement = Placement(reduction=REDUCTIONS[s.aggregation])
-        self.steps.append(Step(s, choice.split, placement, time, {t: c.name for t, c in reads.items()}))
-        self._place(s.output, placement, time)
+        self.steps.append(Step(s, split, placement, time, {t: c.name for t, c in reads.items()}))
+        self._place(s.output, placement, time, time - passes)
+        if split is not None and passes:
+            self._pass_states(s, split, time)
+
+    def _pass_states(self, s: Statement, split: Split, time: int) -> None:
+        received = [0] * self.ranks
+        behind = received[1:] if split.states > 0 else received[:-1]
+        passed = [self._bytes_of_states(s, split)] * len(behind)
+        received = [0, *passed] if split.states > 0 else [*passed, 0]
+        reason = f"the recurrence {s.output} steps along dimension {split.dim}, rank after rank"
+        c = Communication(s.output, s.output, "passing states", reason, tuple(received), s.output, time)
+        self.communications.append(replace(c, states=split.states))
+
+    def _bytes_of_states(self, s: Statement, split: Split) -> int:
+        t, k = self.types[s.output], split.dim
+        assert k is not None, "states are those of an output's dimension"
+        return abs(split.states) * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES.get(t.dtype, 1)
 
     def _logsumexp(self, s: Statement) -> Iterator[Statement]:
         """The maximum, and the logarithm of the sum of exponentials below it; at infinities below 0."""
@@ -241,9 +277,14 @@ class _Planner:
         if self.ranks == 1:
             return
         own = self_reads(s)
+        padded = any(x in own for e in _padded(s) for x in walk(e))  # a value stands in outside the whole, not a part
         for k, (e, n) in enumerate(zip(s.index or (), self.types[s.output].shape, strict=True)):
             if all(access.index[k] == e for access in own):
                 yield Split(linear(e), chunks(n, self.ranks), k)
+            elif (
+                not padded and (depth := depth_of([linear(access.index[k]) - linear(e) for access in own])) is not None
+            ):
+                yield Split(linear(e), chunks(n, self.ranks), k, states=depth)
         if reads_itself(s) or s.default is not None or s.aggregation not in (*REDUCTIONS, "logsumexp"):
             return
         if s.aggregation == "assign" and self.types[s.output].dtype == "bool":
@@ -276,6 +317,8 @@ class _Planner:
         cost = sum(self._cost(t, need) for t, need in needed.items())
         if split is not None and split.dim is None:
             cost += {"logsumexp": 2, "assign": 1}.get(s.aggregation, 0) * self._ring(s.output, "sum")
+        if split is not None and split.states:
+            cost += self._bytes_of_states(s, split)
         return _Choice(split, needed, cost)
 
     # what is at hand, and what is communicated
@@ -354,6 +397,22 @@ class _Planner:
         )
         self.copies[tensor].append(copy)
         return copy
+
+
+def _padded(s: Statement) -> Iterator[Expr]:
+    """What `pad` and `in` stand around."""
+    for root in (s.body,) if s.guard is None else (s.guard, s.body):
+        yield from (e.access for e in walk(root) if isinstance(e, (Pad, Inside)))
+
+
+def depth_of(steps: list[Affine]) -> int | None:
+    """How far back along a dimension a recurrence reads itself, forth as a negative number; None where that is not one
+    way, or depends on more than the position."""
+    if any(step.terms for step in steps):
+        return None
+    back = [-int(step.constant) for step in steps]
+    one_way = all(n >= 0 for n in back) or all(n <= 0 for n in back)
+    return max(back, key=abs) if one_way else None
 
 
 def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:

@@ -27,7 +27,7 @@ def exchange(local: torch.Tensor, have: tuple[Box, ...], need: tuple[Box, ...], 
     size = local.element_size()
     packed = torch.cat(pieces) if pieces else local.new_empty(0)
     received = _all_to_all(_bytes(packed), [n * size for n in taken], [n * size for n in sent], group)
-    flat = received.view(local.dtype) if local.dtype != torch.bool else received.view(torch.bool)
+    flat = received.view(local.dtype)
     for r, part in enumerate(flat.split(taken)):
         box = overlap(have[r], need[rank])
         if r == rank:
@@ -38,6 +38,16 @@ def exchange(local: torch.Tensor, have: tuple[Box, ...], need: tuple[Box, ...], 
     return out
 
 
+def send(t: torch.Tensor, source: int, target: int, rank: int, ranks: int, group: Any) -> torch.Tensor:
+    """What `target` gets is the tensor of `source`; the others keep theirs."""
+    flat = _bytes(t.reshape(-1))
+    size = flat.numel()
+    taken = [size * (rank == target and r == source) for r in range(ranks)]
+    sent = [size * (rank == source and r == target) for r in range(ranks)]
+    received = _all_to_all(flat if rank == source else flat[:0], taken, sent, group)
+    return received.view(t.dtype).view(t.shape) if rank == target else t
+
+
 def _gathers(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:
     """Does every rank need all, of a tensor that is held in equal parts?"""
     size = sum(map(count, have))
@@ -46,23 +56,18 @@ def _gathers(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:
 
 def _gathered(local: torch.Tensor, have: tuple[Box, ...], group: Any) -> torch.Tensor:
     dim = next((d for d in range(local.dim()) if len({h[d] for h in have}) > 1), 0)
-    moved = local.movedim(dim, 0).contiguous()
-    if not moved.numel():
-        return local.new_empty([n * len(have) if d == dim else n for d, n in enumerate(local.shape)])
-    flat = _bytes(moved.reshape(-1))
+    shape = [n * len(have) if d == dim else n for d, n in enumerate(local.shape)]
+    if not local.numel():
+        return local.new_empty(shape)
     op = torch.ops._c10d_functional
-    gathered = op.wait_tensor(op.all_gather_into_tensor(flat, len(have), _name(group)))
-    whole = gathered.view(local.dtype).view(moved.shape[0] * len(have), *moved.shape[1:])
-    return whole.movedim(0, dim).contiguous()
+    flat = _bytes(local.reshape(-1))
+    gathered = op.wait_tensor(op.all_gather_into_tensor(flat, len(have), group.group_name))
+    return gathered.view(local.dtype).view(len(have), *local.shape).movedim(0, dim).reshape(shape)
 
 
 def _all_to_all(packed: torch.Tensor, taken: list[int], sent: list[int], group: Any) -> torch.Tensor:
     op = torch.ops._c10d_functional
-    return op.wait_tensor(op.all_to_all_single(packed, taken, sent, _name(group)))
-
-
-def _name(group: Any) -> str:
-    return group.group_name
+    return op.wait_tensor(op.all_to_all_single(packed, taken, sent, group.group_name))
 
 
 def _bytes(flat: torch.Tensor) -> torch.Tensor:
@@ -102,4 +107,4 @@ def _ordered_back(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _all_reduce(t: torch.Tensor, reduction: str, group: Any) -> torch.Tensor:
     op = torch.ops._c10d_functional
-    return op.wait_tensor(op.all_reduce(t.contiguous(), reduction, _name(group)))
+    return op.wait_tensor(op.all_reduce(t.contiguous(), reduction, group.group_name))

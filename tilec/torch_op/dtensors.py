@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tilec.distributed.local import Stage, stages
+from tilec.distributed.local import Stage, Turn, Work, stages
 from tilec.distributed.placements import REPLICATE, Placement, boxes, shape_of
 from tilec.distributed.sharding import Sharding, shard
 from tilec.errors import InputMistake, TileError, Unsupported
@@ -21,7 +21,7 @@ from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
 from tilec.pipeline import CallContext, apply
 from tilec.specialise import Prepared, Specialised, Specialiser
-from tilec.torch_op.collectives import exchange, reduce
+from tilec.torch_op.collectives import exchange, reduce, send
 
 FLAT = ("bind", "flatten", "simplify")
 
@@ -36,7 +36,11 @@ def replicated_like(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The tensor, which is the same on all ranks, as a DTensor on the mesh of another if that is one."""
     if not is_distributed(like):
         return t
-    return _wrapped(t, like.device_mesh, (REPLICATE,) * like.device_mesh.ndim, tuple(t.shape))  # type: ignore[attr-defined]
+    from torch.distributed.tensor import DTensor
+
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    spec = _spec(mesh, (REPLICATE,) * mesh.ndim, t.shape, t.dtype)
+    return DTensor(t, spec, requires_grad=False)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
@@ -48,77 +52,129 @@ class Layout:
     placements: tuple[Placement, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Share:
-    """What this rank runs."""
+    """What this rank runs of calls whose tensors lie as in one before. `local`: the shapes of what it holds;
+    `prepared`: what runs of each piece of work; `wrappings`: how results that there are become DTensors."""
 
     special: Specialised
     plan: Sharding
+    rank: int
+    dim: int
     stages: tuple[Stage, ...]
-    prepared: tuple[Prepared | None, ...]
+    local: tuple[torch.Size, ...]
+    prepared: Mapping[int, Prepared]
+    wrappings: tuple[tuple[str, Any] | None, ...]
+    mesh: Any
+    group: Any
+
+    def run(self, work: Work, env: Mapping[str, torch.Tensor], device: torch.device, *more: torch.Tensor):
+        given = zip(work.arguments, work.types.values(), strict=False)
+        tensors = [_stand_in(t, device) if n in work.stand_ins else env[n] for n, t in given]
+        results = self.prepared[id(work)].unrecorded([*tensors, *more])
+        return zip(work.program.outputs, results, strict=True)
 
 
 def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]) -> tuple:
     """The outputs of a function of DTensors, not recorded. Raises InputMistake for tensors that are none, or on other
     meshes, Unsupported for placements that are not understood."""
-    layout = layout_of(function.inputs, tensors)
-    rank = layout.mesh.get_local_rank(layout.dim)
+    placed = [is_distributed(t) for t in tensors]
     with torch.no_grad():
-        local = [t.to_local() if is_distributed(t) else t for t in tensors]  # type: ignore[attr-defined]
-    device = local[0].device.type if local else "cpu"
-    ranks = layout.mesh.size(layout.dim)
-    key = ("sharded", device, tuple(weak), tuple(values), layout.placements, ranks, rank)
-    key = (*key, *[(t.shape, t.dtype) for t in tensors])  # type: ignore[assignment]
+        local = [t.to_local() if d else t for t, d in zip(tensors, placed, strict=True)]  # type: ignore[attr-defined]
+    how = [t._spec if d else (t.shape, t.dtype) for t, d in zip(tensors, placed, strict=True)]  # type: ignore[attr-defined]
+    key = (torch.distributed.get_rank(), local[0].device.type, tuple(weak), tuple(values), *how)
     share = function.shares.get(key)
     if share is None:
-        share = function.shares[key] = _share(function, tensors, weak, values, layout, rank, device)
-    _check_parts(function.inputs, tensors, local, layout, rank)
+        share = function.shares[key] = _share(function, tensors, weak, values, local[0].device.type)
+    mesh = tensors[placed.index(True)].device_mesh  # type: ignore[attr-defined]
+    if share.mesh is not mesh:  # an equal one, perhaps of a process group since
+        share.mesh, share.group = mesh, mesh.get_group(share.dim)
+    if any([t.shape != shape for t, shape in zip(local, share.local, strict=True)]):
+        _refuse_parts(function.inputs, tensors, local, share)
     env = dict(zip(function.inputs, local, strict=True))
     for place, replaced in share.special.replaced.items():
         env[function.inputs[place]] = replaced(local[place])
-    _run_stages(share, env, rank, layout.mesh.get_group(layout.dim))
-    results = []
-    for r in share.special.results:
-        name = None if r is None else share.special.program.outputs[r]
-        results.append(None if name is None else _output(share.plan, name, env, layout))
+    _run_stages(share, env, share.rank, share.group)
+    from torch.distributed.tensor import DTensor
+
+    results = [None if w is None else DTensor(env[w[0]], w[1], requires_grad=False) for w in share.wrappings]  # type: ignore[call-arg]
     return tuple(results)
 
 
 def _run_stages(share: Share, env: dict[str, torch.Tensor], rank: int, group: Any) -> None:
-    plan = share.plan
-    for stage, prepared in zip(share.stages, share.prepared, strict=True):
-        for c in stage.communications:
-            if c.reduction is None:
+    device = next(iter(env.values())).device
+    for stage in share.stages:
+        for c in stage.together:
+            if isinstance(c, Turn):
+                env[c.result] = _take_turn(share, c, env, rank, group, device)
+            elif c.reduction is None:
                 env[c.result] = exchange(env[c.tensor], c.have, c.need, rank, group)
             else:
-                env[c.result] = reduce(env[c.tensor], c.reduction, plan.ranks, group)
-        if stage.program is not None and prepared is not None:
-            named = zip(stage.arguments, stage.types.values(), strict=True)
-            device = next(iter(env.values())).device if env else torch.device("cpu")
-            given = [env[n] if n not in stage.stand_ins else _stand_in(t, device) for n, t in named]
-            for name, result in zip(stage.program.outputs, prepared.unrecorded(given), strict=True):
-                assert result is not None, "no result of a plain program is left out"
-                env[name] = result
+                env[c.result] = reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
+        if stage.work is not None:
+            env.update(share.run(stage.work, env, device))
         for name in stage.released:
             env.pop(name, None)
+
+
+def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
+    """A recurrence's elements of this rank, once the states of the one before are there."""
+    ranks, forward = share.plan.ranks, turn.depth > 0
+    states = torch.zeros(turn.states.shape, dtype=getattr(torch, turn.states.dtype), device=device)
+
+    def own() -> torch.Tensor:
+        ((_, result),) = share.run(turn.work, env, device, *(() if turn.first else (states,)))
+        return result
+
+    place = rank if forward else ranks - 1 - rank  # in the order of turns
+    result = own() if place == 0 else None
+    for sender in range(ranks - 1):
+        source, target = (sender, sender + 1) if forward else (ranks - 1 - sender, ranks - 2 - sender)
+        passed = _states(states, result, turn) if rank == source and result is not None else states
+        states = send(passed, source, target, rank, ranks, group)
+        if rank == target:
+            result = own()
+    assert result is not None, "each rank has a turn"
+    return result
+
+
+def _states(before: torch.Tensor, result: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """The last elements of a rank, or the first if the recurrence runs backward; with those before it where it has
+    fewer than are asked for."""
+    n, depth = result.shape[turn.dim], abs(turn.depth)
+    if n < depth:
+        result = torch.cat([before, result] if turn.depth > 0 else [result, before], turn.dim)
+    start = result.shape[turn.dim] - depth if turn.depth > 0 else 0
+    return result.narrow(turn.dim, start, depth)
 
 
 def _stand_in(t: TensorType, device: torch.device) -> torch.Tensor:
     return torch.zeros((), dtype=getattr(torch, t.dtype), device=device).expand(t.shape)
 
 
-def _share(function: Specialiser, tensors, weak, values, layout: Layout, rank: int, device: str) -> Share:
+def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
+    layout = layout_of(function.inputs, tensors)
+    mesh, ranks, rank = layout.mesh, layout.mesh.size(layout.dim), layout.mesh.get_local_rank(layout.dim)
     types, sizes = function.types(tensors, weak), dict(zip(function.sizes, values, strict=True))
     placements = dict(zip(function.inputs, layout.placements, strict=True))
     try:
-        function.warn(types, sizes) if function.gradient is None else None
+        if function.gradient is None:
+            function.warn(types, sizes)
         special = function.specialised(types, sizes)
-        plan = plan_of(special, sizes, placements, layout.mesh.size(layout.dim))
+        plan = plan_of(special, sizes, placements, ranks)
         own = stages(plan, rank)
-        prepared = [None if s.program is None else _prepared(function, s, device) for s in own]
+        works = [s.work for s in own if s.work is not None]
+        works += [c.work for s in own for c in s.together if isinstance(c, Turn)]
+        prepared = {id(w): _prepared(function, w, device) for w in works}
     except TileError as error:
         raise error.located(function.source, function.filename) from None
-    return Share(special, plan, own, tuple(prepared))
+    held = [REPLICATE if p.reduction is not None else p for p in layout.placements]
+    local = [boxes(tuple(t.shape), p, ranks)[rank] for t, p in zip(tensors, held, strict=True)]
+    shapes = tuple(torch.Size(shape_of(box)) for box in local)
+    names = [None if r is None else special.program.outputs[r] for r in special.results]
+    wrappings = tuple(None if n is None else (plan.results[n], _spec_of(plan, n, layout)) for n in names)
+    group = mesh.get_group(layout.dim)
+    return Share(special, plan, rank, layout.dim, own, shapes, prepared, wrappings, mesh, group)
 
 
 def plan_of(
@@ -129,27 +185,27 @@ def plan_of(
     return shard(flat, infer(flat, special.types), placements, ranks)
 
 
-def _prepared(function: Specialiser, stage: Stage, device: str) -> Prepared:
-    assert stage.program is not None
-    made = function.made(stage.program)
-    return made.lower(dict(stage.types), {}, function.backend, device, None, function.tune)[1]
+def _prepared(function: Specialiser, work: Work, device: str) -> Prepared:
+    made = function.made(work.program)
+    return made.lower(dict(work.types), {}, function.backend, device, None, function.tune)[1]
 
 
-def _output(plan: Sharding, name: str, env: Mapping[str, torch.Tensor], layout: Layout) -> torch.Tensor:
-    local, placement = env[plan.results[name]], plan.outputs[name]
+def _spec_of(plan: Sharding, name: str, layout: Layout) -> Any:
     every = [REPLICATE] * layout.mesh.ndim
-    every[layout.dim] = placement
-    return _wrapped(local, layout.mesh, every, plan.types[name].shape)
+    every[layout.dim] = plan.outputs[name]
+    t = plan.types[name]
+    return _spec(layout.mesh, every, t.shape, getattr(torch, t.dtype))
 
 
-def _wrapped(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], shape: tuple[int, ...]) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
+def _spec(mesh: Any, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """torch's description of a DTensor, whose elements lie as a contiguous tensor's."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     strides = [1] * len(shape)
     for d in range(len(shape) - 2, -1, -1):
         strides[d] = strides[d + 1] * max(1, shape[d + 1])
-    how = [_torch_placement(p) for p in placements]
-    return DTensor.from_local(local, mesh, how, run_check=False, shape=torch.Size(shape), stride=tuple(strides))
+    meta = TensorMeta(torch.Size(shape), tuple(strides), dtype)
+    return DTensorSpec(mesh, tuple(map(_torch_placement, placements)), tensor_meta=meta)
 
 
 def _torch_placement(p: Placement) -> Any:
@@ -227,13 +283,11 @@ def placement_of(name: str, p: Any) -> Placement:
     raise Unsupported(f"{name} is placed as {p}; tilec understands Shard, Replicate and Partial")
 
 
-def _check_parts(names, tensors, local, layout: Layout, rank: int) -> None:
-    ranks = layout.mesh.size(layout.dim)
-    for name, t, own, p in zip(names, tensors, local, layout.placements, strict=True):
-        placed = REPLICATE if p.reduction is not None else p
-        if tuple(own.shape) != (wanted := shape_of(boxes(tuple(t.shape), placed, ranks)[rank])):
+def _refuse_parts(names: Sequence[str], tensors, local, share: Share) -> None:
+    for name, t, own, wanted in zip(names, tensors, local, share.local, strict=True):
+        if own.shape != wanted:
             raise InputMistake(
-                f"rank {rank} holds {tuple(own.shape)} of {name}, of shape {tuple(t.shape)} and {p}; "
-                f"it should hold {wanted}",
+                f"rank {share.rank} holds {tuple(own.shape)} of {name}, of shape {tuple(t.shape)} and placements "
+                f"{t.placements}; it should hold {tuple(wanted)}",
                 hint="DTensor.from_local takes the whole tensor's shape and stride where parts are uneven",
             )

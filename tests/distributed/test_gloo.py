@@ -1,0 +1,121 @@
+"""Processes with gloo: calls on DTensors, and steps of DDP and FSDP, beside what one process computes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import tilec
+from tilec import nn
+
+WINDOW = """function (X[N, C], K[J, C, O]) -> (Y) {
+    Y[n, o : (N + 1)/2, O] = +(X[2*n + j - 1, c] * K[j, c, o]);
+}"""
+STATES = "function (X[T, D], A[D]) -> (H) { H[t, d : T, D] = tanh(A[d] * H[t - 1, d] + X[t, d]) init A[d]; }"
+NORMALISED = "function (X[N, D]) -> (Y) { Y[n, d] = X[n, d] - logsumexp(X[n, e]); }"
+CALLS = (
+    (WINDOW, ((11, 3), (3, 3, 4)), (Shard(0), Replicate())),
+    (STATES, ((41, 3), (3,)), (Shard(0), Replicate())),
+    (NORMALISED, ((3, 40),), (Shard(1),)),
+)
+LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
+
+
+def in_processes(count: int, body) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_process, (count, f"file://{folder}/store", body), count)
+
+
+def _process(rank: int, count: int, store: str, body) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
+    try:
+        body(dist.init_device_mesh("cpu", (count,)))
+    finally:
+        dist.destroy_process_group()
+
+
+def tensors(*shapes):
+    random = torch.Generator().manual_seed(3)
+    return [torch.randn(s, generator=random) for s in shapes]
+
+
+def calls(mesh) -> None:
+    for source, shapes, placements in CALLS:
+        f = tilec.compile(source)
+        alone = [t.requires_grad_() for t in tensors(*shapes)]
+        expected = f(*alone)
+        (cotangent,) = tensors(expected.shape)
+        gradients = torch.autograd.grad(expected, alone, cotangent)
+        given = [
+            distribute_tensor(t.detach(), mesh, [p]).requires_grad_() for t, p in zip(alone, placements, strict=True)
+        ]
+        result = f(*given)
+        found = torch.autograd.grad(result, given, distribute_tensor(cotangent, mesh, [Replicate()]))
+        for e, g in zip((expected, *gradients), (result, *found), strict=True):
+            torch.testing.assert_close(g.full_tensor(), e, rtol=1e-4, atol=1e-5)
+
+
+def model() -> torch.nn.Module:
+    w, v, b = tensors((6, 8), (8, 4), (8,))
+    return torch.nn.Sequential(
+        nn.Tile(LAYER, parameters={"W": w, "B": b}), nn.Tile(LAYER, parameters={"W": v, "B": torch.zeros(4)})
+    )
+
+
+def steps(module: torch.nn.Module, data: torch.Tensor) -> list[torch.Tensor]:
+    """The losses of two steps."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+    losses = []
+    for _ in range(2):
+        loss = module(data).square().mean()
+        losses.append(loss.detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+def training(mesh) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    (data,) = tensors((4 * mesh.size(), 6))
+    own = data.chunk(mesh.size())[mesh.get_local_rank()]
+    alone = model()
+    expected = steps(alone, data)
+    for kind in ("ddp", "fsdp"):
+        module = model()
+        if kind == "ddp":
+            wrapped = DistributedDataParallel(module)
+        else:
+            for layer in module:
+                fully_shard(layer, mesh=mesh)
+            wrapped = fully_shard(module, mesh=mesh)
+        losses = torch.stack(steps(wrapped, own))
+        dist.all_reduce(losses)
+        torch.testing.assert_close(losses / mesh.size(), torch.stack(expected), msg=f"losses of {kind}")
+        for a, p in zip(alone.parameters(), module.parameters(), strict=True):
+            whole = p.full_tensor() if kind == "fsdp" else p
+            torch.testing.assert_close(whole, a, rtol=1e-4, atol=1e-5, msg=f"parameters of {kind}")
+
+
+def everything(mesh) -> None:
+    calls(mesh)
+    training(mesh)
+
+
+def test_two_processes() -> None:
+    in_processes(2, everything)
+
+
+@pytest.mark.slow
+def test_four_processes() -> None:
+    in_processes(4, everything)
