@@ -243,7 +243,7 @@ class _Planner:
     def _bytes_of_states(self, s: Statement, split: Split) -> int:
         t, k = self.types[s.output], split.dim
         assert k is not None, "states are those of an output's dimension"
-        return abs(split.states) * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES.get(t.dtype, 1)
+        return abs(split.states) * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES[t.dtype]
 
     def _logsumexp(self, s: Statement) -> Iterator[Statement]:
         """The maximum, and the logarithm of the sum of exponentials below it; at infinities below 0."""
