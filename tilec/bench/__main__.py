@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ranks", type=int, default=2)
     sub.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu shows that cases run")
     sub.add_argument("--small", action="store_true", help="small sizes: a look at whether cases run")
-    sub.set_defaults(run=lambda given: distributed.run(given.only, given.ranks, given.device, given.small))
+    sub.set_defaults(run=lambda given: distributed.compare_ranks(given.only, given.ranks, given.device, given.small))
     return parser
 
 

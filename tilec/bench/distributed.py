@@ -14,29 +14,25 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import tilec
+from tilec.bench.overheads import CONVOLUTION
 from tilec.torch_op import dtensors
 
-LINK = {"cuda": 400e9, "cpu": 5e9}  # bytes a second that a rank receives: NVLink 4 as NCCL uses it; shared memory
-SECONDS = 0.25  # of each measurement
+_LINK = {"cuda": 400e9, "cpu": 5e9}  # bytes a second that a rank receives: NVLink 4 as NCCL uses it; shared memory
+_SECONDS = 0.25  # of each measurement
 
-CONVOLUTION = """
-function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {
-    O[n, y, x, co : N, H/3, W/3, CO] = +(I[n, 3*y + 2*j, 3*x + 2*i, ci] * K[j, i, ci, co]);
-}
-"""
-ATTENTION = """
+_ATTENTION = """
 function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
     S[b, i, j : B, N, M] = 0.125 * sum(Q[b, i, e] * K[b, j, e]);
     L[b, i] = logsumexp(S[b, i, j]);
     O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
 }
 """
-SCAN = "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }"
-PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+_SCAN = "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }"
+_PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
 
 
 @dataclass(frozen=True)
-class Case:
+class ShardedCase:
     """`shapes` of the inputs, which lie as `dims` say (a sharded dimension or None). `gradients`: is the backward pass
     timed too; what comes back in parts is put together either way, as a training step would."""
 
@@ -47,32 +43,32 @@ class Case:
     dtype: str = "bfloat16"
     gradients: bool = False
 
-    def shrunk(self) -> Case:
+    def shrunk(self) -> ShardedCase:
         """The same for a look at whether it runs."""
         shapes = tuple(tuple(max(2, min(n, 24)) for n in s) for s in self.shapes)
-        return Case(self.name, self.source, shapes, self.dims, "float32", self.gradients)
+        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients)
 
 
-IMAGES = ((1024, 120, 120, 64), (3, 3, 64, 128))
-HEADS = ((64, 8192, 64),) * 3
-CASES = (
-    Case("convolution, images sharded", CONVOLUTION, IMAGES, (0, None)),
-    Case("convolution, images sharded, with backward", CONVOLUTION, IMAGES, (0, None), gradients=True),
-    Case("attention, heads sharded", ATTENTION, HEADS, (0, 0, 0)),
-    Case("attention, heads sharded, with backward", ATTENTION, HEADS, (0, 0, 0), gradients=True),
-    Case("attention, rows sharded", ATTENTION, HEADS, (1, 1, 1)),
-    Case("attention, rows sharded, with backward", ATTENTION, HEADS, (1, 1, 1), gradients=True),
-    Case("scan, time sharded", SCAN, ((65536, 4096),) * 2, (0, 0), "float32"),
-    Case("scan, lanes sharded", SCAN, ((65536, 4096),) * 2, (1, 1), "float32"),
-    Case("product, sum sharded", PRODUCT, ((8192, 65536), (65536, 8192)), (1, 0)),
+_IMAGES = ((1024, 120, 120, 64), (3, 3, 64, 128))
+_HEADS = ((64, 8192, 64),) * 3
+SHARDED_CASES = (
+    ShardedCase("convolution, images sharded", CONVOLUTION, _IMAGES, (0, None)),
+    ShardedCase("convolution, images sharded, with backward", CONVOLUTION, _IMAGES, (0, None), gradients=True),
+    ShardedCase("attention, heads sharded", _ATTENTION, _HEADS, (0, 0, 0)),
+    ShardedCase("attention, heads sharded, with backward", _ATTENTION, _HEADS, (0, 0, 0), gradients=True),
+    ShardedCase("attention, rows sharded", _ATTENTION, _HEADS, (1, 1, 1)),
+    ShardedCase("attention, rows sharded, with backward", _ATTENTION, _HEADS, (1, 1, 1), gradients=True),
+    ShardedCase("scan, time sharded", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32"),
+    ShardedCase("scan, lanes sharded", _SCAN, ((65536, 4096),) * 2, (1, 1), "float32"),
+    ShardedCase("product, sum sharded", _PRODUCT, ((8192, 65536), (65536, 8192)), (1, 0)),
 )
 
 
-def run(only: str, ranks: int, device: str, small: bool) -> None:
+def compare_ranks(only: str, ranks: int, device: str, small: bool) -> None:
     """Print a line for each case, from so many processes of this machine."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29541")
-    sent = f"received, MB | communication at {LINK[device] / 1e9:g} GB/s, ms"
+    sent = f"received, MB | communication at {_LINK[device] / 1e9:g} GB/s, ms"
     print(f"| case | one, ms | {ranks}, ms | times | {sent} | error |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     mp.spawn(_rank, (ranks, only, device, small), ranks)  # type: ignore[attr-defined]
@@ -83,7 +79,7 @@ def _rank(rank: int, ranks: int, only: str, device: str, small: bool) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=ranks)
     mesh = dist.init_device_mesh(device, (ranks,))
-    for case in CASES:
+    for case in SHARDED_CASES:
         if only in case.name:
             line = _line(case.shrunk() if small else case, mesh, device)
             if rank == 0:
@@ -93,7 +89,7 @@ def _rank(rank: int, ranks: int, only: str, device: str, small: bool) -> None:
     dist.destroy_process_group()
 
 
-def _line(case: Case, mesh: Any, device: str) -> str:
+def _line(case: ShardedCase, mesh: Any, device: str) -> str:
     f = tilec.compile(case.source)
     random = torch.Generator(device).manual_seed(1)
     dtype = getattr(torch, case.dtype)
@@ -118,7 +114,7 @@ def _line(case: Case, mesh: Any, device: str) -> str:
     alone = _seconds(one, device) if mesh.get_local_rank() == 0 else 0.0
     dist.barrier()
     together = _seconds(lambda: _step(f, parts, placed), device, mesh)
-    sending = bytes_received / LINK[device]
+    sending = bytes_received / _LINK[device]
     figures = f"{alone * 1e3:.3f} | {together * 1e3:.3f} | {alone / together if together else 0:.2f}"
     return f"| {case.name} | {figures} | {bytes_received / 1e6:.1f} | {sending * 1e3:.3f} | {error:.1e} |"
 
@@ -195,7 +191,7 @@ def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float
         return elapsed.item() / count
 
     many(2)
-    count = max(2, min(200, int(SECONDS / max(many(2), 1e-5))))
+    count = max(2, min(200, int(_SECONDS / max(many(2), 1e-5))))
     return min(many(count) for _ in range(3))
 
 
