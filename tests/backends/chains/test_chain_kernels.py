@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from support.chains import VARIANTS, both_ways, run
 
 import tilec
@@ -151,3 +152,45 @@ def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
     assert seen.any() and not seen.all()
     y = (np.exp(scores) * seen) @ arrays["V"]
     assert np.linalg.norm(ran.values["O"] - y) <= 1e-5 * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize("guard", ["", "i >= j ? ", "i >= j & D[i] == D[j] ? ", "i >= j - 5 * r ? "])
+def test_heads_that_share_keys(guard):
+    """Gradients of keys and values walk over several heads: in one loop where each head visits the same blocks, lists
+    included, and otherwise head by head."""
+    declared = ", D[N]" if "D" in guard else ""
+    text = f"""function (Q[B, R, N, E], K[B, M, E], V[B, M, F]{declared}) -> (O) {{
+        S[b, r, i, j : B, R, N, M] = 0.25 * sum(Q[b, r, i, e] * K[b, j, e]);
+        L[b, r, i] = logsumexp({guard}S[b, r, i, j]);
+        O[b, r, i, f] = sum({guard}exp(S[b, r, i, j] - L[b, r, i]) * V[b, j, f]);
+    }}"""
+    g = np.random.default_rng(0)
+    shapes = {"Q": (2, 3, 40, 16), "K": (2, 40, 16), "V": (2, 40, 8)}
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    if declared:
+        arrays["D"] = np.repeat([0, 1, 2], [7, 18, 15]).astype(np.int32)
+    types = {n: TensorType(x.shape, x.dtype.name) for n, x in arrays.items()}
+    program = tilec.compile(text).program
+    parts = partition(program, ("Q", "K", "V"), types, {}, True)
+    forward = run(parts.forward or program, types, arrays, Tiling(16, 16))
+    cotangent = g.standard_normal((2, 3, 40, 8)).astype(np.float32)
+    given = {n: forward.values[n] for n in parts.backward.values}
+    given |= {n: arrays[n] for n in parts.backward.shapes} | {"DO": cotangent}
+    backward = run(parts.backward.program, dict(parts.backward.types), given, Tiling(16, 16))
+    assert {"DK", "DV"} <= {n for k in backward.kernels for n in k}
+    t = [torch.tensor(arrays[n]).double().requires_grad_() for n in "QKV"]
+    value = tilec.compile(text, backend="torch")(*t, *[torch.tensor(x) for n, x in arrays.items() if n == "D"])
+    exact = torch.autograd.grad(value, t, torch.tensor(cotangent).double())
+    mine = [forward.values["O"], *(backward.values[o] for o in parts.backward.program.outputs)]
+    check(mine, [x.detach().numpy() for x in (value, *exact)], 3e-6)
+
+
+def test_wide_mixtures_are_apart():
+    """Sums of two products of 256 columns do not fit into registers: a kernel each."""
+    types = {n: TensorType((16, 2048, 256), "bfloat16") for n in "QKV"}
+    program = tilec.compile(VARIANTS["causal"].text).program
+    parts = partition(program, ("Q", "K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    made = [tuple(s.output for s in k.statements if s.output in ("DQ", "DK", "DV")) for k in found.kernels.values()]
+    assert sorted(made) == [("DK",), ("DQ",), ("DV",)]

@@ -16,7 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Targ
 from tilec.backends.common.chains.parts import by_rows
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
-from tilec.backends.common.chains.values import extents_of
+from tilec.backends.common.chains.values import WIDEST, extents_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Program, Statement, accesses_in, index_variables, reads, walk
@@ -133,7 +133,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             own = {n for n in _read(t) if n in there}
             beyond = set().union(*(depends[n] for n in _read(t) if n not in by_output))
             beyond |= set().union(*(depends[n] for n in _read(t) if n in by_output and n not in there))
-            if shape != place or beyond & there.keys():
+            if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, matrices)):
                 continue
             reduced = _reduced(t, own, there, extent, matrices)
             if reduced is not None:
@@ -146,6 +146,12 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             shapes.append(place)
     made = [_kernel(k, matrices) for k in kernels]
     return [k for k in made if k is not None] if None not in made else []
+
+
+def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
+    """Whether mixtures as wide as these fit into registers side by side."""
+    mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
+    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= WIDEST
 
 
 def _read(t: Target) -> set[str]:
