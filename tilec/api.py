@@ -13,13 +13,13 @@ import torch
 from tilec.arguments import Spec, by_name, to_array, to_tensors
 from tilec.backends import NAMES
 from tilec.errors import InputMistake, TileError, Unsupported
+from tilec.errors.tracebacks import public
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.language.hints.misspelt import misspelt
 from tilec.language.hints.quotients import truncated
 from tilec.specialise import Checked, Specialiser, say
-from tilec.tracebacks import public
 from tilec.transforms.bind.sizes import seed_inputs
 
 PATH = re.compile(r"\s*(?:[~./\w-]*/)?[\w.-]*\.[A-Za-z]\w*\s*")  # a text of one word with a suffix

@@ -13,8 +13,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from tilec.errors import InputMistake, TypeMistake
+from tilec.errors.tracebacks import public
 from tilec.ir.types import DTYPES, TensorType
-from tilec.tracebacks import public
 
 DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
 _SEEDS = (int, np.uint16, np.uint32, np.uint64, torch.Generator)

@@ -17,7 +17,8 @@ from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
 from tilec.distributed.sharding import Sharding
 from tilec.errors import TileError
-from tilec.explain import Page, page
+from tilec.errors.tracebacks import hide_frames, public
+from tilec.explain import Page, explanation_page
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
@@ -25,7 +26,6 @@ from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
 from tilec.torch_op.graph import handle_of, in_graph
-from tilec.tracebacks import hide_frames, public
 from tilec.transforms.batching.ranks import UnknownRank
 from tilec.transforms.batching.vmap import vmap
 
@@ -208,8 +208,8 @@ class Function(Displayed):
         try:
             gradient = self.grad().lower(*given, *further, backend=backend, target=target)
         except TileError as error:
-            return page(self.source, forward, None, error.message)
-        return page(self.source, forward, gradient)
+            return explanation_page(self.source, forward, None, error.message)
+        return explanation_page(self.source, forward, gradient)
 
     @public
     def sharding(

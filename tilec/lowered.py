@@ -13,10 +13,10 @@ from tilec.cost import Cost, cost
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
 from tilec.errors import NameMistake
+from tilec.errors.tracebacks import public
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
-from tilec.tracebacks import public
 
 
 class Stages(dict[str, Program]):

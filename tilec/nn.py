@@ -10,9 +10,9 @@ import torch
 from tilec.api import compile
 from tilec.arguments import by_name
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError
+from tilec.errors.tracebacks import hide_frames, public
 from tilec.function import Function
 from tilec.ir.program import Access, Index, Program, expressions, index_variables, walk
-from tilec.tracebacks import hide_frames, public
 
 Initial = Callable[[torch.Tensor], object]
 TensorOrShape = torch.Tensor | Sequence[int]

@@ -13,7 +13,7 @@ import pytest
 import tilec
 from tilec import gallery
 from tilec.cli import main
-from tilec.explain.reach import reach
+from tilec.explain.reach import reached_points
 from tilec.lattice.sets import shapes_of
 
 CONVOLUTION = """function conv(I[N, H, W, C], K[3, 3, C, D]) -> (O) {
@@ -27,7 +27,7 @@ BROWSER = next(
 
 def positions(function: tilec.Function, *args: object) -> dict[str, set[tuple[int, ...]]]:
     program = function.lower(*args).stages["flat"]
-    found = reach(program.statements[-1], shapes_of(program))
+    found = reached_points(program.statements[-1], shapes_of(program))
     assert found is not None
     return {r.tensor: set(map(tuple, r.positions.tolist())) for r in (found.tile, *found.inputs)}
 

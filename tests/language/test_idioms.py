@@ -12,7 +12,7 @@ from tilec.errors import TileError
 from tilec.language import parse
 from tilec.language.grammar import PARSER
 from tilec.language.hints.idioms import IDIOMS
-from tilec.language.syntax_errors import WORDS
+from tilec.language.hints.syntax_errors import WORDS
 
 # class, text with « and » around what the caret marks, what the hint must say
 CASES = [

@@ -41,7 +41,7 @@ class Page:
         return f'<iframe srcdoc="{escape(self.html)}" width="100%" height="600" style="border: 0"></iframe>'
 
 
-def page(source: str, forward: Lowered, gradient: Lowered | None, refused: str = "") -> Page:
+def explanation_page(source: str, forward: Lowered, gradient: Lowered | None, refused: str = "") -> Page:
     """A forward pass beside its gradient; `refused` says why there is none."""
     title = forward.stages["source"].name or "Tile program"
     columns = [_column("Forward", forward, "forward")]
@@ -62,7 +62,7 @@ def _column(title: str, lowered: Lowered, anchor: str) -> str:
     parts = [
         ("Formulas", sections.formulas(lowered.stages["source"]), True),
         ("Cost", sections.costs(lowered), True),
-        ("Indices, and what a tile reads", sections.roles(lowered, anchor), True),
+        ("Indices, and what a tile reads", sections.roles_section(lowered, anchor), True),
         ("Stages", sections.stages(lowered), False),
         ("Generated code", sections.code(lowered, anchor), False),
     ]

@@ -22,7 +22,7 @@ from tilec.ir.program import (
 )
 from tilec.lattice.sets import bounds, sizes_of
 
-POINTS = 400_000  # that are looked at; beyond, the ranges of the longest variables are cut
+SHOWN_POINTS = 400_000  # that are looked at; beyond, the ranges of the longest variables are cut
 TILE = 2  # elements of the output along each of two dimensions
 
 _OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
@@ -53,7 +53,7 @@ class Reach:
     by_data: tuple[str, ...]
 
 
-def reach(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach | None:
+def reached_points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach | None:
     """None where the statement has no index variables, no valid points, or writes where data say."""
     if s.index is None or not s.index or any(accesses_in(*s.index)):
         return None
@@ -111,7 +111,7 @@ def _ranges(
     bare = {i.name: t for i, t in zip(s.index or (), tile, strict=True) if isinstance(i, Index)}
     ranges = {v: (max(box[v][0], bare[v][0]), min(box[v][1], bare[v][1])) if v in bare else box[v] for v in variables}
     cut = False
-    while prod(max(0, high - low + 1) for low, high in ranges.values()) > POINTS:
+    while prod(max(0, high - low + 1) for low, high in ranges.values()) > SHOWN_POINTS:
         longest = max(ranges, key=lambda v: ranges[v][1] - ranges[v][0])
         low, high = ranges[longest]
         ranges[longest], cut = (low, low + (high - low) // 2), True

@@ -8,7 +8,7 @@ from html import escape
 from tilec.display.html import bytes_text
 from tilec.display.latex import latex
 from tilec.explain.drawing import WRITTEN, drawn
-from tilec.explain.reach import reach
+from tilec.explain.reach import reached_points
 from tilec.ir.program import Access, Index, Program, Statement, accesses_in, index_variables
 from tilec.language import show, show_statement
 from tilec.lattice.sets import bounds, shapes_of
@@ -51,7 +51,7 @@ def _compared(old: str, new: str) -> str:
     return "\n".join(lines)
 
 
-def roles(lowered: Lowered, anchor: str) -> str:
+def roles_section(lowered: Lowered, anchor: str) -> str:
     """For each statement of the last stage the index variables: their range, and what they do."""
     program = lowered.stages["flat"]
     shapes = shapes_of(program)
@@ -93,7 +93,7 @@ def _verb(aggregation: str) -> str:
 def _reach(s: Statement, shapes: dict[str, tuple[int, ...]]) -> str:
     if s.index is not None and any(accesses_in(*s.index)):
         return f"<p>which elements of <code>{escape(s.output)}</code> are written depends on data</p>"
-    found = reach(s, shapes)
+    found = reached_points(s, shapes)
     if found is None or not (found.inputs or found.by_data):
         return ""
     figures = [drawn(found.tile, WRITTEN), "<span class='from'>reads</span>", *map(drawn, found.inputs)]

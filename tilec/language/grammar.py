@@ -8,8 +8,8 @@ from typing import cast
 from lark import Lark, Token
 from lark.exceptions import UnexpectedInput
 
+from tilec.language.hints.syntax_errors import explain
 from tilec.language.syntax import FunctionSyntax, TreeBuilder
-from tilec.language.syntax_errors import explain
 
 
 def grammar_text() -> str:

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from tilec.api import compile as compile_source
 from tilec.errors import Unsupported
+from tilec.errors.tracebacks import public
 from tilec.function import Function
 from tilec.language.format import format_source
-from tilec.tracebacks import public
 
 __all__ = ["from_torch"]
 

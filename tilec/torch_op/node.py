@@ -21,6 +21,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from tilec.errors import TileError, Unsupported
+from tilec.errors.tracebacks import hide_frames
 from tilec.ir.types import TensorType, kind
 from tilec.saving import Backward, Partition
 from tilec.specialise import Prepared, Specialised, Specialiser
@@ -28,7 +29,6 @@ from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.levels import Results, through_levels
 from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
-from tilec.tracebacks import hide_frames
 from tilec.transforms.simplify.simplify import simplify
 
 Weak = tuple[bool, ...]

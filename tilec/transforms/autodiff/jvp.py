@@ -44,7 +44,7 @@ from tilec.transforms.autodiff.grad import as_type, depend_on
 from tilec.transforms.autodiff.limit_depth import cut, shaping
 from tilec.transforms.autodiff.outline_reductions import lift
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
-from tilec.transforms.autodiff.pushforward import TANGENT, added, addends, push_forward, signed_factors
+from tilec.transforms.autodiff.pushforward import TANGENT, added_tangents, addends, push_forward, signed_factors
 from tilec.transforms.autodiff.scans import scan_tangent, split_scans
 from tilec.transforms.autodiff.shift_invariance import cancelling
 from tilec.transforms.recurrence import initial, padded
@@ -169,7 +169,7 @@ class _Forward:
         first, *others = [Name(self.emit(s)) for s in terms]
         if not others:
             return first.name
-        return self.emit(Statement(terms[0].output, None, None, added([first, *others])))
+        return self.emit(Statement(terms[0].output, None, None, added_tangents([first, *others])))
 
 
 class _Tangent:
@@ -286,8 +286,8 @@ class _Tangent:
             found = addends(tangent)
             own = [x for x in found if any(isinstance(a, Access) and a.tensor == self.name for a in walk(x))]
             others = [x for x in found if x not in own]
-        made = [self._aggregated(e, aggregation, start.masks, added(x)) for x in (own, others) if x]
-        return added([made[0], *map(self._outline, made[1:])] if own else [self._outline(made[0])])
+        made = [self._aggregated(e, aggregation, start.masks, added_tangents(x)) for x in (own, others) if x]
+        return added_tangents([made[0], *map(self._outline, made[1:])] if own else [self._outline(made[0])])
 
     def _aggregated(self, e: Aggregate, aggregation: str, masks: tuple[Expr, ...], tangent: Expr) -> Expr:
         guards = () if e.guard is None else (e.guard,)

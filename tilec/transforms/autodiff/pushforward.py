@@ -82,10 +82,10 @@ class _Forward:
 
 
 def _sum(terms: list[Expr]) -> Expr | None:
-    return added(terms) if terms else None
+    return added_tangents(terms) if terms else None
 
 
-def added(terms: Sequence[Expr]) -> Expr:
+def added_tangents(terms: Sequence[Expr]) -> Expr:
     """The sum of one or more expressions; equal ones are counted."""
     return total([Cotangent(t) for t in terms]).value
 

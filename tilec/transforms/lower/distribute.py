@@ -33,14 +33,13 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, is_floating
+from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import Factor, added, factors_of, held, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
-Types = Mapping[str, TensorType]
 FEWEST = 9  # rows, columns and terms from which a product is one of matrices
-Terms = list[tuple[bool, Expr]]
+DistributedTerms = list[tuple[bool, Expr]]
 
 
 def distribute(program: Program, inputs: Types) -> Program:
@@ -56,8 +55,8 @@ class _Cut:
 
     shared: list[Factor]
     outer: list[Factor]
-    leaving: Terms
-    summed: Terms
+    leaving: DistributedTerms
+    summed: DistributedTerms
 
 
 def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
@@ -128,7 +127,7 @@ def _uncast(e: Expr) -> Expr:
     return e.args[0] if isinstance(e, Call) and e.function == "float32" else e
 
 
-def _sorted(rest: list[Factor], terms: Terms, outputs: set, extent: Mapping[str, int]) -> _Cut | None:
+def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: Mapping[str, int]) -> _Cut | None:
     """Which factors and terms the sum keeps; None where it does not fall apart into a sum of fewer variables and a
     product of matrices, or is a product already."""
     wide = {v for v, n in extent.items() if n > 1}

@@ -55,7 +55,7 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     factors = [f for f in split[0] if f is not powers[0]]
     kept = [v for v in domain.output_variables() if domain.extent[v] > 1]
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
-    terms = terms_of(powers[0].args[0])
+    terms = exponent_terms(powers[0].args[0])
     sides = exponent_sides(terms, domain, summed)
     if sides is None:
         return None
@@ -104,15 +104,15 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     ]
 
 
-def terms_of(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
+def exponent_terms(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
     """The terms of a sum, with their signs."""
     match e:
         case Call("add", (a, b)):
-            return [*terms_of(a, sign), *terms_of(b, sign)]
+            return [*exponent_terms(a, sign), *exponent_terms(b, sign)]
         case Call("sub", (a, b)):
-            return [*terms_of(a, sign), *terms_of(b, -sign)]
+            return [*exponent_terms(a, sign), *exponent_terms(b, -sign)]
         case Call("neg", (a,)):
-            return terms_of(a, -sign)
+            return exponent_terms(a, -sign)
     return [(sign, e)]
 
 

@@ -12,7 +12,7 @@ from tilec.backends.common.skew import level_domain
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.general import REDUCE
 from tilec.backends.torch.expr.scalar import Evaluator, identity_text
-from tilec.backends.torch.matmul.exponentials import exponent_sides, parts_of, terms_of
+from tilec.backends.torch.matmul.exponentials import exponent_sides, exponent_terms, parts_of
 from tilec.backends.torch.matmul.factors import LOG, SUM
 from tilec.backends.torch.recurrence.steps import Level, reads_own
 from tilec.ir.functions import ONE, ZERO
@@ -211,7 +211,7 @@ def exponential_lines(
     summed = [v for v in bound if extent[v] > 1]
     if len(powers) != 1 or not summed:
         return None
-    terms = terms_of(powers[0].args[0])
+    terms = exponent_terms(powers[0].args[0])
     sides = exponent_sides(terms, domain, summed)
     factors = [f for f in split[0] if f is not powers[0]]
     parts = None if sides is None else parts_of(terms, factors, e.guard, sides, domain)

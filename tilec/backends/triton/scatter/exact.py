@@ -30,7 +30,7 @@ ATOMICS = {
     ("min", "int64"): "tl.atomic_min",
 }
 WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
-FEWEST = 512  # elements: fewer are waited for, where each point is added by itself
+FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
 COUNTED_POINTS = 2048
@@ -45,7 +45,7 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[
     if operation is None or s.default is not None or runs.width > WIDEST:
         return None
     counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
-    if not counted and runs.count < FEWEST:
+    if not counted and runs.count < FEWEST_SUMMED:
         return None
     filled = Allocate(s.output, out.shape, out.dtype, identity(s.aggregation, out.dtype))
     return [filled, _counts(runs, place, wanted) if counted else _each(runs, place, wanted, operation)]
