@@ -34,7 +34,8 @@ _PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[
 @dataclass(frozen=True)
 class ShardedCase:
     """`shapes` of the inputs, which lie as `dims` say (a sharded dimension or None). `gradients`: is the backward pass
-    timed too; what comes back in parts is put together either way, as a training step would."""
+    timed too; what comes back in parts is put together either way, as a training step would. `whole`: positions of
+    the sharded inputs that each rank needs whole."""
 
     name: str
     source: str
@@ -42,22 +43,24 @@ class ShardedCase:
     dims: tuple[int | None, ...]
     dtype: str = "bfloat16"
     gradients: bool = False
+    whole: tuple[int, ...] = ()
 
     def shrunk(self) -> ShardedCase:
         """The same for a look at whether it runs."""
         shapes = tuple(tuple(max(2, min(n, 24)) for n in s) for s in self.shapes)
-        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients)
+        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients, self.whole)
 
 
 _IMAGES = ((1024, 120, 120, 64), (3, 3, 64, 128))
 _HEADS = ((64, 8192, 64),) * 3
+_ROWS = ((16, 16384, 64),) * 3
 SHARDED_CASES = (
     ShardedCase("convolution, images sharded", CONVOLUTION, _IMAGES, (0, None)),
     ShardedCase("convolution, images sharded, with backward", CONVOLUTION, _IMAGES, (0, None), gradients=True),
     ShardedCase("attention, heads sharded", _ATTENTION, _HEADS, (0, 0, 0)),
     ShardedCase("attention, heads sharded, with backward", _ATTENTION, _HEADS, (0, 0, 0), gradients=True),
-    ShardedCase("attention, rows sharded", _ATTENTION, _HEADS, (1, 1, 1)),
-    ShardedCase("attention, rows sharded, with backward", _ATTENTION, _HEADS, (1, 1, 1), gradients=True),
+    ShardedCase("attention, rows sharded", _ATTENTION, _ROWS, (1, 1, 1), whole=(1, 2)),
+    ShardedCase("attention, rows sharded, with backward", _ATTENTION, _ROWS, (1, 1, 1), gradients=True, whole=(1, 2)),
     ShardedCase("scan, time sharded", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32"),
     ShardedCase("scan, lanes sharded", _SCAN, ((65536, 4096),) * 2, (1, 1), "float32"),
     ShardedCase("product, sum sharded", _PRODUCT, ((8192, 65536), (65536, 8192)), (1, 0)),
@@ -69,8 +72,8 @@ def compare_ranks(only: str, ranks: int, device: str, small: bool) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29541")
     sent = f"received, MB | communication at {_LINK[device] / 1e9:g} GB/s, ms"
-    print(f"| case | one, ms | {ranks}, ms | times | {sent} | error |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print(f"| case | one, ms | {ranks}, ms | times | a part alone, ms | {sent} | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     mp.spawn(_rank, (ranks, only, device, small), ranks)  # type: ignore[attr-defined]
 
 
@@ -111,11 +114,17 @@ def _line(case: ShardedCase, mesh: Any, device: str) -> str:
         bytes_received = sum(received)
     error = max(_error(a, b) for a, b in zip(one(), several, strict=True))
     del several
-    alone = _seconds(one, device) if mesh.get_local_rank() == 0 else 0.0
+    own = [w if k in case.whole else p.to_local() for k, (w, p) in enumerate(zip(whole, parts, strict=True))]  # type: ignore[attr-defined]
+    own = [t.detach().requires_grad_(case.gradients) for t in own]
+    with torch.no_grad():
+        own_cotangent = torch.randn_like(f(*own))
+    first = mesh.get_local_rank() == 0
+    alone = _seconds(one, device) if first else 0.0
+    part = _seconds(lambda: _step(f, own, own_cotangent), device) if first else 0.0
     dist.barrier()
     together = _seconds(lambda: _step(f, parts, placed), device, mesh)
     sending = bytes_received / _LINK[device]
-    figures = f"{alone * 1e3:.3f} | {together * 1e3:.3f} | {alone / together if together else 0:.2f}"
+    figures = f"{alone * 1e3:.3f} | {together * 1e3:.3f} | {alone / together:.2f} | {part * 1e3:.3f}"
     return f"| {case.name} | {figures} | {bytes_received / 1e6:.1f} | {sending * 1e3:.3f} | {error:.1e} |"
 
 

@@ -1,4 +1,4 @@
-"""Processes with gloo: calls on DTensors, and steps of DDP and FSDP, beside what one process computes."""
+"""Processes, with gloo and NCCL: calls on DTensors, and steps of DDP and FSDP, beside what one process computes."""
 
 from __future__ import annotations
 
@@ -27,32 +27,35 @@ CALLS = (
 LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
 
 
-def in_processes(count: int, body) -> None:
+def in_processes(count: int, body, device: str = "cpu") -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (count, f"file://{folder}/store", body), count)
+        mp.spawn(_process, (count, f"file://{folder}/store", body, device), count)
 
 
-def _process(rank: int, count: int, store: str, body) -> None:
+def _process(rank: int, count: int, store: str, body, device: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=count)
     try:
-        body(dist.init_device_mesh("cpu", (count,)))
+        body(dist.init_device_mesh(device, (count,)))
     finally:
         dist.destroy_process_group()
 
 
-def tensors(*shapes):
+def tensors(*shapes, device="cpu"):
     random = torch.Generator().manual_seed(3)
-    return [torch.randn(s, generator=random) for s in shapes]
+    return [torch.randn(s, generator=random).to(device) for s in shapes]
 
 
 def calls(mesh) -> None:
     for source, shapes, placements in CALLS:
         f = tilec.compile(source)
-        alone = [t.requires_grad_() for t in tensors(*shapes)]
+        alone = [t.requires_grad_() for t in tensors(*shapes, device=mesh.device_type)]
         expected = f(*alone)
-        (cotangent,) = tensors(expected.shape)
+        (cotangent,) = tensors(expected.shape, device=mesh.device_type)
         gradients = torch.autograd.grad(expected, alone, cotangent)
         given = [
             distribute_tensor(t.detach(), mesh, [p]).requires_grad_() for t, p in zip(alone, placements, strict=True)
@@ -114,6 +117,12 @@ def everything(mesh) -> None:
 
 def test_two_processes() -> None:
     in_processes(2, everything)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices() -> None:
+    in_processes(2, calls, "cuda")
 
 
 @pytest.mark.slow
