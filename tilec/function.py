@@ -228,7 +228,7 @@ class Function(Displayed):
         placed, ranks = dtensors.placements(self.inputs, args, placements or {}, ranks)
         try:
             special = self._specialiser.specialised(types, values)
-            return dtensors.plan_of(special, values, placed, ranks)
+            return dtensors.plan_of(self._specialiser, special, values, placed, ranks)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

@@ -36,6 +36,12 @@ ATTENTION = """function (Q[N, E], K[M, E], V[M, F]) -> (O) {
 LOGSUMEXP = "function (X[N, D]) -> (Y) { Y[i : N] = logsumexp(X[i, j]); }"
 RECURRENCE = "function (X[T, D]) -> (H) { H[t, i : T, D] = tanh(H[t - 1, i] + X[t, i]) init X[0, i]; }"
 STATES = "function (X[T, D], Z[D]) -> (H) { H[t, i : T, D] = tanh(H[t - 1, i] + X[t, i]) init Z[i]; }"
+SCAN = """function (A[T, D], X[T, D], Z[D]) -> (H) {
+    H[t, i : T, D] = A[t, i] * H[t - 1, i] + X[t, i] * t init Z[i];
+}"""
+MAXIMA = "function (X[T, D]) -> (H) { H[t, i : T, D] = max(H[t - 1, i] + X[t, i], X[t, i]); }"
+LOGARITHMS = "function (X[T, D]) -> (H) { H[t, i : T, D] = logaddexp(H[t + 1, i] + X[t, i], X[t, i]); }"
+LANE = "function (X[T]) -> (H) { H[t : T] = 0.5 * H[t + 1] + X[t] init 3 + t; }"
 PADDED = "function (X[T, D]) -> (H) { H[t, i : T, D] = 0.5 * pad(H[t - 1, i], X[t, i]) + X[t, i]; }"
 BACKWARD = "function (X[T, D]) -> (H) { H[t, i : T, D] = 0.5 * H[t + 1, i] + X[t, i] init 0.1 * t; }"
 ACROSS = """function (X[T, D], H0[C, D]) -> (H) {
@@ -68,7 +74,11 @@ CASES = {
     "causal rows": (ATTENTION, [_(9, 2), _(9, 2), _(9, 3)], [S(0)] * 3, "Shard(0)", "all-gather all-to-all"),
     "recurrence": (RECURRENCE, [_(4, 6)], [S(1)], "Shard(1)", ""),
     "time": (STATES, [_(40, 3), _(3)], [S(0), R], "Shard(0)", "passing states"),
-    "time back": (BACKWARD, [_(8, 6)], [S(0)], "Shard(0)", "passing states"),
+    "scan": (SCAN, [_(50, 2), _(50, 2), _(2)], [S(0), S(0), R], "Shard(0)", "all-gather of steps"),
+    "scan back": (BACKWARD, [_(80, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
+    "scan of maxima": (MAXIMA, [_(60, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
+    "scan of logarithms": (LOGARITHMS, [_(60, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
+    "scan of a rank without steps": (LANE, [_(4)], [S(0)], "Shard(0)", "all-gather of steps"),
     "two steps back, across lanes": (ACROSS, [_(11, 6), _(3, 6)], [S(0), R], "Shard(0)", "passing states"),
     "padded states": (PADDED, [_(8, 3)], [S(0)], "Shard(1)", "all-to-all"),
     "chain of states": (CHAIN, [_(13, 4), _(4, 4)], [S(0), R], "Shard(0)", "passing states"),
@@ -137,6 +147,17 @@ def test_plan_of_specs():
     (halo,) = window.communications
     assert (halo.tensor, halo.received, halo.bytes) == ("X", (2 * 2 * 4,) * 2 + (0,), 16)
     assert "reads up to 2 beyond" in halo.reason
+
+
+def test_exact_recurrences_pass_states():
+    told = [
+        tilec.compile(SCAN, exact=exact).sharding(
+            {"A": 0, "X": 0}, *[tilec.spec(s) for s in ((50, 2), (50, 2), (2,))], ranks=2
+        )
+        for exact in (False, True)
+    ]
+    assert [t.communications[0].collective for t in told] == ["all-gather of steps", "passing states"]
+    assert [t.communications[0].received for t in told] == [(16, 16), (0, 8)]
 
 
 def test_backward_of_two_outputs_one_of_which_is_used():

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from tilec.distributed.placements import Box, shape_of
 from tilec.distributed.regions import reads_of
-from tilec.distributed.sharding import Communication, Sharding, Split, Step
+from tilec.distributed.sharding import Communication, Sharding, Step
+from tilec.distributed.turns import carry_of, init_of, summary_of
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
 from tilec.ir.program import (
@@ -30,7 +31,6 @@ from tilec.ir.program import (
     map_expressions,
     reads,
     rebuild,
-    self_reads,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.bind.bind import size_inputs
@@ -52,7 +52,8 @@ class Work:
 class Turn:
     """A rank's turn in a recurrence that ranks carry out one after the other: `work` gives its elements, `result`. It
     reads the states of the rank before it, if it has one, as its last argument; `states` are those that it passes on,
-    `depth` along `dim`, of this type."""
+    `depth` along `dim`, of this type. Where steps compose nobody waits: `summary` gives what a rank's steps do to a
+    state, and `carry`, of all ranks' summaries, the state before this one (None: there is none)."""
 
     work: Work
     result: str
@@ -60,6 +61,12 @@ class Turn:
     depth: int
     states: TensorType
     first: bool
+    summary: Work | None
+    carry: Work | None
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        return tuple(w for w in (self.summary, self.carry, self.work) if w is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,11 @@ class Stage:
     together: tuple[Communication | Turn, ...]
     work: Work | None
     released: tuple[str, ...]
+
+
+def sources_of(c: Communication | Turn) -> set[str]:
+    """The names of what it reads."""
+    return {n for w in c.works for n in w.arguments} if isinstance(c, Turn) else {c.tensor}
 
 
 def stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
@@ -98,7 +110,7 @@ class _Rank:
         for body, together in zip(reversed(bodies), reversed(moved), strict=True):
             after.append(set(wanted))
             wanted |= {name for s in body for name in reads(s)}
-            wanted |= {n for c in together for n in (c.work.arguments if isinstance(c, Turn) else (c.tensor,))}
+            wanted |= {n for c in together for n in sources_of(c)}
         stages = zip(bodies, moved, reversed(after), strict=True)
         return tuple(self._stage(body, together, later) for body, together, later in stages)
 
@@ -107,7 +119,7 @@ class _Rank:
         work = self._work(body, outputs) if outputs else None
         known = set() if work is None else set(work.arguments)
         for c in together:
-            known |= {*c.work.arguments, c.result} if isinstance(c, Turn) else {c.tensor, c.result}
+            known |= {*sources_of(c), c.result}
         return Stage(together, work, tuple(sorted(known - later)))
 
     def _work(
@@ -131,35 +143,24 @@ class _Rank:
         states = replace(t, shape=(*t.shape[:k], abs(split.states), *t.shape[k + 1 :]), weak=False)
         first = low == 0 if split.states > 0 else high == size
         *before, own = self._statements(step)
-        if first:
-            return Turn(self._work([*before, own], (s.output,)), s.output, k, split.states, states, True)
-        name = self.names.fresh(f"{s.output}_before")
-        own = replace(own, init=self._init(own, s, split, name))
-        return Turn(self._work([*before, own], (s.output,), {name: states}), s.output, k, split.states, states, False)
-
-    def _init(self, own: Statement, s: Statement, split: Split, states: str) -> Expr:
-        """What a rank's recurrence reads outside its own part: the states of the rank before, or, where the whole reads
-        outside the tensor, what `s` has there. The index variables are the coordinates, the rank's own along `dim`."""
-        k, depth, (low, high) = split.dim, split.states, split.parts[self.rank]
-        coordinates = list(own.index or ())
-        conditions: list[Expr] = []
-        for d, (e, n) in enumerate(zip(s.index or (), self.plan.types[s.output].shape, strict=True)):
-            if d != k and any(access.index[d] != e for access in self_reads(s)):
-                conditions += [call("ge", coordinates[d], Int(0)), call("lt", coordinates[d], Int(n))]
-        assert k is not None, "a recurrence is divided along one of its dimensions"
-        form = linear(coordinates[k])
-        if depth > 0:
-            conditions += [call("ge", (form + low).to_value(), Int(0))] if low < depth else []
-            place = form + depth
-        else:
-            n = split.parts[-1][1]
-            conditions += [call("lt", (form + low).to_value(), Int(n))] if high - depth > n else []
-            place = form - (high - low)
-        index = (*coordinates[:k], place.to_expr(), *coordinates[k + 1 :])
-        found: Expr = Access(states, index)
-        for c in conditions:
-            found = call("select", c, found, Int(0) if own.init is None else own.init)
-        return found
+        summary = carry = None
+        if split.composes:
+            place = self.rank if split.states > 0 else self.plan.ranks - 1 - self.rank
+            found = summary_of(own, s, split, t, self.names, place == 0)
+            summary = self._work([*before, *found], (found[-1].output,))
+            gathered = self.names.fresh(f"{s.output}_ranks")
+            lanes = summary.program.statements[-1].sizes or ()
+            shape = (self.plan.ranks, *(n.value for n in lanes if isinstance(n, Int)))
+            types = {gathered: replace(states, shape=shape)}
+            if place:
+                carried = carry_of(own, split, t, gathered, self.names.fresh(f"{s.output}_carry"), place)
+                carry = self._work([carried], (carried.output,), types)
+        more: dict[str, TensorType] = {}
+        if not first:
+            name = self.names.fresh(f"{s.output}_before")
+            own, more = replace(own, init=init_of(own, s, split, t.shape, name, self.rank)), {name: states}
+        work = self._work([*before, own], (s.output,), more)
+        return Turn(work, s.output, k, split.states, states, first, summary, carry)
 
     def _without_sizes(self, program: Program) -> Program:
         """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""

@@ -27,21 +27,18 @@ from tilec.distributed.placements import (
     whole,
 )
 from tilec.distributed.regions import Limit, Regions
+from tilec.distributed.steps import composes, depth_along
 from tilec.errors import InputMistake, NameMistake
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
-    Expr,
     Float,
     Index,
-    Inside,
-    Pad,
     Program,
     Statement,
     reads_itself,
     self_reads,
-    walk,
 )
 from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import show_expr
@@ -91,13 +88,15 @@ class Communication:
 class Split:
     """The points of a statement that each rank computes: those at which `form` lies in its part. The form is that of
     the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`. `states`: how
-    many elements along `dim` a recurrence reads of the rank before, or (less than 0) of the rank after."""
+    many elements along `dim` a recurrence reads of the rank before, or (less than 0) of the rank after; `composes`: do
+    its steps?"""
 
     form: Affine
     parts: tuple[tuple[int, int], ...]
     dim: int | None = None
     owner: tuple[str, int] | None = None
     states: int = 0
+    composes: bool = False
 
     def limit(self, rank: int) -> Limit:
         start, stop = self.parts[rank]
@@ -140,11 +139,16 @@ class Sharding:
 
 
 def shard(
-    program: Program, types: Mapping[str, TensorType], placements: Mapping[str, Placement], ranks: int
+    program: Program,
+    types: Mapping[str, TensorType],
+    placements: Mapping[str, Placement],
+    ranks: int,
+    exact: bool = False,
 ) -> Sharding:
     """The sharding of a bound, flat program whose inputs lie as `placements` says (left out: on every rank).
 
-    `types` are those of all its tensors. Raises NameMistake for a name that is no input, InputMistake for a dimension
+    `types` are those of all its tensors; `exact`: recurrences are computed step by step. Raises NameMistake for a name
+    that is no input, InputMistake for a dimension
     that an input does not have and for less than one rank.
     """
     if ranks < 1:
@@ -159,7 +163,7 @@ def shard(
                 raise InputMistake(f"{name} has {rank} dimensions, so none is number {placement.dim}")
             placement = Placement(placement.dim % rank)
         home[name] = placement
-    planner = _Planner(program, types, home, ranks)
+    planner = _Planner(program, types, home, ranks, exact)
     for s in program.statements:
         planner.statement(s)
     return planner.sharding(program.outputs)
@@ -175,8 +179,10 @@ class _Choice:
 
 
 class _Planner:
-    def __init__(self, program: Program, types: Mapping[str, TensorType], home: dict[str, Placement], ranks: int):
-        self.types, self.home, self.ranks = dict(types), home, ranks
+    def __init__(
+        self, program: Program, types: Mapping[str, TensorType], home: dict[str, Placement], ranks: int, exact: bool
+    ):
+        self.types, self.home, self.ranks, self.exact = dict(types), home, ranks, exact
         self.names = Names.of(program)
         self.copies: dict[str, list[Copy]] = {}
         self.times: dict[str, int] = {}  # the program that has a tensor, or -1
@@ -232,18 +238,22 @@ class _Planner:
             self._pass_states(s, split, time)
 
     def _pass_states(self, s: Statement, split: Split, time: int) -> None:
-        received = [0] * self.ranks
-        behind = received[1:] if split.states > 0 else received[:-1]
-        passed = [self._bytes_of_states(s, split)] * len(behind)
-        received = [0, *passed] if split.states > 0 else [*passed, 0]
-        reason = f"the recurrence {s.output} steps along dimension {split.dim}, rank after rank"
-        c = Communication(s.output, s.output, "passing states", reason, tuple(received), s.output, time)
+        count = self._bytes_of_states(s, split)
+        along = f"the recurrence {s.output} steps along dimension {split.dim}"
+        if split.composes:
+            collective, reason = "all-gather of steps", f"{along}; each rank composes its own steps"
+            received = [count] * self.ranks
+        else:
+            collective, reason = "passing states", f"{along}, rank after rank"
+            received = [0 if r == (0 if split.states > 0 else self.ranks - 1) else count for r in range(self.ranks)]
+        c = Communication(s.output, s.output, collective, reason, tuple(received), s.output, time)
         self.communications.append(replace(c, states=split.states))
 
     def _bytes_of_states(self, s: Statement, split: Split) -> int:
         t, k = self.types[s.output], split.dim
         assert k is not None, "states are those of an output's dimension"
-        return abs(split.states) * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES[t.dtype]
+        count = 2 * (self.ranks - 1) if split.composes else abs(split.states)
+        return count * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES[t.dtype]
 
     def _logsumexp(self, s: Statement) -> Iterator[Statement]:
         """The maximum, and the logarithm of the sum of exponentials below it; at infinities below 0."""
@@ -277,14 +287,12 @@ class _Planner:
         if self.ranks == 1:
             return
         own = self_reads(s)
-        padded = any(x in own for e in _padded(s) for x in walk(e))  # a value stands in outside the whole, not a part
         for k, (e, n) in enumerate(zip(s.index or (), self.types[s.output].shape, strict=True)):
             if all(access.index[k] == e for access in own):
                 yield Split(linear(e), chunks(n, self.ranks), k)
-            elif (
-                not padded and (depth := depth_of([linear(access.index[k]) - linear(e) for access in own])) is not None
-            ):
-                yield Split(linear(e), chunks(n, self.ranks), k, states=depth)
+            elif (depth := depth_along(s, k)) is not None:
+                scan = not self.exact and composes(s, k, self.types[s.output], regions.shapes)
+                yield Split(linear(e), chunks(n, self.ranks), k, states=depth, composes=scan)
         if reads_itself(s) or s.default is not None or s.aggregation not in (*REDUCTIONS, "logsumexp"):
             return
         if s.aggregation == "assign" and self.types[s.output].dtype == "bool":
@@ -397,22 +405,6 @@ class _Planner:
         )
         self.copies[tensor].append(copy)
         return copy
-
-
-def _padded(s: Statement) -> Iterator[Expr]:
-    """What `pad` and `in` stand around."""
-    for root in (s.body,) if s.guard is None else (s.guard, s.body):
-        yield from (e.access for e in walk(root) if isinstance(e, (Pad, Inside)))
-
-
-def depth_of(steps: list[Affine]) -> int | None:
-    """How far back along a dimension a recurrence reads itself, forth as a negative number; None where that is not one
-    way, or depends on more than the position."""
-    if any(step.terms for step in steps):
-        return None
-    back = [-int(step.constant) for step in steps]
-    one_way = all(n >= 0 for n in back) or all(n <= 0 for n in back)
-    return max(back, key=abs) if one_way else None
 
 
 def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:

@@ -59,10 +59,17 @@ def _gathered(local: torch.Tensor, have: tuple[Box, ...], group: Any) -> torch.T
     shape = [n * len(have) if d == dim else n for d, n in enumerate(local.shape)]
     if not local.numel():
         return local.new_empty(shape)
+    return gather(local, len(have), group).movedim(0, dim).reshape(shape)
+
+
+def gather(local: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
+    """All ranks' tensors of one shape behind one another, along a new first dimension."""
+    if not local.numel():
+        return local.new_empty((ranks, *local.shape))
     op = torch.ops._c10d_functional
     flat = _bytes(local.reshape(-1))
-    gathered = op.wait_tensor(op.all_gather_into_tensor(flat, len(have), group.group_name))
-    return gathered.view(local.dtype).view(len(have), *local.shape).movedim(0, dim).reshape(shape)
+    gathered = op.wait_tensor(op.all_gather_into_tensor(flat, ranks, group.group_name))
+    return gathered.view(local.dtype).view(ranks, *local.shape)
 
 
 def _all_to_all(packed: torch.Tensor, taken: list[int], sent: list[int], group: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
 from tilec.pipeline import CallContext, apply
 from tilec.specialise import Prepared, Specialised, Specialiser
-from tilec.torch_op.collectives import exchange, reduce, send
+from tilec.torch_op.collectives import exchange, gather, reduce, send
 
 FLAT = ("bind", "flatten", "simplify")
 
@@ -119,6 +119,8 @@ def _run_stages(share: Share, env: dict[str, torch.Tensor], rank: int, group: An
 
 def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
     """A recurrence's elements of this rank, once the states of the one before are there."""
+    if turn.summary is not None:
+        return _compose(share, turn, env, group, device)
     ranks, forward = share.plan.ranks, turn.depth > 0
     states = torch.zeros(turn.states.shape, dtype=getattr(torch, turn.states.dtype), device=device)
 
@@ -135,6 +137,15 @@ def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: tor
         if rank == target:
             result = own()
     assert result is not None, "each rank has a turn"
+    return result
+
+
+def _compose(share: Share, turn: Turn, env, group: Any, device: torch.device) -> torch.Tensor:
+    assert turn.summary is not None, "the steps compose"
+    ((_, own),) = share.run(turn.summary, env, device)
+    summaries = gather(own, share.plan.ranks, group)
+    states = [] if turn.first or turn.carry is None else [s for _, s in share.run(turn.carry, env, device, summaries)]
+    ((_, result),) = share.run(turn.work, env, device, *states)
     return result
 
 
@@ -161,10 +172,10 @@ def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
         if function.gradient is None:
             function.warn(types, sizes)
         special = function.specialised(types, sizes)
-        plan = plan_of(special, sizes, placements, ranks)
+        plan = plan_of(function, special, sizes, placements, ranks)
         own = stages(plan, rank)
         works = [s.work for s in own if s.work is not None]
-        works += [c.work for s in own for c in s.together if isinstance(c, Turn)]
+        works += [w for s in own for c in s.together if isinstance(c, Turn) for w in c.works]
         prepared = {id(w): _prepared(function, w, device) for w in works}
     except TileError as error:
         raise error.located(function.source, function.filename) from None
@@ -178,11 +189,15 @@ def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
 
 
 def plan_of(
-    special: Specialised, sizes: Mapping[str, int], placements: Mapping[str, Placement], ranks: int
+    function: Specialiser,
+    special: Specialised,
+    sizes: Mapping[str, int],
+    placements: Mapping[str, Placement],
+    ranks: int,
 ) -> Sharding:
     """How so many ranks divide a program."""
     flat = apply(FLAT, special.program, CallContext(special.types, sizes))
-    return shard(flat, infer(flat, special.types), placements, ranks)
+    return shard(flat, infer(flat, special.types), placements, ranks, function.exact)
 
 
 def _prepared(function: Specialiser, work: Work, device: str) -> Prepared:
