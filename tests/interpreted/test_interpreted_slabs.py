@@ -1,17 +1,16 @@
 """Programs whose intermediates pass a budget go slab by slab, and give what the whole gives: values, gradients, second
 order; masks that ask for the row's number, draws, every aggregation over the rows, sizes that leave a smaller slab."""
 
-import importlib.util
 import os
 
 import pytest
 import torch
 from support import chains
+from support.pasted import pasted
 from support.tiers import slow_but
 
 import tilec
 from tilec.backends.triton.plan.plan import Slabs
-from tilec.backends.triton.runtime.interpreter import prepare_interpreter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -282,11 +281,6 @@ def test_the_text_runs_alone(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "400")
     f = tilec.compile(source, backend="triton")
     for number, (g, given) in enumerate([(f, inputs), (f.grad(), [*inputs, normal(2, 20, 4).half()])]):
-        path = tmp_path / f"pasted_{number}.py"
-        path.write_text(g.lower(*given).source())
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.libdevice = prepare_interpreter()
+        program = pasted(g.lower(*given), tmp_path / f"pasted_{number}.py")
         wanted = g(*given)
-        close(module.program(*given), wanted if isinstance(wanted, tuple) else (wanted,), 1e-12)
+        close(program(*given), wanted if isinstance(wanted, tuple) else (wanted,), 1e-12)
