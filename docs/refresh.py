@@ -1,6 +1,6 @@
 """Run the Python blocks of the documentation and put what they print into the `text` block after each.
 
-    python docs/refresh.py            rewrites README.md and docs/*.md
+    python docs/refresh.py            rewrites README.md and the pages of docs/
     python docs/refresh.py --check    changes nothing; exits 1 if a block prints something else than the page says
 
 A block is run where a `text` block follows it; the blocks of one page share their names.
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL)
+BLOCK = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n\n```text\n(?P<output>(?:(?!```).)*)```\n", re.DOTALL)
 
 
 def refreshed(page: str) -> str:
@@ -34,7 +34,7 @@ def refreshed(page: str) -> str:
 
 def main() -> int:
     stale = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         page = path.read_text()
         if (new := refreshed(page)) != page:
             stale.append(path.name)

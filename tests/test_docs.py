@@ -17,7 +17,7 @@ def test_pages_print_what_they_show() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)  # `min[j](...)` is no link
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -10,6 +10,7 @@ from references import REFERENCES
 
 import tilec
 from tilec import gallery
+from tilec.bench.suite.catalog import WORKLOADS
 from tilec.cli import main
 from tilec.language.format import format_source
 
@@ -42,6 +43,11 @@ def test_as_torch(name: str) -> None:
 def test_every_operation_has_a_reference() -> None:
     assert set(gallery.names()) == set(REFERENCES) | RANDOM
     assert len(gallery.names()) >= 60
+
+
+def test_workloads_are_there() -> None:
+    measured = [e.workload for e in map(gallery.entry, gallery.names()) if e.workload]
+    assert set(measured) <= set(WORKLOADS) and len(measured) == len(set(measured)) > 60
 
 
 def test_dropout_keeps_its_mask_in_the_gradient() -> None:

@@ -27,6 +27,7 @@ from tilec.gallery.samples import Sample, sample
 
 __all__ = ["Entry", "entry", "find", "load", "names"]
 
+KEYS = ("inputs: ", "sizes: ", "workload: ")
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -34,7 +35,8 @@ _FOLDER = Path(__file__).resolve().parent
 class Entry:
     """One operation of the gallery.
 
-    `inputs` describe tensors for an example as `tilec.gallery.samples` reads them, with the sizes `sizes`.
+    `inputs` describe tensors for an example as `tilec.gallery.samples` reads them, with the sizes `sizes`. `workload`
+    is what the benchmarks call it where they measure it, else empty.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Entry:
     source: str
     inputs: tuple[str, ...]
     sizes: dict[str, int]
+    workload: str = ""
 
     def example(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Sample]:
         """Inputs for a call, in order: tensors (floating ones of `dtype`), and numbers for sizes and the like."""
@@ -96,10 +99,8 @@ def _entries() -> dict[str, Entry]:
 def _read(path: Path) -> Entry:
     lines = path.read_text(encoding="utf-8").splitlines()
     head = [line.removeprefix("//").strip() for line in lines if line.startswith("//")]
-    told = {
-        key: text for key, text in (line.split(": ", 1) for line in head if line.startswith(("inputs: ", "sizes: ")))
-    }
-    prose = [line for line in head if not line.startswith(("inputs: ", "sizes: "))]
+    told = dict(line.split(": ", 1) for line in head if line.startswith(KEYS))
+    prose = [line for line in head if not line.startswith(KEYS)]
     sizes = dict(pair.split() for pair in told["sizes"].split(", "))
     return Entry(
         name=path.stem,
@@ -109,4 +110,5 @@ def _read(path: Path) -> Entry:
         source="\n".join(line for line in lines if not line.startswith("//")).strip() + "\n",
         inputs=tuple(told["inputs"].split("; ")),
         sizes={name: int(size) for name, size in sizes.items()},
+        workload=told.get("workload", ""),
     )
