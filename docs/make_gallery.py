@@ -9,7 +9,7 @@ import torch
 
 from tilec import gallery
 from tilec.explain.drawing import WRITTEN, drawn
-from tilec.explain.reach import reach
+from tilec.explain.reach import reached_points
 from tilec.lattice.sets import shapes_of
 
 
@@ -51,7 +51,7 @@ def drawing(e: gallery.Entry) -> str:
     """What a tile of the last output reads, in the example's sizes."""
     program = gallery.load(e.name).lower(*e.example()).stages["flat"]
     statements = [s for s in program.statements if s.output in program.outputs]
-    found = reach(statements[-1], shapes_of(program)) if statements else None
+    found = reached_points(statements[-1], shapes_of(program)) if statements else None
     if found is None or not found.inputs:
         return ""
     figures = [drawn(found.tile, WRITTEN), *map(drawn, found.inputs)]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_site(tmp_path: Path) -> None:
     source = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("_build", "gallery", "gallery.md"))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # pages link to them
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(source), str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
