@@ -46,7 +46,7 @@ def test_values(name: str, special: bool) -> None:
 @pytest.mark.parametrize("name", STAYING)
 def test_programs_that_stay(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few programs for many tiles, some of which sum over more than others: buffers and barriers are used again."""
-    monkeypatch.setattr(hopper, "PROCESSORS", 1)
+    monkeypatch.setattr(hopper, "MULTIPROCESSORS", 1)
     case, config, dtype = STAYING[name]
     values(case, replace(config, consumers=consumers), dtype, special=True)
 

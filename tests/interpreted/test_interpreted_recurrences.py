@@ -34,7 +34,7 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
         (recurrence, "recognise_local"): lambda course: None,
         (recurrence_sweep, "MOST_LANES"): 2,
         (recurrence_sweep, "SUMMED_LANES"): 2,
-        (recurrence_step, "FEW_POINTS"): 0,
+        (recurrence_step, "FEW_SUMMED_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
     "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
