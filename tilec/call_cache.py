@@ -9,7 +9,8 @@ import torch
 
 from tilec.arguments import number_on, size_value, to_tensors
 from tilec.errors import Unsupported
-from tilec.specialise import CACHED_CALLS, Specialiser
+from tilec.prepare.prepared import CACHED_CALLS
+from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import cast
 from tilec.torch_op.node import call, record

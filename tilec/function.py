@@ -82,6 +82,11 @@ class Function(Displayed):
         return Function(specialiser.program, specialiser.source, specialiser=specialiser)
 
     @property
+    def specialiser(self) -> Specialiser:
+        """What makes what runs."""
+        return self._specialiser
+
+    @property
     def tile(self) -> str:
         """Canonical Tile text; compiles to the same function."""
         return show(self.program)
@@ -111,7 +116,7 @@ class Function(Displayed):
         that is no Python number.
         """
         args = by_name(self.inputs, args, named) if named else args
-        types, values = self._types(args)
+        types, values = self.types_of(args)
         asking = [n for n, a in zip(self.inputs, args, strict=True) if isinstance(a, torch.Tensor) and a.requires_grad]
         wrt = tuple(asking or [n for n, t in types.items() if is_floating(t.dtype) and not t.weak])
         if not wrt:
@@ -188,7 +193,7 @@ class Function(Displayed):
         Nothing is measured; choices that tuning found before are used.
         """
         args = by_name(self.inputs, args, named) if named else args
-        types, values = self._types(args)
+        types, values = self.types_of(args)
         devices = {a.device.type for a in args if isinstance(a, torch.Tensor)}
         device = next(iter(devices - {"cpu"}), "cpu")
         how = (backend or self.backend, device, target, False)
@@ -224,7 +229,7 @@ class Function(Displayed):
         InputMistake for a dimension that it does not have or where nothing says how many ranks there are.
         """
         args = by_name(self.inputs, args, named) if named else args
-        types, values = self._types(args)
+        types, values = self.types_of(args)
         placed, ranks = dtensors.placements(self.inputs, args, placements or {}, ranks)
         try:
             special = self._specialiser.specialised(types, values)
@@ -232,7 +237,7 @@ class Function(Displayed):
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
-    def _types(self, args: Sequence[object]) -> tuple[dict[str, TensorType], dict[str, int]]:
+    def types_of(self, args: Sequence[object]) -> tuple[dict[str, TensorType], dict[str, int]]:
         """Types of arguments that may be specs, and the values of those that are sizes."""
         types = types_of(self.inputs, args, self._specialiser.seeds)
         positions = zip(self._specialiser.sizes, self._specialiser.size_positions, strict=True)

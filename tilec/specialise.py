@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,36 +14,29 @@ from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.backends.base import Backend, Executable, Lowering, Options
 from tilec.backends.common.checkpoint_runner import ChunkedProgram
-from tilec.errors import InputMistake, NameMistake, TileError, TileWarning
+from tilec.errors import InputMistake, NameMistake, TileError
+from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
+from tilec.ir.symbolic import Pinned, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
+from tilec.prepare.classes import Classes, Opened, OpenProgram
+from tilec.prepare.prepared import Bounded, Prepared, Replaced, Specialised
+from tilec.prepare.warn import say, warnings_of
 from tilec.saving import Partition, partition, share_at_once
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
-from tilec.transforms.bind.lint_branches import unreachable
-from tilec.transforms.bind.lint_points import gaps, pointless
-from tilec.transforms.bind.lint_sizes import mismatches
 from tilec.transforms.bind.sizes import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.checkpoint.plan import Calls
 from tilec.transforms.simplify.simplify import simplify
 
-CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
-
-
-class Bounded(dict):
-    """A cache that forgets its oldest entry beyond CACHED_CALLS."""
-
-    def __setitem__(self, key: object, value: Any) -> None:
-        if len(self) >= CACHED_CALLS:
-            self.pop(next(iter(self)), None)
-        super().__setitem__(key, value)
+UNLIMITED = 2**62  # bytes
 
 
 @dataclass(frozen=True)
@@ -65,68 +55,6 @@ class Checked:
     strict: bool = False
     origin: Specialiser | None = None
     dims: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An executable and, for each output that the caller sees, which of its results that is (None: no result).
-    `replaced` says, by position, what takes the place of d_outputs that are not floating."""
-
-    executable: Executable
-    results: tuple[int | None, ...]
-    replaced: dict[int, Replaced]
-
-    @property
-    def plain(self) -> bool:
-        """Whether the executable's results are the caller's, and its inputs too."""
-        return not self.replaced and self.results == tuple(range(len(self.results)))
-
-    @property
-    def unrecorded(self) -> Callable[[Sequence[torch.Tensor]], tuple]:
-        """What runs where torch records nothing and autocast is off."""
-        return getattr(self.executable, "unrecorded", self.executable) if self.plain else self
-
-    @property
-    def direct(self) -> Callable[..., tuple]:
-        """The same, given the inputs one by one."""
-        if self.plain and hasattr(self.executable, "direct"):
-            return self.executable.direct
-        run = self.unrecorded
-        return lambda *tensors: run(tensors)
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        if self.replaced:
-            tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
-        if torch._C._is_any_autocast_enabled():  # what runs says itself in which types
-            with torch._C._DisableAutocast():
-                results = self.executable(tensors)
-        else:
-            results = self.executable(tensors)
-        return tuple([None if r is None else results[r] for r in self.results])
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """What a d_output that is not floating becomes: zeros where its output carries no gradient (an integer's), the same
-    numbers in the output's type where it does."""
-
-    type: TensorType
-    ignored: bool
-
-    def __call__(self, t: torch.Tensor) -> torch.Tensor:
-        dtype = getattr(torch, self.type.dtype)
-        return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
-
-
-@dataclass(frozen=True)
-class Specialised:
-    """What a function runs for given types: for a gradient, without the results that are None and over d_outputs that
-    have their outputs' types."""
-
-    program: Program
-    types: dict[str, TensorType]
-    results: tuple[int | None, ...]
-    replaced: dict[int, Replaced]
 
 
 class Specialiser:
@@ -165,11 +93,15 @@ class Specialiser:
         self.sizes: tuple[str, ...] = tuple(name for name in self.inputs if name in needed)
         self.size_positions = tuple(self.inputs.index(name) for name in self.sizes)
         self.seeds: tuple[str, ...] = seed_inputs(program) if gradient is None else gradient.forward.seeds
-        self.recorded: Bounded = (
-            Bounded()
-        )  # how torch records a call: by types, size values, inputs that need gradients
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without anything made."""
+        self.recorded: Bounded = Bounded()  # by types, size values, inputs that need gradients
+        self.recorded_classes: Classes[Any] = Classes()
         self.shares: Bounded = Bounded()  # what a rank runs of a call on DTensors
         self._prepared: Bounded = Bounded()
+        self._classes: Classes[Prepared] = Classes()
         self._derived: dict[tuple[str, tuple], Specialiser] = {}
         self._plain: Bounded = Bounded()
         self._told: Bounded = Bounded()  # types and size values whose warnings were given
@@ -194,11 +126,42 @@ class Specialiser:
         prepared = self._prepared.get(key)
         if prepared is None:
             types, sizes = self.types(tensors, weak), dict(zip(self.sizes, values, strict=True))
+            opened = self._for_class(types, values, device)
+            if opened is not None:
+                self._prepared[key] = opened
+                return opened
             lowering, prepared = self.lower(types, sizes, self.backend, device, None, self.tune)
             if (folder := knobs.DUMP.value) is not None:
                 dump_numbered(Lowered(dict(lowering.stages), dict(lowering.types), prepared.executable), folder)
             self._prepared[key] = prepared
         return prepared
+
+    def _for_class(self, types: dict[str, TensorType], values: tuple[int, ...], device: str) -> Prepared | None:
+        """What serves a class of shapes, these among them; None where sizes cannot be left open, or are not yet."""
+        if not self.may_leave_open(device):
+            return None
+        sizes = dict(zip(self.sizes, values, strict=True))
+        how = self.backend, device, None, False
+
+        def make(opened: Opened) -> Prepared:
+            return self.lower(opened.types, sizes, *how, opened.symbols)[1]
+
+        found = self._classes.get((device,), types, values, make)
+        return None if found is None else found[0].at(found[1])
+
+    def may_leave_open(self, device: str) -> bool:
+        """May sizes be left open? What is tuned or dumped has sizes."""
+        return not self.tune and knobs.DUMP.value is None and choose_backend(self.backend, device).open_sizes
+
+    def open_program(self, opened: Opened, program: Program) -> OpenProgram[Specialiser]:
+        """A program derived from this one whose inputs leave sizes open."""
+        made = self.made(program)
+
+        def run(opened: Opened, device: str) -> Prepared:
+            how = self.backend, device, None, False
+            return made.lower(opened.types, {}, *how, opened.symbols)[1]
+
+        return OpenProgram(opened, made, run)
 
     def lower(
         self,
@@ -208,21 +171,40 @@ class Specialiser:
         device: str,
         target: str | None,
         tune: bool,
+        symbols: tuple[str, ...] = (),
     ) -> tuple[Lowering, Prepared]:
-        """Lowering and executable for these types; for a gradient, without the results that are None."""
+        """Lowering and executable for these types; for a gradient, without the results that are None. `symbols`: names
+        of sizes that are left open."""
         try:
             chosen = choose_backend(backend, device, target)
             special = self.specialised(types, values)
             lowering = lower(special.program, special.types, values)
+            if symbols:
+                lowering = replace(lowering, symbols=symbols)
             if self.gradient is None:
                 self.warn(types, values, lowering.stages["bound"])
             options = Options.from_environment(tune, self.exact)
             calls = self._calls(special, values, lowering)
             if calls is None:
                 executable = chosen.build(lowering, options)
+            elif symbols:
+                raise Pinned(symbols)
             else:
                 executable = ChunkedProgram(calls, partial(_built, chosen, options))
             return lowering, Prepared(executable, special.results, special.replaced)
+        except TileError as error:
+            raise error.located(self.source, self.filename) from None
+
+    def ahead(
+        self, types: dict[str, TensorType], values: dict[str, int], target: str
+    ) -> tuple[Specialised, Executable]:
+        """What runs for these types on a target, by generated kernels alone and all at once: neither slab by slab nor
+        in chunks of time."""
+        try:
+            special = self.specialised(types, values)
+            lowering = lower(special.program, special.types, values)
+            options = replace(Options.from_environment(exact=self.exact), device_budget=UNLIMITED)
+            return special, choose_backend("triton", "cuda", target).build(lowering, options)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 
@@ -240,8 +222,15 @@ class Specialiser:
 
     def warn(self, types: Types, values: Mapping[str, int], bound: Program | None = None) -> None:
         """Say what is legal and most likely not meant, once for each combination of shapes, at the caller's line."""
+        if self.checked is None:
+            return
+        open_sizes = symbols_of(n for t in types.values() for n in t.shape)
+        if open_sizes:  # a warning names sizes
+            if any(warnings_of(self.program, bound or bind(self.program, types, values))):
+                raise Pinned(open_sizes)
+            return
         key = tuple(types.values()), tuple(values.items())
-        if self.checked is None or key in self._told:
+        if key in self._told:
             return
         if self.checked.origin is not None:
             self._warn_of_origin(self.checked.origin, self.checked.dims, types, values)
@@ -393,31 +382,24 @@ class Specialiser:
         return self._derived[kind, key]
 
 
+class AtSizes(Specialiser):
+    """A program of a class of shapes at these sizes: it runs what the class does, and is written out with its numbers
+    only where something else is asked of it."""
+
+    def __init__(self, open_program: OpenProgram[Specialiser], sizes: Mapping[str, int]):
+        self.__dict__.update(open_program.program.__dict__)
+        del self.__dict__["program"]
+        self._forget()
+        self._open, self._open_sizes = open_program, sizes
+
+    @cached_property
+    def program(self) -> Program:  # type: ignore[override]
+        return with_numbers(self._open.program.program, self._open_sizes)
+
+    def _for_class(self, types: dict[str, TensorType], values: tuple[int, ...], device: str) -> Prepared | None:
+        return self._open.prepared(self._open_sizes, types, device) if self.may_leave_open(device) else None
+
+
 def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:
     """The executable of a bound program for inputs of these types."""
     return backend.build(lower(program, dict(zip(program.input_names(), types, strict=True)), {}), options)
-
-
-def warnings_of(program: Program, bound: Program) -> Iterator[TileError]:
-    """What is legal in a program, bound to inputs, and most likely not meant."""
-    yield from pointless(bound)
-    yield from gaps(bound)
-    yield from unreachable(bound)
-    yield from mismatches(program, bound)
-
-
-def say(mistake: TileError, source: str, filename: str, strict: bool) -> None:
-    """Warn of what is most likely not meant, or raise it: where `strict`, or by TILEC_WARNINGS_ARE_ERRORS."""
-    located = mistake.located(source, filename)
-    if strict or knobs.WARNINGS_ARE_ERRORS.value:
-        raise located
-    warnings.warn(str(located), TileWarning, outside())
-
-
-def outside() -> int:
-    """How many calls up, for a warning of the caller's, the first line outside this package is."""
-    package = os.path.dirname(__file__)
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class Lowering:
     """A program after each pass, in order, and the type of every tensor of the "flat" stage.
 
-    Statements of "flat", "reduced" and "defracted" correspond by the name of their output.
+    Statements of "flat", "reduced" and "defracted" correspond by the name of their output. `symbols`: names of
+    sizes that are left open.
     """
 
     stages: Mapping[str, Program]
     types: Mapping[str, TensorType]
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,21 @@ class Executable(Protocol):
     def asm(self, kind: str) -> str: ...
 
 
+class OpenExecutable(Executable, Protocol):
+    """An executable that was built with open sizes."""
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        """The executable for these sizes, by name."""
+        ...
+
+
 class Backend(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def open_sizes(self) -> bool:
+        """May sizes be left open in what it builds?"""
+        ...
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable: ...

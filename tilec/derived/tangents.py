@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tilec.errors import InputMistake
 from tilec.ir.types import TensorType, kind
-from tilec.specialise import Replaced, Specialised, Specialiser
+from tilec.prepare.prepared import Replaced, Specialised
+from tilec.specialise import Specialiser
 from tilec.transforms.autodiff.jvp import jvp
 
 

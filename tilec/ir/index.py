@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
 
 from tilec.errors import AffineMistake
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
+from tilec.ir.rational import Fraction, as_int
 
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
 
@@ -202,7 +202,7 @@ def linear(e: Expr) -> Affine:
 
 def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
     if all(not a.terms and a.is_integral for a in args):
-        values = [int(a.constant) for a in args]
+        values = [as_int(a.constant) for a in args]
         if function != "mod":
             return Affine((), Fraction(_EXTREMA[function](*values)))
         if values[1]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
+
+from tilec.ir.rational import Fraction
 
 Integers = list[list[int]]
 Rationals = Sequence[Sequence[Fraction | int]]

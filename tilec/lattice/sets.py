@@ -1,16 +1,16 @@
 """Exact sets of integer points: ranges of index variables, whether two points meet, whether an output is filled.
 
 A domain is a list of conditions `form is an integer and 0 <= form < bound`. It falls apart into connected components of
-variables, which are decided one by one: a single variable by intervals, anything else by isl, with a cache since equal
-components (the dimensions of one convolution) come back often.
+variables, which are decided one by one: by elimination where that is exact, anything else by isl, with a cache since
+equal components (the dimensions of one convolution) come back often.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import index
 
 import islpy
 
@@ -30,7 +30,10 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
+from tilec.ir.rational import as_int
+from tilec.lattice import projection
 from tilec.lattice.hermite import rank
+from tilec.lattice.projection import Inequality, Inexact
 
 Shapes = Mapping[str, tuple[int, ...]]
 Box = dict[str, tuple[int, int]]
@@ -204,20 +207,20 @@ class _Component:
     rows: tuple[Affine, ...]
 
     def ranges(self) -> list[tuple[int, int]] | None:
-        interval = self._interval()
-        if interval is not None:
-            return [interval] * len(self.variables) if interval[0] <= interval[1] else None
-        result = _ranges(len(self.variables), self._text())
+        try:
+            return projection.ranges(self._inequalities(), self.variables)
+        except Inexact:
+            result = _ranges(len(self.variables), self._text())
         if result is not None and None in result:
             free = [v for v, r in zip(self.variables, result, strict=True) if r is None]
             raise UnboundIndex(f"nothing bounds the index variable{'s' * (len(free) > 1)} {', '.join(free)}")
         return result  # type: ignore[return-value]
 
     def contains(self, box: list[tuple[int, int]]) -> bool:
-        interval = self._interval()
-        if interval is not None:
-            return all(interval[0] <= low and high <= interval[1] for low, high in box or [(0, 0)])
-        return _contains(len(self.variables), self._text(), tuple(box))
+        try:
+            return projection.holds_on(self._inequalities(), dict(zip(self.variables, box, strict=True)))
+        except Inexact:
+            return _contains(len(self.variables), self._text(), _numbers(box))
 
     def injective(self, rows: Sequence[Affine]) -> bool:
         if rank([[row.coefficient(v) for v in self.variables] for row in rows if row.is_affine]) == len(self.variables):
@@ -225,29 +228,17 @@ class _Component:
         return _injective(len(self.variables), self._text(rows), len(rows))
 
     def fills(self, rows: Sequence[Affine], sizes: Sequence[int]) -> bool:
-        interval = self._interval()
-        if interval is not None and len(rows) == 1 and rows[0].bare:
-            return interval[0] <= 0 and sizes[0] - 1 <= interval[1]
-        return _fills(len(self.variables), self._text(rows), tuple(sizes))
+        written = {row.bare: (0, n - 1) for row, n in zip(rows, sizes, strict=True)}
+        try:
+            if None in written or len(written) < len(rows):
+                raise Inexact
+            left = projection.project_out(self._inequalities(), [v for v in self.variables if v not in written])
+            return projection.holds_on(left, written)  # type: ignore[arg-type]
+        except Inexact:
+            return _fills(len(self.variables), self._text(rows), tuple(map(index, sizes)))
 
-    def _interval(self) -> tuple[int, int] | None:
-        """The range where the component is one variable with integer coefficients, or none at all."""
-        if len(self.variables) > 1 or not all(c.form.is_affine for c in self.conditions):
-            return None
-        low, high = -math.inf, math.inf
-        for c in self.conditions:
-            a, b = c.form.coefficient(self.variables[0]) if self.variables else 0, c.form.constant
-            if a == 0:
-                if b.denominator > 1 or not 0 <= b < c.bound:
-                    return (0, -1)
-            elif not c.form.is_integral:
-                return None
-            else:
-                ends = (-b / a, (c.bound - 1 - b) / a) if a > 0 else ((c.bound - 1 - b) / a, -b / a)
-                low, high = max(low, math.ceil(ends[0])), min(high, math.floor(ends[1]))
-        if not self.variables:
-            return (0, 0)
-        return None if math.isinf(low) or math.isinf(high) else (int(low), int(high))
+    def _inequalities(self) -> list[Inequality]:
+        return projection.inequalities((c.form, c.bound) for c in self.conditions)
 
     def _text(self, rows: Sequence[Affine] = ()) -> str:
         return writer_text({v: f"x{i}" for i, v in enumerate(self.variables)}, self.conditions, rows)
@@ -257,7 +248,7 @@ def writer_text(names: dict[str, str], conditions: Iterable[InRange], rows: Sequ
     """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
     writer = _Writer(names)
     for c in conditions:
-        writer.facts.append(f"0 <= {writer.integer(c.form)} < {c.bound}")
+        writer.facts.append(f"0 <= {writer.integer(c.form)} < {index(c.bound)}")
     for k, row in enumerate(rows):
         writer.facts.append(f"o{k} = {writer.integer(row)}")
     facts = " and ".join(dict.fromkeys(writer.facts)) or "true"
@@ -273,8 +264,8 @@ class _Writer:
 
     def integer(self, form: Affine) -> str:
         scale = form.denominator
-        terms = [f"{int(c * scale)}*{self.atom(a)}" for a, c in form.terms]
-        text = " + ".join([*terms, str(int(form.constant * scale))])
+        terms = [f"{index(as_int(c * scale))}*{self.atom(a)}" for a, c in form.terms]
+        text = " + ".join([*terms, str(index(as_int(form.constant * scale)))])
         return f"({text})" if scale == 1 else self.define(form, f"{scale}*{{0}} = {text}")
 
     def atom(self, e: Expr) -> str:
@@ -326,6 +317,10 @@ def _components(d: IntegerSet, rows: Iterable[Affine] = ()) -> list[_Component]:
             groups[find(names[0])][2].append(row)
     parts = [_Component(tuple(v), tuple(c), tuple(r)) for v, c, r in groups.values()]
     return [_Component((), tuple(constant), ()), *parts] if constant else parts
+
+
+def _numbers(box: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((index(low), index(high)) for low, high in box)
 
 
 def _space(prefix: str, n: int) -> str:

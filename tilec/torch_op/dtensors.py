@@ -20,7 +20,8 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
 from tilec.pipeline import CallContext, apply
-from tilec.specialise import Prepared, Specialised, Specialiser
+from tilec.prepare.prepared import Prepared, Specialised
+from tilec.specialise import Specialiser
 from tilec.torch_op.collectives import exchange, gather, reduce, send
 
 FLAT = ("bind", "flatten", "simplify")

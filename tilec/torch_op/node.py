@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
@@ -22,15 +22,20 @@ from torch.autograd import forward_ad
 
 from tilec.errors import TileError, Unsupported
 from tilec.errors.tracebacks import hide_frames
+from tilec.ir.at_sizes import with_numbers
+from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType, kind
+from tilec.prepare.classes import Opened, OpenProgram
+from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
-from tilec.specialise import Prepared, Specialised, Specialiser
+from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.levels import Results, through_levels
 from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
 from tilec.transforms.simplify.simplify import simplify
 
+Written = TypeVar("Written")
 Weak = tuple[bool, ...]
 Values = tuple[int, ...]
 
@@ -72,7 +77,10 @@ def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, v
     key = (asked, weak, values, *[(t.shape, t.dtype) for t in tensors])
     recorded = function.recorded.get(key)
     if recorded is None:
-        recorded = function.recorded[key] = _recorded(function, tensors, asked, weak, values)
+        recorded = _for_class(function, tensors, asked, weak, values)
+        if recorded is None:
+            recorded = _recorded(function, tensors, asked, weak, values)
+        function.recorded[key] = recorded
     return recorded
 
 
@@ -87,6 +95,45 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
         forward = function.made(parts.forward, parts.chunks)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
     return Recorded(forward, weak, values, wrt, outputs, special, parts, function)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
+    extras."""
+
+    opened: Opened
+    special: Specialised
+    partition: Partition
+    forward: OpenProgram | None
+    gradients: dict[object, OpenProgram] = field(default_factory=dict)
+
+
+def _for_class(
+    function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: Values
+) -> Recorded | None:
+    """The same of what serves a class of shapes; None where sizes cannot be left open, or are not yet."""
+    if not any(asked) or transforming() or forward_ad._current_level >= 0 or not ordinary(tensors):
+        return None
+    if not function.may_leave_open(tensors[0].device.type):
+        return None
+    wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
+
+    def make(opened: Opened) -> Shared:
+        special, parts = function.partition(wrt, opened.types, dict(zip(function.sizes, values, strict=True)))
+        if parts.chunks is not None:
+            raise Pinned(opened.symbols)
+        forward = None if parts.forward is None else function.open_program(opened, parts.forward)
+        return Shared(opened, special, parts, forward)
+
+    found = function.recorded_classes.get((asked, weak), function.types(tensors, weak), values, make)
+    if found is None:
+        return None
+    shared, sizes = found
+    special = with_numbers(shared.special, sizes) if shared.special.replaced else shared.special
+    forward = function if shared.forward is None else AtSizes(shared.forward, sizes)
+    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+    return Recorded(forward, weak, values, wrt, outputs, special, shared.partition, function, (shared, sizes))
 
 
 def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Open:
@@ -125,7 +172,8 @@ class Recorded:
 
     `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers and
     `values` those that stand in sizes; `outputs` names those that are there, by position. `wrt` are the inputs that
-    need gradients (none: there is no `partition`). `function` is what is recorded, `special` its program.
+    need gradients (none: there is no `partition`). `function` is what is recorded, `special` its program. `shared`:
+    what other shapes of a class run too, and the sizes here.
     """
 
     forward: Specialiser
@@ -136,6 +184,7 @@ class Recorded:
     special: Specialised
     partition: Partition | None
     function: Specialiser
+    shared: tuple[Shared, dict[str, int]] | None = None
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, Pass] = field(default_factory=dict)
 
@@ -208,11 +257,37 @@ class Recorded:
             assert self.partition is not None, "nothing asked for a gradient"
             backward = self.partition.extended if extended else self.partition.backward
             assert backward is not None, "extras without a derivative have no cotangent"
+            function = self._shared_gradient(wanted, extended)
+            if function is not None:
+                self._gradients[key] = function, backward
+                return self._gradients[key]
             names = dict(zip(self.wrt, backward.program.outputs, strict=True))
-            program = simplify(backward.program, [names[name] for name in wanted])
+            program = simplify(self._numbers(backward.program), [names[name] for name in wanted])
             chunks = None if extended else self.partition.chunks
             self._gradients[key] = self.function.made(program, chunks), backward
         return self._gradients[key]
+
+    def _numbers(self, x: Written) -> Written:
+        """With numbers in the place of sizes that the partition leaves open."""
+        return x if self.shared is None else with_numbers(x, self.shared[1])
+
+    def _shared_gradient(self, wanted: tuple[str, ...], extended: bool) -> Specialiser | None:
+        """The same as what a class of shapes shares."""
+        if self.shared is None:
+            return None
+        shared, sizes = self.shared
+        key = extended, wanted
+        if key not in shared.gradients:
+            backward = shared.partition.extended if extended else shared.partition.backward
+            assert backward is not None
+            names = dict(zip(self.wrt, backward.program.outputs, strict=True))
+            try:
+                program = simplify(backward.program, [names[name] for name in wanted])
+            except Pinned:
+                return None
+            opened = Opened(shared.opened.recorder, dict(backward.types))
+            shared.gradients[key] = self.function.open_program(opened, program)
+        return AtSizes(shared.gradients[key], sizes)
 
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
         """A backward pass by the inputs that are `needed`, where `there` says which cotangents are."""
@@ -231,7 +306,7 @@ class Recorded:
             replaced = {self.inputs[p]: r for p, r in self.special.replaced.items()}
             self._passes[key] = Pass(
                 Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
-                tuple(given.get(name, backward.types[name]) for name in function.inputs),
+                tuple(given[n] if n in given else self._numbers(backward.types[n]) for n in function.inputs),
                 tuple(wanted.index(name) if name in wanted else None for name in self.inputs),
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
             )

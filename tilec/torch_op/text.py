@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tilec.errors import InputMistake
 from tilec.language import parse, show
-from tilec.specialise import Bounded, Specialiser
+from tilec.prepare.prepared import Bounded
+from tilec.specialise import Specialiser
 
 MARK = "# tilec "
 _texts: WeakKeyDictionary[Specialiser, str] = WeakKeyDictionary()

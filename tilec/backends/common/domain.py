@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from tilec.backends.common.code import tuple_text
 from tilec.ir.constraining import constraining
@@ -20,6 +19,7 @@ from tilec.ir.program import (
     Statement,
     index_variables,
 )
+from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -45,19 +45,19 @@ class WriteTarget:
     def text(self, tensor: str, shape: Sequence[int], low: Mapping[str, int], extent: Mapping[str, int]) -> str:
         """Python text of a view of `tensor`, one dimension a variable; the name itself where that is all of it."""
         if any(len(row.terms) > 1 for row in self.rows) or len(self.variables) < sum(bool(r.terms) for r in self.rows):
-            start = [int(r.constant + sum(r.coefficient(v) * low[v] for v in r.variables())) for r in self.rows]
-            steps = [tuple_text([int(r.coefficient(v)) for r in self.rows]) for v in self.variables]
+            start = [as_int(r.constant + sum(r.coefficient(v) * low[v] for v in r.variables())) for r in self.rows]
+            steps = [tuple_text([as_int(r.coefficient(v)) for r in self.rows]) for v in self.variables]
             sizes = [extent[v] for v in self.variables]
             return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
         texts = []
         for row, size in zip(self.rows, shape, strict=True):
             if not row.terms:
-                texts.append(str(int(row.constant)))
+                texts.append(str(as_int(row.constant)))
                 continue
             ((atom, c),) = row.terms
             assert isinstance(atom, Index)
-            step, count = int(c), extent[atom.name]
-            start_at = int(row.constant) + step * low[atom.name]
+            step, count = as_int(c), extent[atom.name]
+            start_at = as_int(row.constant) + step * low[atom.name]
             if start_at == 0 and step == 1 and count == size:
                 texts.append(":")
             else:
@@ -223,7 +223,7 @@ def signed(e: Expr) -> int:
     """The value of an integer literal of either sign."""
     form = linear(e)
     assert not form.terms and form.constant.denominator == 1
-    return int(form.constant)
+    return as_int(form.constant)
 
 
 def _target(s: Statement, box: Domain, shape: Sequence[int]) -> WriteTarget | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.domain import Domain, boxed
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Aggregate, Call, Index, Int, Statement
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 from tilec.lattice.hermite import inverse
 from tilec.lattice.schedule import completed
@@ -76,7 +77,7 @@ def skewed(s: Statement, types: Mapping[str, TensorType]) -> Skew:
     new = [_name(row, names, k, taken) for k, row in enumerate(matrix)]
     rows = tuple(Affine.combine(dict(zip(names, row, strict=True))) for row in matrix)
     old = {
-        name: Affine.combine({v: int(c) for v, c in zip(new, row, strict=True)})
+        name: Affine.combine({v: as_int(c) for v, c in zip(new, row, strict=True)})
         for name, row in zip(names, inverse(matrix), strict=True)
     }
     low = tuple(sum(min(0, c * (n - 1)) for c, n in zip(row, shape, strict=True)) for row in matrix)
@@ -133,7 +134,7 @@ def _sliding(skew: Skew, forms: list[Affine], domain: Domain) -> Read | None:
     step = Affine.variable(skew.names[0]) - forms[0]
     if step.terms or step.constant.denominator > 1:
         return None
-    back = int(step.constant)
+    back = as_int(step.constant)
     wraps = dict(skew.wraps)
     before, after = list(skew.before), list(skew.after)
     plain: list[Affine] = [forms[0]]
@@ -143,7 +144,7 @@ def _sliding(skew: Skew, forms: list[Affine], domain: Domain) -> Read | None:
         if not form.is_affine or not form.is_integral:
             return None
         a, b = domain.interval(form)
-        need = max(0, skew.low[k] - int(a)), max(0, int(b) - skew.high[k])
+        need = max(0, skew.low[k] - as_int(a)), max(0, as_int(b) - skew.high[k])
         if any(need) and (k in wraps) != (turned is not None) and (k in wraps or before[k] or after[k]):
             return None  # one margin cannot both repeat the other end and hold what lies outside
         before[k], after[k] = max(before[k], need[0]), max(after[k], need[1])
@@ -151,7 +152,7 @@ def _sliding(skew: Skew, forms: list[Affine], domain: Domain) -> Read | None:
             wraps[k] = before[k], after[k]
         plain.append(form)
     a, b = domain.interval(forms[0])
-    before[0], after[0] = max(before[0], skew.low[0] - int(a)), max(after[0], int(b) - skew.high[0])
+    before[0], after[0] = max(before[0], skew.low[0] - as_int(a)), max(after[0], as_int(b) - skew.high[0])
     trial = replace(skew, before=before, after=after)
     states = math.prod(high - low + 1 for low, high in zip(skew.low, skew.high, strict=True))
     lanes = math.prod(high - low + 1 for low, high in zip(skew.low[1:], skew.high[1:], strict=True))
@@ -177,5 +178,5 @@ def _wrapped(skew: Skew, k: int, form: Affine, domain: Domain) -> Affine | None:
     if len(inner.terms) != 1 or len(names) != 1 or inner.terms[0][1] != 1 or not inner.is_integral:
         return None
     low, high = domain.interval(Affine.variable(names[0]))
-    shift = (int(inner.constant) + size // 2) % size - size // 2
+    shift = (as_int(inner.constant) + size // 2) % size - size // 2
     return Affine.variable(names[0]) + shift if low >= 0 and high < size else None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from tilec.backends.base import Lowering, Options
-from tilec.backends.torch.program import TorchProgram, build
+from tilec.backends.torch.program import TorchProgram, build_program
 
 
 class TorchBackend:
     name = "torch"
+    open_sizes = True
 
     def build(self, lowering: Lowering, options: Options | None = None) -> TorchProgram:
         """The executable of a lowered program; options come from the environment unless given."""
-        return build(lowering, options or Options.from_environment())
+        return build_program(lowering, options or Options.from_environment())
 
 
 __all__ = ["TorchBackend", "TorchProgram"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import CodeType, MappingProxyType
+from typing import Any
 
 import torch
 
@@ -29,10 +31,26 @@ class TorchProgram:
     temporary_bytes = None
     repeated_bytes = 0
 
-    def __init__(self, name: str, text: str, statements: tuple[str, ...]):
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        statements: tuple[str, ...],
+        code: CodeType | None = None,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ):
+        """`code`: the compiled text, if at hand; `sizes`: numbers for names that the text leaves open."""
         self._text = text
         self.kernels = (KernelSource(name, text, statements),)
-        self.direct = _compiled(name, text)  # of the inputs one by one, where nothing is recorded anyway
+        self._code = code or _compiled(name, text)
+        scope: dict[str, Any] = dict(sizes)
+        exec(self._code, scope)
+        self.direct = scope[name]  # of the inputs one by one, where nothing is recorded anyway
+
+    def at(self, sizes: Mapping[str, int]) -> TorchProgram:
+        """The program for sizes that it leaves open."""
+        ((name, text, statements),) = [(k.name, k.source, k.statements) for k in self.kernels]
+        return TorchProgram(name, text, statements, self._code, sizes)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -50,18 +68,16 @@ class TorchProgram:
         return ""
 
 
-def _compiled(name: str, text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Execute the text; tracebacks show its lines."""
+def _compiled(name: str, text: str) -> CodeType:
+    """The text as code; tracebacks show its lines."""
     global _count
     _count += 1
     filename = f"<tilec {name} {_count}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    scope: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {}
-    exec(compile(text, filename, "exec"), scope)  # type: ignore[arg-type]
-    return scope[name]
+    return compile(text, filename, "exec")
 
 
-def build(lowering: Lowering, options: Options) -> TorchProgram:
+def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     flat = lowering.stages["flat"]
     name = identifier(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
@@ -76,7 +92,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
     flat, types = lowering.stages["flat"], lowering.types
     reduced = {s.output: s for s in lowering.stages["reduced"].statements}
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    names = FreshNames((*RESERVED_IN_TORCH, *taken, name))
+    names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(identifier(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     functions: list[str] = []
@@ -84,7 +100,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
 
     def slab(inner: Lowering) -> str:
         made = names.fresh(f"{name}_slab")
-        functions.extend(_functions(made, inner, options, (*taken, name)))
+        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols)))
         return made
 
     def task(s: Statement) -> Task:

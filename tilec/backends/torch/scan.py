@@ -16,6 +16,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Index, Int, Statement, index_variables
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -104,7 +105,7 @@ def _scan(s: Statement, domain: Domain) -> TorchScan | None:
     limit = c.form.constant if lower else c.bound - 1 - c.form.constant
     rising = (sign > 0) == lower
     shift = limit if rising else -limit
-    return TorchScan(i, k, rising, int(shift), c)
+    return TorchScan(i, k, rising, as_int(shift), c)
 
 
 def _reached(domain: Domain, found: TorchScan, size: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ class TritonBackend:
     convolutions serve where they are exact?"""
 
     name = "triton"
+    open_sizes = False
 
     def __init__(self, target: str | None = None, library: bool = False):
         self.target, self.library = target, library

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import RANDOM, STRUCTURAL
@@ -32,6 +31,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
 )
+from tilec.ir.rational import Fraction
 from tilec.ir.types import FLOATS
 from tilec.transforms.util.extents import Extent
 

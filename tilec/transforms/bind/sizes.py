@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
@@ -27,6 +26,7 @@ from tilec.ir.program import (
     expressions,
     walk,
 )
+from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import DTYPES, TensorType, is_integer
 from tilec.language import show_expr
 
@@ -116,7 +116,7 @@ class Sizes:
             case Call("shape", (Name() as tensor, axis)):
                 return self.dimension(tensor, axis, e.span)
             case Call(function, args) if function in SIZE_FUNCTIONS:
-                return int(self.apply(e, [self.evaluate(a) for a in args]))
+                return as_int(self.apply(e, [self.evaluate(a) for a in args]))
             case Float():
                 raise TypeMistake(f"a size is an integer; {show_expr(e, tight=True)} is floating", e.span)
         raise TypeMistake(f"`{show_expr(e, tight=True)}` cannot be worked out when only shapes are known", e.span)
@@ -215,7 +215,7 @@ class Sizes:
             case Call(function, args) if function in SIZE_FUNCTIONS:
                 forms = [linear(self._numbers(a, read)) for a in args]
                 if all(not form.terms for form in forms):
-                    numbers = [int(c) if (c := form.constant).denominator == 1 else c for form in forms]
+                    numbers = [as_int(c) if (c := form.constant).denominator == 1 else c for form in forms]
                     return Affine((), Fraction(self.apply(e, numbers))).to_expr()
         return e
 
@@ -299,7 +299,7 @@ def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int
         raise TypeMistake(f"{name} stands in a size, so it must be an integer, not {t.dtype}", span)
     if name not in values:
         raise InputMistake(f"{name} stands in a size, so its value is needed", span)
-    sizes.values[name] = int(values[name])
+    sizes.values[name] = as_int(values[name])
     sizes.sources[name] = f"the input {name}"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import ElementType, is_floating, is_integer
 from tilec.transforms.bind.sizes import counted
 from tilec.transforms.util.broadcast import BroadcastOperand, Shape, axes, broadcast_shape
@@ -129,7 +129,7 @@ def _modulo(form: Affine, modulus: int, sizes: Mapping[Expr, int]) -> Affine:
     )  # the first `low` terms stay below `unit`, which the others are multiples of
     for count, (v, c) in enumerate(terms):
         if greatest < c and modulus % c == 0 and all(other % c == 0 for _, other in terms[count:]):
-            low, unit = count, int(c)
+            low, unit = count, as_int(c)
         greatest += c * (sizes[v] - 1)
     if greatest < modulus:
         return Affine.of(terms)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Call, Constraint, Expr, Index, Inside, Int, Pad, Program, Statement, reads_itself
+from tilec.ir.rational import as_int
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
@@ -99,7 +100,7 @@ def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
     """Least and greatest value of an integer form over a box; None for forms of other kinds."""
     if not form.is_integral:
         return None
-    low = high = int(form.constant)
+    low = high = as_int(form.constant)
     for atom, c in form.terms:
         match atom:
             case Index(v) if v in box:
@@ -108,7 +109,7 @@ def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
                 a, b = 0, n - 1
             case _:
                 return None
-        ends = int(c) * a, int(c) * b
+        ends = as_int(c) * a, as_int(c) * b
         low, high = low + min(ends), high + max(ends)
     return low, high
 

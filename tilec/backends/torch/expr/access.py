@@ -21,6 +21,7 @@ from tilec.backends.common.domain import (
 )
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, is_floating
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
@@ -154,7 +155,7 @@ class TensorFrame:
             if self.domain.extent[v] > PADDING_LIMIT * n:
                 return None
             low, count = self.domain.low[v], self.domain.extent[v]
-            start = (low + int(inner.constant)) % n
+            start = (low + as_int(inner.constant)) % n
             text = f"rt.turned({text}, {axis}, {start}, {count})"
             copied = copied or start + count > n
             moved[axis], sizes[axis] = Affine.variable(v) - low, count
@@ -176,15 +177,15 @@ class TensorFrame:
             if len(names) > 1 or (names and (form.terms[0][1] < 0 or names[0] in kept)):
                 return None
             if not names:
-                slices.append(str(int(form.constant)))
+                slices.append(str(as_int(form.constant)))
                 continue
             (v,) = names
             kept.append(v)
-            step = int(form.terms[0][1])
-            first = int(form.constant) + step * self.domain.low[v]
+            step = as_int(form.terms[0][1])
+            first = as_int(form.constant) + step * self.domain.low[v]
             last = first + step * (self.domain.extent[v] - 1)
-            whole = first == 0 and last == size - 1 and step == 1
-            text = ":" if whole else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
+            entire = first == 0 and last == size - 1 and step == 1
+            text = ":" if entire else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
             slices.append(text)
         text = tensor if all(s == ":" for s in slices) else f"{tensor}[{', '.join(slices)}]"
         ranks = [self.order.index(v) for v in kept]
@@ -197,10 +198,10 @@ class TensorFrame:
         return text
 
     def _window(self, tensor: str, forms: list[Affine]) -> str:
-        start = [int(f.constant + sum(c * self.domain.low[v] for v, c in named(f))) for f in forms]
+        start = [as_int(f.constant + sum(c * self.domain.low[v] for v, c in named(f))) for f in forms]
         sizes, steps = [], []
         for v in self.order:
-            step = tuple(int(f.coefficient(v)) for f in forms)
+            step = tuple(as_int(f.coefficient(v)) for f in forms)
             sizes.append(self.domain.extent[v] if any(step) else 1)
             steps.append(tuple_text(step))
         return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
@@ -210,7 +211,7 @@ class TensorFrame:
         for condition in access_conditions(access, self.types):
             text = self.index(condition.form)
             if not self.domain.holds(condition):
-                nearest = min(max(int(condition.form.constant), 0), condition.bound - 1)
+                nearest = min(max(as_int(condition.form.constant), 0), condition.bound - 1)
                 text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
             parts.append(text)
         picked = self._picked(access, forms, shape, parts)
@@ -231,7 +232,7 @@ class TensorFrame:
         slices, selections, dim = [], "", 0
         for form, one, size, part in zip(forms, names, shape, parts, strict=True):
             if not one:
-                slices.append(str(min(max(int(form.constant), 0), size - 1)))
+                slices.append(str(min(max(as_int(form.constant), 0), size - 1)))
                 continue
             (v,) = one
             start = self.domain.low[v] + form.constant
@@ -259,10 +260,10 @@ class TensorFrame:
         scaled = form * scale
         text = ""
         for atom, c in scaled.terms:
-            factor = "" if abs(c) == 1 else f"{abs(int(c))} * "
+            factor = "" if abs(c) == 1 else f"{abs(as_int(c))} * "
             sign = "-" if c < 0 else "+" if text else ""
             text += (f" {sign} " if text else sign) + factor + self._atom(atom)
-        constant = int(scaled.constant)
+        constant = as_int(scaled.constant)
         if constant or not text:
             text += f" {'-' if constant < 0 else '+'} {abs(constant)}" if text else str(constant)
         return text if scale == 1 else f"({text}) // {scale}"
@@ -384,7 +385,7 @@ def read_box(
     ranges = [domain.interval(f) for f in forms]
     if math.prod(b - a + 1 for a, b in ranges) > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
         return None
-    return tuple(int(a) for a, _ in ranges), tuple(int(b) for _, b in ranges)
+    return tuple(as_int(a) for a, _ in ranges), tuple(as_int(b) for _, b in ranges)
 
 
 def named(form: Affine):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tilec.errors import AffineMistake
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, rebuild
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 
 
@@ -58,5 +59,5 @@ def _turn(e: Expr, variable: str, size: int) -> Turn | None:
                 return None
             moved = form - linear(Index(variable))
             whole = not moved.terms and moved.constant.denominator == 1
-            return Turn(variable, int(moved.constant) % size, size) if whole and moved.constant % size else None
+            return Turn(variable, as_int(moved.constant) % size, size) if whole and moved.constant % size else None
     return None

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import build_domain, conditions_of
@@ -21,6 +20,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Statement, expressions, index_variables
+from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import is_floating
 
 INPUT, OUTPUT, KERNEL = range(3)
@@ -237,7 +237,7 @@ def _solve(rows: list[Affine], variables: tuple[str, ...]) -> tuple[int, int, in
         numbers = (stride, step, i.constant - stride * o.constant - step * k.constant)
     if any(x.denominator != 1 for x in numbers) or numbers[0] <= 0 or numbers[1] == 0:
         return None
-    return int(numbers[0]), int(numbers[1]), int(numbers[2])
+    return as_int(numbers[0]), as_int(numbers[1]), as_int(numbers[2])
 
 
 def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> SpatialExtent:

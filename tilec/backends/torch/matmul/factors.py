@@ -17,6 +17,7 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
+from tilec.ir.rational import Fraction
 from tilec.ir.types import TensorType, is_floating
 
 
@@ -203,13 +204,13 @@ def _ordered(
     if not accesses:
         return tuple(v for v in domain.low if v in group)
     largest = max(accesses, key=lambda a: math.prod(types[a.tensor].shape))
-    distance = dict.fromkeys(group, 0.0)
+    distance = dict.fromkeys(group, Fraction(0))
     stride = 1
     for e, n in zip(reversed(largest.index), reversed(types[largest.tensor].shape), strict=True):
         form = linear(e)
         for v in form.variables():
             if v in group:
-                distance[v] += stride * abs(float(form.coefficient(v)))
+                distance[v] += stride * abs(form.coefficient(v))
         stride *= n
     place = {v: k for k, v in enumerate(domain.low)}
     return tuple(sorted(group, key=lambda v: (-distance[v], place[v])))

@@ -18,6 +18,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import SUM, Operand, Product, TorchSemiring
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, rebuild, walk
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 
 LEAST_PRECOMPUTED_GAIN = (
@@ -174,12 +175,12 @@ def _range(key: FormKey, o: Operand, domain: Domain, types: Mapping[str, TensorT
                 if _key(linear(i), domain) == key:
                     shift = _shift(linear(i), domain)
                     low, high = max(low, -shift), min(high, n - 1 - shift)
-    return int(low), int(high)
+    return as_int(low), as_int(high)
 
 
 def _shift(form: Affine, domain: Domain) -> int:
     fixed = {v: Affine.combine({}, domain.low[v]) for v in form.variables() if domain.extent[v] == 1}
-    return int(form.substitute(fixed).constant)
+    return as_int(form.substitute(fixed).constant)
 
 
 def _implied(key: FormKey, form: Affine, bound: int, ranges: Mapping[FormKey, tuple[int, int]]) -> bool:

@@ -41,6 +41,7 @@ from tilec.ir.program import (
     reads_itself,
     rebuild,
 )
+from tilec.ir.rational import as_int
 from tilec.transforms.recurrence import initial
 
 FEWEST_CHUNKED_STEPS = 512  # of which many are computed at once
@@ -361,7 +362,7 @@ class _Loop:
         shape = self.task.type.shape
         if not skew.plain:
             start = [-first for first in skew.first]
-            moves = [tuple_text([int(row.coefficient(v)) for row in skew.rows]) for v in skew.old]
+            moves = [tuple_text([as_int(row.coefficient(v)) for row in skew.rows]) for v in skew.old]
             return f"rt.window({self.state}, {', '.join(map(tuple_text, (shape, start, moves)))}).contiguous()"
         ends = zip(skew.before, skew.low, skew.high, strict=True)
         text = f"{self.state}[{', '.join(f'{b}:{b + high - low + 1}' for b, low, high in ends)}]"

@@ -34,6 +34,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import ElementType, TensorType, is_floating
 from tilec.lattice.sets import Box
 from tilec.transforms.recurrence import initial
@@ -250,9 +251,9 @@ class Level:
             return made
         low = self.domain.low
         lanes = self.order[1:]
-        start = [int(f.constant + sum(f.coefficient(v) * low[v] for v in lanes)) for f in moved[1:]]
+        start = [as_int(f.constant + sum(f.coefficient(v) * low[v] for v in lanes)) for f in moved[1:]]
         sizes = [self.domain.extent[v] if v in variables else 1 for v in lanes]
-        moves = [tuple_text([int(f.coefficient(v)) for f in moved[1:]]) for v in lanes]
+        moves = [tuple_text([as_int(f.coefficient(v)) for f in moved[1:]]) for v in lanes]
         place = self.start - self.skew.first[0] - read.back
         row = f"{self.state}[k + {place}]"
         text = f"rt.window({row}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(moves)})"

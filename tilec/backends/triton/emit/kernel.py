@@ -7,7 +7,6 @@ Every number that depends on shapes is a parameter, so that kernels of one form 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan.plan import Pointer, python_name
 from tilec.ir.program import Statement
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
@@ -96,7 +96,7 @@ class Kernel:
         """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
-            power = math.gcd(value, 16) if self.powers and specialized and value else 1
+            power = gcd(value, 16) if self.powers and specialized and value else 1
             factor = power if power < 16 else 1
             self.parameters[name] = value // factor
             if not specialized:

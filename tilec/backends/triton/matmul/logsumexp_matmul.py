@@ -10,7 +10,6 @@ term by term. Elements that are certain keep what they have, so that none depend
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +40,7 @@ from tilec.ir.program import (
     Statement,
     index_variables,
 )
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import FLOATS, TensorType, Types
 
 CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
@@ -223,7 +223,7 @@ class ExponentialWriter(DotWriter):
         """A loop over the program's own points of the reduction, few at a time: `step` makes its lines of the factors'
         values and the tests that the point is valid."""
         k, dot = self.kernel, self.dot
-        together = math.gcd(TOGETHER, *(e[dot.summed[-1]] for e in self.space.extent))
+        together = gcd(TOGETHER, *(e[dot.summed[-1]] for e in self.space.extent))
         headers, scopes = [], []
         walks = (("window", dot.summed[:-1], "at_window", 1), ("red", dot.summed[-1:], "(at_red + step)", together))
         for axis, variables, place, by in walks:

@@ -34,6 +34,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
 )
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining, passes_once
 from tilec.ir.program import Access, Call, Index, Int, Statement
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
 
@@ -325,7 +326,7 @@ def _unroll(space: Space, v: str) -> int:
     device's library has work enough to wait behind, and its text eight times over is too much for registers."""
     if calls_library(space):
         return 1
-    extent = math.gcd(*(e[v] for e in space.extent))
+    extent = gcd(*(e[v] for e in space.extent))
     return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
 
 

@@ -30,6 +30,7 @@ from tilec.cost import size_in_bytes
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
 # rows, columns, warps: fewer rows and columns than threads, or Triton lays out the operands for themselves
@@ -136,7 +137,7 @@ def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: in
     dtype = HALVES if narrow else Accumulator.of(s.aggregation, seen.types[s.output].dtype).dtype
     warps = 8 if bm * bn > 2048 else warps
     words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
-    even = math.gcd(ROUND, *(e[inner] for e in space.extent))
+    even = gcd(ROUND, *(e[inner] for e in space.extent))
     count = min(MOST_SEMIRING_LANES, even)
     while count * words > COMBINED_WORDS:
         count //= 2

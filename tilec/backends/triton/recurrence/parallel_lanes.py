@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.device_text import module_text
@@ -26,6 +25,7 @@ from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Pad, Statement, self_reads, walk
+from tilec.ir.rational import Fraction
 from tilec.ir.types import NARROW
 
 MOST_STEPS_BACK = 16  # steps back that registers hold

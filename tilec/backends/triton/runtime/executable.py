@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +39,9 @@ from tilec.backends.triton.runtime.compiled import (
     own_storage,
 )
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.backends.triton.runtime.straight import Operation, Run, straight
-from tilec.errors import InputMistake, Unsupported
+from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 
@@ -69,12 +72,39 @@ class PlannedCall:
     def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
         if self._straight is not None:
             return self._straight(inputs, stream)
+        if self._first:
+            self._compile(inputs)
         outputs = self._steps(inputs, stream)
         if self._first:
             self._first = False
             made = straight(self.plan, self._names, self._operations, self._device)
             self._straight = made[1] if made is not None else None
         return outputs
+
+    def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Compile the plan's own kernels at once, each text once, over stand-ins for what they are given; those that
+        slabs launch, and what fails here, are left to the launch itself."""
+        known = dict(zip(self._names, inputs, strict=True))
+        jobs: dict[str, Callable[[], object]] = {}
+        for step, operation in zip(self.plan.steps, self._operations, strict=True):
+            match step:
+                case Allocate(tensor, shape, dtype):
+                    known[tensor] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+                case Table(tensor):
+                    known[tensor] = torch.empty(1, dtype=torch.int32, device="meta")
+                case TorchLines(writes=writes):  # where these begin is not known
+                    known = {name: t for name, t in known.items() if name not in writes}
+                case Launch() | Repeat():
+                    launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
+                    launch = step if isinstance(step, Launch) else step.launch
+                    if launched is not None and all(name in known for name in launch.tensors):
+                        jobs.setdefault(launch.text, partial(self._compile_one, launched, dict(known)))
+        if len(jobs) > 1:
+            in_parallel(list(jobs.values()))
+
+    def _compile_one(self, launched: Launched, tensors: Tensors) -> None:
+        with torch.cuda.device(self._index), contextlib.suppress(TileError):
+            launched.compile(tensors)
 
     def _steps(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
         """Step by step, which compiles what has not run yet."""
@@ -91,7 +121,7 @@ def _operation(step: object, device: torch.device) -> Operation:
         case Launch():
             return Launched(step)
         case Repeat():
-            return _repeated(step)
+            return Repeated(step)
         case Table(tensor, rows):
             return _table(tensor, torch.tensor(rows, dtype=torch.int32, device=device))
         case Release(names):
@@ -119,9 +149,15 @@ def _table(name: str, table: torch.Tensor) -> Operation:
     return lambda tensors, stream: tensors.__setitem__(name, _captured_too(table))
 
 
-def _repeated(step: Repeat) -> Operation:
-    launched, place = Launched(step.launch), [name for name, _ in step.launch.arguments].index(step.counter)
-    return lambda tensors, stream: launched.repeat(tensors, stream, place, step.count)
+class Repeated:
+    """A kernel launched so many times in turn."""
+
+    def __init__(self, step: Repeat):
+        self.launched, self._count = Launched(step.launch), step.count
+        self._place = [name for name, _ in step.launch.arguments].index(step.counter)
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        self.launched.repeat(tensors, stream, self._place, self._count)
 
 
 def _part(step: SubPlan, device: torch.device) -> Operation:

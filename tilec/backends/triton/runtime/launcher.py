@@ -21,6 +21,7 @@ from tilec.backends.triton.runtime.compiled import (
     interpreting,
     kernel_function,
     options_of,
+    rounds_to_tf32,
     tensor_map,
 )
 
@@ -60,6 +61,10 @@ class Launched:
             for moment in range(count):
                 arguments[place] = moment
                 run(*self._grid, stream, *self._middle, *arguments)
+
+    def compile(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compile for tensors of these types and alignments, of which nothing is read."""
+        self._compiled(tensors, ({},))
 
     def _compiled(
         self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]
@@ -127,8 +132,7 @@ class Launched:
 
 
 def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
-    """Whether a map brings float32 operands to tensor cores: they cut tf32 off, so the copy must round."""
-    return tensor.dtype is torch.float32 and not parameter.startswith("out")
+    return rounds_to_tf32(parameter, str(tensor.dtype).removeprefix("torch."))
 
 
 TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it is copied

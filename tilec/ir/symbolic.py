@@ -1,0 +1,440 @@
+"""Sizes that stand for a class of sizes while a program is compiled.
+
+A symbolic size has a value, that of the call which is compiled for, and is a polynomial in the sizes that are left
+open. It counts as an integer wherever Python asks (`isinstance`, arithmetic), and every comparison is a guard: what is
+made holds for all sizes with which each guard comes out the same. What needs the number itself, such as a library
+written in C, asks for `__index__`, which raises Pinned: the size cannot be left open. So nothing that depends on a size
+goes unnoticed, except that a dictionary or a set tells unequal hashes apart without asking: guards of their own keep
+what was hashed apart, and open sizes apart from those that are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Monomial = tuple[str, ...]  # names and Python texts of what is no sum or product, sorted
+Polynomial = tuple[tuple[Monomial, int], ...]  # sorted, without zeros
+
+
+class Pinned(Exception):
+    """A size that was left open is needed as a number. `symbols`: which."""
+
+    def __init__(self, symbols: Iterable[str]):
+        self.symbols = frozenset(symbols)
+        super().__init__(", ".join(sorted(self.symbols)))
+
+
+class Recorder:
+    """What was asked of the sizes that are left open: `guards`, Python texts that were true, in the order asked."""
+
+    def __init__(self) -> None:
+        self.guards: dict[str, None] = {}
+        self.hashed: dict[Polynomial, int] = {}
+        self.pinned: set[str] = set()
+        self.symbols_of: dict[str, frozenset[str]] = {}
+        self._names: list[str] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The open sizes."""
+        return tuple(self._names)
+
+    def symbol(self, name: str, value: int) -> Size:
+        self._names.append(name)
+        self.symbols_of[name] = frozenset((name,))
+        return Size(self, (((name,), 1),), value)
+
+    def ask(self, text: str) -> None:
+        self.guards.setdefault(text)
+
+    def pin(self, size: Size) -> Pinned:
+        symbols = size.symbols()
+        self.pinned |= symbols
+        return Pinned(symbols)
+
+
+class Size:
+    """A symbolic size: what `isinstance` takes for an int, and C does not."""
+
+    __slots__ = ("recorder", "terms", "value")
+    __class__ = int  # type: ignore[assignment]
+
+    def __init__(self, recorder: Recorder, terms: Polynomial, value: int):
+        self.recorder, self.terms, self.value = recorder, terms, value
+
+    def symbols(self) -> frozenset[str]:
+        known = self.recorder.symbols_of
+        return frozenset(s for monomial, _ in self.terms for atom in monomial for s in known[atom])
+
+    @property
+    def text(self) -> str:
+        """Python text of the size, one expression."""
+        pieces = []
+        for monomial, c in self.terms:
+            factors = [*([] if abs(c) == 1 and monomial else [str(abs(c))]), *monomial]
+            pieces.append(("-" if c < 0 else "+") + "*".join(factors))
+        text = "".join(pieces).removeprefix("+") or "0"
+        return text if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1 else f"({text})"
+
+    # as a number
+
+    def __index__(self) -> int:
+        raise self.recorder.pin(self)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        raise self.recorder.pin(self)
+
+    def __hash__(self) -> int:
+        self.recorder.hashed[self.terms] = self.value
+        return hash((id(self.recorder), self.terms))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self.recorder.pin(self)
+        return self.text
+
+    numerator = real = property(lambda self: self)
+    denominator = property(lambda self: 1)
+    imag = property(lambda self: 0)
+
+    def is_integer(self) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __reduce__(self) -> Any:
+        raise self.recorder.pin(self)
+
+    def bit_length(self) -> Any:
+        return _named(self.recorder, f"{self.text}.bit_length()", self.value.bit_length(), (self,))
+
+    def __neg__(self) -> Any:
+        return _product(self, -1)
+
+    def __pos__(self) -> Any:
+        return self
+
+    __floor__ = __ceil__ = __trunc__ = __round__ = __pos__
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # arithmetic
+
+    def __add__(self, other: Any) -> Any:
+        return _sum(self, other, 1) if _whole(other) else _real(self, "+", other, lambda a, b: a + b)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return _sum(self, other, -1) if _whole(other) else _real(self, "-", other, lambda a, b: a - b)
+
+    def __rsub__(self, other: Any) -> Any:
+        if _whole(other):
+            return _sum(_product(self, -1), other, 1)
+        return _real(other, "-", self, lambda a, b: a - b)
+
+    def __mul__(self, other: Any) -> Any:
+        return _product(self, other) if _whole(other) else _real(self, "*", other, lambda a, b: a * b)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        if not _whole(other):
+            return NotImplemented
+        if type(other) is not Size and other == 1:
+            return self
+        return _atom(self, "//", self, other, lambda a, b: a // b)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _atom(self, "//", other, self, lambda a, b: a // b) if _whole(other) else NotImplemented
+
+    def __mod__(self, other: Any) -> Any:
+        if not _whole(other):
+            return NotImplemented
+        if type(other) is not Size and other == 1:
+            return 0
+        return _atom(self, "%", self, other, lambda a, b: a % b)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _atom(self, "%", other, self, lambda a, b: a % b) if _whole(other) else NotImplemented
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * (1 << other)
+
+    def __rlshift__(self, other: Any) -> Any:
+        if self < 0:
+            raise ValueError("negative shift count")
+        return _named(self.recorder, f"({_text(other)}<<{self.text})", other << self.value, (self,))
+
+    def __pow__(self, other: Any) -> Any:
+        if type(other) is not int or not 0 <= other <= 4:
+            raise self.recorder.pin(self)
+        found: Any = 1
+        for _ in range(other):
+            found = found * self
+        return found
+
+    # with floats
+
+    def __truediv__(self, other: Any) -> Any:
+        return _real(self, "/", other, lambda a, b: a / b)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _real(other, "/", self, lambda a, b: a / b)
+
+    # comparisons
+
+    def __eq__(self, other: object) -> bool:
+        return _compare(self, other, "==", lambda a, b: a == b)
+
+    def __ne__(self, other: object) -> bool:
+        return _compare(self, other, "!=", lambda a, b: a != b)
+
+    def __lt__(self, other: object) -> bool:
+        return _compare(self, other, "<", lambda a, b: a < b)
+
+    def __le__(self, other: object) -> bool:
+        return _compare(self, other, "<=", lambda a, b: a <= b)
+
+    def __gt__(self, other: object) -> bool:
+        return _compare(self, other, ">", lambda a, b: a > b)
+
+    def __ge__(self, other: object) -> bool:
+        return _compare(self, other, ">=", lambda a, b: a >= b)
+
+
+for _name in ("__rshift__", "__rrshift__", "__rpow__", "__and__",
+              "__rand__", "__or__", "__ror__", "__xor__", "__rxor__", "__invert__"):  # fmt: skip
+
+    def _pinned(self: Size, *_: Any) -> Any:
+        raise self.recorder.pin(self)
+
+    setattr(Size, _name, _pinned)
+
+numbers.Integral.register(Size)
+
+
+class Real:
+    """A floating number computed from symbolic sizes, such as a threshold: it can be computed with and compared."""
+
+    __slots__ = ("recorder", "text", "value")
+    __class__ = float  # type: ignore[assignment]
+
+    def __init__(self, recorder: Recorder, text: str, value: float):
+        self.recorder, self.text, self.value = recorder, text, value
+
+    def __float__(self) -> float:
+        symbols = frozenset(self.recorder.symbols_of)
+        self.recorder.pinned |= symbols
+        raise Pinned(symbols)
+
+    __int__ = __index__ = __bool__ = __float__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> Any:
+        return _real(0.0, "-", self, lambda a, b: a - b)
+
+    def __add__(self, other: Any) -> Any:
+        return _real(self, "+", other, lambda a, b: a + b)
+
+    def __radd__(self, other: Any) -> Any:
+        return _real(other, "+", self, lambda a, b: a + b)
+
+    def __sub__(self, other: Any) -> Any:
+        return _real(self, "-", other, lambda a, b: a - b)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _real(other, "-", self, lambda a, b: a - b)
+
+    def __mul__(self, other: Any) -> Any:
+        return _real(self, "*", other, lambda a, b: a * b)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _real(other, "*", self, lambda a, b: a * b)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _real(self, "/", other, lambda a, b: a / b)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _real(other, "/", self, lambda a, b: a / b)
+
+    def __eq__(self, other: object) -> bool:
+        return _compare_real(self, other, "==", lambda a, b: a == b)
+
+    def __lt__(self, other: object) -> bool:
+        return _compare_real(self, other, "<", lambda a, b: a < b)
+
+    def __le__(self, other: object) -> bool:
+        return _compare_real(self, other, "<=", lambda a, b: a <= b)
+
+    def __gt__(self, other: object) -> bool:
+        return _compare_real(self, other, ">", lambda a, b: a > b)
+
+    def __ge__(self, other: object) -> bool:
+        return _compare_real(self, other, ">=", lambda a, b: a >= b)
+
+
+def is_symbolic(x: object) -> bool:
+    return type(x) is Size
+
+
+def gcd(*numbers: int) -> int:
+    """The greatest common divisor; of what depends on open sizes it is one guard."""
+    open_ = [n for n in numbers if is_symbolic(n)]
+    if not open_:
+        return math.gcd(*numbers)
+    if len(numbers) == 1:
+        return abs(numbers[0])
+    found = math.gcd(*map(value_of, numbers))
+    recorder: Recorder = open_[0].recorder  # type: ignore[attr-defined]
+    recorder.ask(f"gcd({', '.join(map(_text, numbers))}) == {found}")
+    return found
+
+
+def symbols_of(sizes: Iterable[int]) -> frozenset[str]:
+    """The names of what is left open in these sizes."""
+    every: Iterable[Any] = sizes
+    return frozenset(s for n in every if type(n) is Size for s in n.symbols())
+
+
+def value_of(x: Any) -> int:
+    """The number that a size, symbolic or not, has in the call that is compiled for."""
+    return x.value if type(x) is Size else x
+
+
+def _whole(x: object) -> bool:
+    return type(x) is int or type(x) is Size or type(x) is bool
+
+
+def _terms(x: Any) -> Polynomial:
+    return x.terms if type(x) is Size else (((), int(x)),) if x else ()
+
+
+def _text(x: Any) -> str:
+    return x.text if type(x) is Size else str(int(x))
+
+
+def _made(recorder: Recorder, terms: Mapping[Monomial, int], value: int) -> Any:
+    kept = tuple(sorted((m, c) for m, c in terms.items() if c))
+    if not kept:
+        return 0
+    return value if len(kept) == 1 and not kept[0][0] else Size(recorder, kept, value)
+
+
+def _same(a: Size, other: Any) -> None:
+    if type(other) is Size and other.recorder is not a.recorder:
+        raise AssertionError("sizes of two compilations meet")
+
+
+def _sum(a: Any, b: Any, sign: int) -> Any:
+    if type(a) is not Size:
+        return a + sign * b
+    _same(a, b)
+    found = dict(a.terms)
+    for m, c in _terms(b):
+        found[m] = found.get(m, 0) + sign * c
+    return _made(a.recorder, found, a.value + sign * value_of(b))
+
+
+def _product(a: Size, b: Any) -> Any:
+    _same(a, b)
+    found: dict[Monomial, int] = {}
+    for m, c in a.terms:
+        for n, d in _terms(b):
+            key = tuple(sorted((*m, *n)))
+            found[key] = found.get(key, 0) + c * d
+    return _made(a.recorder, found, a.value * value_of(b))
+
+
+def _atom(size: Size, sign: str, a: Any, b: Any, operation: Callable[[int, int], int]) -> Any:
+    """A quotient or remainder, which stands in polynomials as one name."""
+    _same(size, b if a is size else a)
+    if type(b) is Size and b == 0:
+        raise ZeroDivisionError
+    value = operation(value_of(a), value_of(b))
+    exact = type(b) is int and b and all(c % b == 0 for _, c in _terms(a))
+    if exact:
+        return _made(size.recorder, {m: c // b for m, c in _terms(a)}, value) if sign == "//" else 0
+    return _named(size.recorder, f"({_text(a)}{sign}{_text(b)})", value, (a, b))
+
+
+def _named(recorder: Recorder, text: str, value: int, of: Iterable[Any]) -> Size:
+    """What is no sum or product, under its text."""
+    recorder.symbols_of[text] = symbols_of(of)
+    return Size(recorder, (((text,), 1),), value)
+
+
+def _operands(a: Any, b: Any) -> tuple[str, Any, str, Any] | None:
+    """Texts and values; None where one of them is no number that is followed."""
+    found: list[Any] = []
+    for x in (a, b):
+        if type(x) is float and x - x != 0:  # infinities and NaN have no text
+            return None
+        if type(x) is not float and type(x) is not Real and not _whole(x):
+            return None
+        found += [x.text, x.value] if type(x) in (Size, Real) else [repr(x), x]
+    return tuple(found)  # type: ignore[return-value]
+
+
+def _recorder(a: Any, b: Any) -> Recorder:
+    return a.recorder if type(a) in (Size, Real) else b.recorder
+
+
+def _real(a: Any, sign: str, b: Any, operation: Callable[[Any, Any], float]) -> Any:
+    found = _operands(a, b)
+    if found is None:
+        return NotImplemented
+    text_a, value_a, text_b, value_b = found
+    return Real(_recorder(a, b), f"({text_a} {sign} {text_b})", operation(value_a, value_b))
+
+
+def _compare_real(a: Any, b: Any, sign: str, operation: Callable[[Any, Any], bool]) -> Any:
+    if type(b) is float and b - b != 0:
+        return operation(a.value, b)
+    found = _operands(a, b)
+    if found is None:
+        return NotImplemented
+    text_a, value_a, text_b, value_b = found
+    holds = operation(value_a, value_b)
+    _recorder(a, b).ask(f"{'' if holds else 'not '}{text_a} {sign} {text_b}")
+    return holds
+
+
+def _compare(a: Size, other: Any, sign: str, operation: Callable[[Any, Any], bool]) -> Any:
+    if type(other) in (float, Real):
+        return _compare_real(a, other, sign, operation)
+    if type(other) is Size:
+        if other.recorder is not a.recorder:
+            return NotImplemented if sign not in ("==", "!=") else sign == "!="
+        if a.terms == other.terms:
+            return operation(0, 0)
+    elif not _whole(other):
+        return NotImplemented
+    found = operation(a.value, value_of(other))
+    if type(other) is Size:
+        difference = a - other
+        if type(difference) is not Size:  # the same for all sizes
+            return operation(difference, 0)
+        text = f"{difference.text} {sign} 0"
+    else:
+        text = f"{a.text} {sign} {other!r}"
+    a.recorder.ask(text if found else f"not {text}")
+    return found

@@ -1,0 +1,103 @@
+"""Calls by classes of shapes: which sizes are left open, and what is made so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from tilec import knobs
+from tilec.errors import TileError
+from tilec.ir.shape_class import MOST_TRIES, Opening, Outcome, ShapeClass, predicate
+from tilec.ir.symbolic import Pinned, Recorder, is_symbolic
+from tilec.ir.types import TensorType, Types
+from tilec.prepare.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Types of inputs, of which some sizes are left open."""
+
+    recorder: Recorder
+    types: dict[str, TensorType]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return self.recorder.names
+
+
+class Classes(Generic[Outcome]):
+    """What was made for classes of shapes, by kind of call."""
+
+    def __init__(self) -> None:
+        self._classes: dict[object, ShapeClass[Outcome]] = {}
+
+    def get(
+        self, kind: tuple, types: Types, values: tuple[int, ...], make: Callable[[Opened], Outcome]
+    ) -> tuple[Outcome, dict[str, int]] | None:
+        """What serves inputs of these types, and sizes of these values, which stay as they are: made by `make` where
+        it is not there yet. None where sizes cannot be left open, and for the first of a kind."""
+        sizes = (*[n for t in types.values() for n in t.shape], *values)
+        key = *kind, *[(t.dtype, t.weak, len(t.shape)) for t in types.values()]
+        known = self._classes.get(key)
+        if known is None:
+            self._classes[key] = ShapeClass(sizes)
+            return None
+        found = known.find(sizes)
+        if found is not None:
+            return found
+        count = len(sizes) - len(values)
+
+        def opened(opening: Opening) -> Outcome:
+            if late := [name for position, name in opening.symbols.items() if position >= count]:
+                raise Pinned(late)
+            rest = iter(opening.sizes)
+            shapes = {name: tuple(next(rest) for _ in t.shape) for name, t in types.items()}
+            return make(Opened(opening.recorder, {n: replace(t, shape=shapes[n]) for n, t in types.items()}))
+
+        try:
+            return known.make(sizes, opened)
+        except TileError:  # of the call, which says so in its own numbers
+            return None
+        except Exception:  # something that does not compute with open sizes does so with numbers
+            if knobs.VERIFY.value:
+                raise
+            known.tries = MOST_TRIES
+            return None
+
+
+class OpenProgram(Generic[Outcome]):
+    """A program whose inputs' types leave sizes open, derived from another in the same compilation. `lower` makes what
+    runs of types on a device."""
+
+    def __init__(self, opened: Opened, program: Outcome, lower: Callable[[Opened, str], Prepared]):
+        self.opened, self.program = opened, program
+        self._lower = lower
+        self._made: dict[object, tuple[Prepared, Callable[..., bool]] | None] = {}
+
+    def prepared(self, sizes: Mapping[str, int], types: Types, device: str) -> Prepared | None:
+        """What runs for these sizes and inputs; None where what was made with open sizes does not serve them."""
+        key = device, *[(t.dtype, t.weak) for t in types.values()]
+        if key not in self._made:
+            self._made[key] = self._make(types, device)
+        made = self._made[key]
+        names = self.opened.symbols
+        if made is None or not made[1](*[sizes[name] for name in names]):
+            return None
+        return made[0].at(sizes)
+
+    def _make(self, types: Types, device: str) -> tuple[Prepared, Callable[..., bool]] | None:
+        recorder = self.opened.recorder
+        given = {n: replace(t, dtype=types[n].dtype, weak=types[n].weak) for n, t in self.opened.types.items()}
+        try:
+            prepared = self._lower(Opened(recorder, given), device)
+            if recorder.pinned:
+                return None
+            fixed = [n for t in given.values() for n in t.shape if not is_symbolic(n)]
+            return prepared, predicate(recorder, self.opened.symbols, fixed)
+        except (TileError, Pinned):
+            return None
+        except Exception:
+            if knobs.VERIFY.value:
+                raise
+            return None

@@ -1,0 +1,92 @@
+"""What runs for given types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from tilec.backends.base import Executable, OpenExecutable
+from tilec.ir.at_sizes import with_numbers
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
+
+CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
+
+
+class Bounded(dict):
+    """A cache that forgets its oldest entry beyond CACHED_CALLS."""
+
+    def __setitem__(self, key: object, value: Any) -> None:
+        if len(self) >= CACHED_CALLS:
+            self.pop(next(iter(self)), None)
+        super().__setitem__(key, value)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An executable and, for each output that the caller sees, which of its results that is (None: no result).
+    `replaced` says, by position, what takes the place of d_outputs that are not floating."""
+
+    executable: Executable
+    results: tuple[int | None, ...]
+    replaced: dict[int, Replaced]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the executable's results are the caller's, and its inputs too."""
+        return not self.replaced and self.results == tuple(range(len(self.results)))
+
+    @property
+    def unrecorded(self) -> Callable[[Sequence[torch.Tensor]], tuple]:
+        """What runs where torch records nothing and autocast is off."""
+        return getattr(self.executable, "unrecorded", self.executable) if self.plain else self
+
+    @property
+    def direct(self) -> Callable[..., tuple]:
+        """The same, given the inputs one by one."""
+        if self.plain and hasattr(self.executable, "direct"):
+            return self.executable.direct
+        run = self.unrecorded
+        return lambda *tensors: run(tensors)
+
+    def at(self, sizes: Mapping[str, int]) -> Prepared:
+        """For sizes that were left open."""
+        executable = cast(OpenExecutable, self.executable).at(sizes)
+        return Prepared(executable, self.results, with_numbers(self.replaced, sizes))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        if self.replaced:
+            tensors = [self.replaced[i](t) if i in self.replaced else t for i, t in enumerate(tensors)]
+        if torch._C._is_any_autocast_enabled():  # what runs says itself in which types
+            with torch._C._DisableAutocast():
+                results = self.executable(tensors)
+        else:
+            results = self.executable(tensors)
+        return tuple([None if r is None else results[r] for r in self.results])
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a d_output that is not floating becomes: zeros where its output carries no gradient (an integer's), the same
+    numbers in the output's type where it does."""
+
+    type: TensorType
+    ignored: bool
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, self.type.dtype)
+        return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """What a function runs for given types: for a gradient, without the results that are None and over d_outputs that
+    have their outputs' types."""
+
+    program: Program
+    types: dict[str, TensorType]
+    results: tuple[int | None, ...]
+    replaced: dict[int, Replaced]
