@@ -6,15 +6,16 @@
     print(f.grad())             # ... which is a Tile program
 
 `load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
-`spec` stands for an argument in `Function.lower` and `tune`; `nn.Tile` is a module of torch, `from_torch` translates
-torch code to Tile, `tilec.gallery` holds operations to start from. Everything that can be wrong is a subclass of
-`TileError` and points at its place in the source.
+`spec` stands for an argument in `Function.lower` and `tune`; `build` writes a package of kernels ahead of time, which
+`package.load` opens; `nn.Tile` is a module of torch, `from_torch` translates torch code to Tile, `tilec.gallery` holds
+operations to start from. Everything that can be wrong is a subclass of `TileError` and points at its place in the
+source.
 """
 
 from __future__ import annotations
 
-from tilec import errors, nn
-from tilec.api import compile, interpret, load, tune
+from tilec import errors, nn, package
+from tilec.api import build, compile, interpret, load, tune
 from tilec.arguments import Spec, spec
 from tilec.errors import (
     AffineMistake,
@@ -63,12 +64,14 @@ __all__ = [
     "Unsupported",
     "WriteConflict",
     "__version__",
+    "build",
     "compile",
     "errors",
     "from_torch",
     "interpret",
     "load",
     "nn",
+    "package",
     "spec",
     "tune",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tilec.arguments import Spec, by_name, to_array, to_tensors
-from tilec.backends import NAMES
+from tilec.backends import NAMES, has_triton
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.errors.tracebacks import public
 from tilec.function import Function
@@ -19,7 +19,8 @@ from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.language.hints.misspelt import misspelt
 from tilec.language.hints.quotients import truncated
-from tilec.specialise import Checked, Specialiser, say
+from tilec.prepare.warn import say
+from tilec.specialise import Checked, Specialiser
 from tilec.transforms.bind.sizes import seed_inputs
 
 PATH = re.compile(r"\s*(?:[~./\w-]*/)?[\w.-]*\.[A-Za-z]\w*\s*")  # a text of one word with a suffix
@@ -122,6 +123,32 @@ def tune(function: Function, *args: object, gradients: bool = False, **named: ob
     if gradients:
         results = results if isinstance(results, tuple) else (results,)
         tuned.grad()(*inputs, *(torch.ones_like(r) for r in results))
+
+
+@public
+def build(
+    function: Function,
+    *args: object,
+    target: str,
+    directory: str | PathLike[str],
+    gradients: bool = False,
+    name: str | None = None,
+    **named: object,
+) -> Path:
+    """Compile a function, and its gradient where asked, ahead of time into a package: cubins for `target` (such as
+    "sm_90"), a manifest, a launcher in C++ with its header, and a loader for Python. No GPU is needed.
+
+    Arguments as for `Function.lower`; inputs of the package are contiguous. Files go to `directory`, which is made if
+    need be and returned; `name` (default: the function's) is that of the C functions. `tilec.package.load` opens a
+    package, and so does the `package.py` in it where tilec is not installed. Raises TileError subclasses: Unsupported
+    for an unknown target, and for what only torch does.
+    """
+    given = by_name(function.inputs, args, named) if named else args
+    if not has_triton():
+        raise Unsupported("Triton is not installed, and it compiles the kernels of packages")
+    from tilec.package.build import write_package
+
+    return write_package(function, given, target, directory, gradients, name)
 
 
 def _on_device(args: Sequence[object], device: str) -> list[object]:

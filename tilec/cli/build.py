@@ -1,0 +1,33 @@
+"""The command build: kernels ahead of time, in a package that loads without tilec."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import tilec
+from tilec.cli.options import add_source, add_types, argument_specs, compiled
+from tilec.cli.progress import progress
+
+
+def add(commands) -> None:
+    build = commands("build", _build, "compile kernels ahead of time, without a GPU, for Python and for C++")
+    add_source(build)
+    add_types(build)
+    build.add_argument("--target", required=True, metavar="ARCH", help="the GPU's architecture, such as sm_90")
+    build.add_argument("-o", dest="directory", required=True, metavar="DIR", help="the directory to write")
+    build.add_argument("--grad", action="store_true", help="the gradient by all inputs too")
+    build.add_argument("--name", help="what the package's functions are called (default: the function's name)")
+
+
+def _build(args: argparse.Namespace) -> None:
+    function = compiled(args)
+    given = argument_specs(function, args)
+    start = time.perf_counter()
+    with progress(f"building {function!r}"):
+        path = tilec.build(
+            function, *given, target=args.target, directory=args.directory, gradients=args.grad, name=args.name
+        )
+    size = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
+    files = len(list(path.glob("*.cubin")))
+    print(f"{path}: {files} kernels for {args.target}, {size / 1024:.0f} KiB, in {time.perf_counter() - start:.1f} s")

@@ -1,0 +1,7 @@
+"""Packages: programs compiled ahead of time, which load without the compiler. `load` opens one."""
+
+from __future__ import annotations
+
+from tilec.package.loader import Package, PackageError, load
+
+__all__ = ["Package", "PackageError", "load"]

@@ -1,0 +1,126 @@
+"""Compile a function ahead of time, without a device, into a package: cubins, a manifest, and what launches them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from tilec.backends.common.code import identifier
+from tilec.backends.triton.runtime.executable import TritonProgram
+from tilec.errors import InputMistake, TileError
+from tilec.function import Function
+from tilec.ir.types import TensorType
+from tilec.package import loader
+from tilec.package.cpp import header_text, launcher_text
+from tilec.package.kernels import Kernels, file_names
+from tilec.package.steps import resolve_plan, strides_of
+from tilec.specialise import Specialiser
+from tilec.version import __version__
+
+PACKAGE_NAME = re.compile(r"[A-Za-z]\w*")
+
+
+def write_package(
+    function: Function,
+    args: Sequence[object],
+    target: str,
+    directory: str | PathLike[str],
+    gradients: bool,
+    name: str | None,
+) -> Path:
+    """Write the package; returns its directory. What is there already is replaced file by file."""
+    if function.backend == "torch":
+        raise InputMistake("the torch backend compiles nothing ahead of time", hint="leave backend out")
+    title = name or (identifier(function.program.name) if function.program.name else "program")
+    if not PACKAGE_NAME.fullmatch(title):
+        raise InputMistake(f"{title!r} cannot name a package", hint="letters, digits and _, the first a letter")
+    types, values = function.types_of(args)
+    kernels, tables = Kernels(target), []  # type: ignore[var-annotated]
+    try:
+        entries = [_entry(function.specialiser, f"{title}_forward", types, values, kernels, tables)]
+        if gradients:
+            gradient = function.specialiser.grad(function.inputs)
+            given = dict(zip(gradient.inputs, [*types.values(), *_cotangents(function, types, values)], strict=True))
+            entries.append(_entry(gradient, f"{title}_gradient", given, values, kernels, tables))
+    except TileError as error:
+        raise error.located(function.source, function.filename) from None
+    files = file_names(kernels.images)
+    manifest: dict[str, Any] = {
+        "format": loader.PACKAGE_FORMAT,
+        "name": title,
+        "tilec": __version__,
+        "triton": triton.__version__,
+        "target": target,
+        "entries": entries,
+        "kernels": [
+            {"file": file, "symbol": k.symbol, "shared": k.shared, "threads": k.threads, "statements": k.statements}
+            for file, k in zip(files, kernels.images, strict=True)
+        ],
+        "tables": tables,
+        "source": function.tile,
+    }
+    path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for old in path.glob("[0-9][0-9]*_*.cubin"):
+            old.unlink()
+        for file, kernel in zip(files, kernels.images, strict=True):
+            (path / file).write_bytes(kernel.image)
+        (path / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (path / f"{title}.h").write_text(header_text(manifest), encoding="utf-8")
+        (path / f"{title}.cpp").write_text(launcher_text(manifest), encoding="utf-8")
+        shutil.copyfile(loader.__file__, path / "package.py")
+    except OSError as error:
+        raise InputMistake(f"cannot write {error.filename or path}: {error.strerror}") from None
+    return path
+
+
+def _cotangents(function: Function, types: Mapping[str, TensorType], values: Mapping[str, int]) -> list[TensorType]:
+    """The d_outputs' types: the outputs'."""
+    found = function.specialiser.results(dict(types), dict(values))
+    return [t for t in found if t is not None]
+
+
+def _entry(
+    made: Specialiser,
+    name: str,
+    types: Mapping[str, TensorType],
+    values: Mapping[str, int],
+    kernels: Kernels,
+    tables: list,
+) -> dict[str, Any]:
+    """One function of the package as the manifest has it."""
+    special, executable = made.ahead(dict(types), dict(values), kernels.target)
+    assert isinstance(executable, TritonProgram)
+    ignored = {made.inputs[p] for p, r in special.replaced.items() if r.ignored}
+    inputs = {n: special.types[n] for n in made.inputs}
+    outputs = special.program.outputs
+    resolved = resolve_plan(executable.plan, inputs, outputs, ignored, len(tables))
+    tables += resolved.tables
+    steps, workspace = kernels.steps(resolved)
+    results = made.results(dict(types), dict(values))
+    entry: dict[str, Any] = {
+        "name": name,
+        "inputs": [
+            {**_described(n, t), "strides": list(strides_of(t)), "ignored": n in ignored}
+            | ({"value": values[n]} if n in values else {})
+            for n, t in inputs.items()
+        ],
+        "outputs": [None if t is None else _described(n, t) for n, t in zip(made.outputs, results, strict=True)],
+        "workspace": workspace,
+        "steps": steps,
+    }
+    if made.gradient is not None:
+        entry["wrt"] = list(made.gradient.wrt)
+    return entry
+
+
+def _described(name: str, t: TensorType) -> dict[str, Any]:
+    return {"name": name, "dtype": t.dtype, "shape": list(t.shape)}

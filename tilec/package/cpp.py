@@ -1,0 +1,412 @@
+"""The launcher in C++ and its header: what the manifest says, as functions with a C interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+C_TYPES = {
+    "float32": "float", "float64": "double", "bool": "uint8_t", "uint8": "uint8_t", "int8": "int8_t",
+    "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+}  # fmt: skip
+
+HEADER_TEXT = """\
+/* {title}: kernels for {target}, launched through the CUDA driver. Link with -lcuda. */
+#ifndef {guard}
+#define {guard}
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+typedef struct {name}_package {name}_package;
+
+/* Loads the kernels that lie in a directory onto a device. Every function returns 0, or else an error. */
+int {name}_load(const char *directory, int device, {name}_package **package);
+void {name}_unload({name}_package *package);
+
+/* What went wrong in this thread's last call that did not return 0. */
+const char *{name}_error(void);
+{functions}
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+FUNCTION = """
+/* {what}
+{arguments}
+ * Tensors are contiguous, on the device, and begin at multiples of 16 bytes. `workspace` holds as many bytes as
+ * {name}_workspace() says ({workspace}), and may be used again once the stream is done; `stream` is a
+ * CUstream or cudaStream_t. The call returns once everything is launched. */
+size_t {name}_workspace(void);
+int {name}({package}_package *package,
+    {parameters}void *workspace, void *stream);
+"""
+
+RUNTIME = r"""
+// The driver's own entry points, declared here so that no CUDA headers are needed.
+extern "C" {
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+CUresult cuInit(unsigned);
+CUresult cuGetErrorString(CUresult, const char **);
+CUresult cuDeviceGet(CUdevice *, int);
+CUresult cuDeviceGetName(char *, int, CUdevice);
+CUresult cuDeviceGetAttribute(int *, int, CUdevice);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
+CUresult cuCtxPushCurrent_v2(CUcontext);
+CUresult cuCtxPopCurrent_v2(CUcontext *);
+CUresult cuModuleLoadData(CUmodule *, const void *);
+CUresult cuModuleUnload(CUmodule);
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+CUresult cuFuncSetAttribute(CUfunction, int, int);
+CUresult cuFuncSetCacheConfig(CUfunction, int);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
+CUresult cuMemsetD16Async(CUdeviceptr, unsigned short, size_t, CUstream);
+CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
+CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void **, void **);
+CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                   CUstream, void **);
+@MAPS@}
+
+namespace {
+
+thread_local std::string message;
+
+int failed(const char *what, CUresult code) {
+  const char *text = nullptr;
+  cuGetErrorString(code, &text);
+  message = std::string(what) + ": " + (text ? text : "unknown error");
+  return code;
+}
+
+#define CHECK(call)                          \
+  do {                                       \
+    if (CUresult code = (call)) {            \
+      return failed(#call, code);            \
+    }                                        \
+  } while (0)
+
+struct Described {
+  const char *file, *symbol;
+  int shared;
+};
+
+struct Current {  // makes a context current for as long as it lives
+  explicit Current(CUcontext context) { code = cuCtxPushCurrent_v2(context); }
+  ~Current() {
+    CUcontext popped;
+    if (!code) cuCtxPopCurrent_v2(&popped);
+  }
+  CUresult code;
+};
+
+[[maybe_unused]] int fill(CUdeviceptr to, unsigned long long pattern, int item, size_t count, CUstream stream) {
+  switch (item) {
+    case 1: CHECK(cuMemsetD8Async(to, (unsigned char)pattern, count, stream)); break;
+    case 2: CHECK(cuMemsetD16Async(to, (unsigned short)pattern, count, stream)); break;
+    case 4: CHECK(cuMemsetD32Async(to, (unsigned)pattern, count, stream)); break;
+    default:  // two words, each written with a pitch of two
+      CHECK(cuMemsetD2D32Async(to, 8, (unsigned)pattern, 1, count, stream));
+      CHECK(cuMemsetD2D32Async(to + 4, 8, (unsigned)(pattern >> 32), 1, count, stream));
+  }
+  return 0;
+}
+
+[[maybe_unused]] int launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared,
+                            bool cooperative, CUstream stream, void **parameters) {
+  if (cooperative) {
+    CHECK(cuLaunchCooperativeKernel(f, x, y, z, threads, 1, 1, shared, stream, parameters));
+  } else {
+    CHECK(cuLaunchKernel(f, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr));
+  }
+  return 0;
+}
+@ENCODE@
+"""
+
+MAPS = r"""CUresult cuTensorMapEncodeTiled(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
+                                const uint32_t *, const uint32_t *, int, int, int, int);
+"""
+
+ENCODE = r"""
+struct alignas(64) Map {
+  unsigned char bytes[128];
+};
+
+int encode(Map *map, CUdeviceptr address, int type, unsigned rank, const uint64_t *shape, const uint64_t *strides,
+           const uint32_t *box, int swizzle) {
+  const uint32_t ones[5] = {1, 1, 1, 1, 1};
+  CHECK(cuTensorMapEncodeTiled(map, type, rank, (void *)address, shape, strides, box, ones, 0, swizzle, 2, 0));
+  return 0;
+}
+"""
+
+LOADING = r"""
+const Described KERNELS[] = {
+@KERNELS@};
+const int COUNT = @COUNT@;
+@TABLES@
+int read_file(const std::string &path, std::vector<char> *bytes) {
+  FILE *file = fopen(path.c_str(), "rb");
+  if (!file) {
+    message = "cannot read " + path;
+    return -1;
+  }
+  char block[65536];
+  for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) bytes->insert(bytes->end(), block, block + n);
+  fclose(file);
+  return 0;
+}
+
+}  // namespace
+
+struct @NAME@_package {
+  CUdevice device;
+  CUcontext context;
+  std::vector<CUmodule> modules;
+  std::vector<CUfunction> functions;
+  std::vector<CUdeviceptr> tables;
+};
+
+static int load_all(const char *directory, @NAME@_package *p) {
+  int major = 0, minor = 0;
+  CHECK(cuDeviceGetAttribute(&major, 75, p->device));
+  CHECK(cuDeviceGetAttribute(&minor, 76, p->device));
+  if (!(@RUNS@)) {
+    char name[128] = "";
+    cuDeviceGetName(name, sizeof name, p->device);
+    message = std::string("@NAME@ was built for @TARGET@, and this device, ") + name + ", is sm_" +
+              std::to_string(major) + std::to_string(minor);
+    return -1;
+  }
+  for (int k = 0; k < COUNT; ++k) {
+    std::vector<char> image;
+    if (int error = read_file(std::string(directory) + "/" + KERNELS[k].file, &image)) return error;
+    CUmodule module;
+    CUfunction function;
+    CHECK(cuModuleLoadData(&module, image.data()));
+    p->modules.push_back(module);
+    CHECK(cuModuleGetFunction(&function, module, KERNELS[k].symbol));
+    p->functions.push_back(function);
+    if (KERNELS[k].shared > 48 * 1024) {
+      CHECK(cuFuncSetCacheConfig(function, 1));
+      CHECK(cuFuncSetAttribute(function, 8, KERNELS[k].shared));
+    }
+  }
+@UPLOADS@  return 0;
+}
+
+int @NAME@_load(const char *directory, int device, @NAME@_package **package) {
+  *package = nullptr;
+  CHECK(cuInit(0));
+  @NAME@_package *p = new @NAME@_package();
+  CUresult code = cuDeviceGet(&p->device, device);
+  if (!code) code = cuDevicePrimaryCtxRetain(&p->context, p->device);
+  if (code) {
+    delete p;
+    return failed("the device", code);
+  }
+  int error;
+  {
+    Current current(p->context);
+    error = current.code ? failed("the device's context", current.code) : load_all(directory, p);
+  }
+  if (error) {
+    @NAME@_unload(p);
+    return error;
+  }
+  *package = p;
+  return 0;
+}
+
+void @NAME@_unload(@NAME@_package *p) {
+  if (!p) return;
+  {
+    Current current(p->context);
+    for (CUdeviceptr table : p->tables) cuMemFree_v2(table);
+    for (CUmodule module : p->modules) cuModuleUnload(module);
+  }
+  cuDevicePrimaryCtxRelease_v2(p->device);
+  delete p;
+}
+
+const char *@NAME@_error(void) { return message.c_str(); }
+"""
+
+
+def header_text(manifest: Mapping[str, Any]) -> str:
+    """The header's text."""
+    name = manifest["name"]
+    functions = "".join(_declaration(name, e) for e in manifest["entries"])
+    title = f"{name}, built by tilec {manifest['tilec']}"
+    return HEADER_TEXT.format(
+        title=title, target=manifest["target"], guard=f"{name.upper()}_H", name=name, functions=functions
+    )
+
+
+def _declaration(package: str, entry: Mapping[str, Any]) -> str:
+    rows = [(f"{d} {t['name']}", f"{t['dtype']}{t['shape']}") for d, t in _tensors(entry)]
+    arguments = "\n".join(f" *   {what}: {shape}" for what, shape in rows)
+    parameters = "".join(f"{_parameter(d, t)},\n    " for d, t in _tensors(entry))
+    what = "The gradient." if "wrt" in entry else "The function."
+    return FUNCTION.format(
+        what=what,
+        arguments=arguments,
+        workspace=entry["workspace"],
+        name=entry["name"],
+        package=package,
+        parameters=parameters,
+    )
+
+
+def _tensors(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What the C function takes: inputs that are read, then outputs that there are."""
+    inputs = [("input", i) for i in entry["inputs"] if not i["ignored"]]
+    return [*inputs, *(("output", o) for o in entry["outputs"] if o is not None)]
+
+
+def _parameter(direction: str, t: Mapping[str, Any]) -> str:
+    const = "const " if direction == "input" else ""
+    return f"{const}{C_TYPES.get(t['dtype'], 'void')} *{c_name(direction, t['name'])}"
+
+
+def c_name(direction: str, name: str) -> str:
+    """A tensor's name in C, which no word of C's is."""
+    return f"{'in' if direction == 'input' else 'out'}_{name.replace(chr(39), '_').replace('.', '_')}"
+
+
+def launcher_text(manifest: Mapping[str, Any]) -> str:
+    """The launcher's text."""
+    name = manifest["name"]
+    maps = any(kind == "map" for e in manifest["entries"] for s in e["steps"] for kind, _ in s.get("arguments", ()))
+    runtime = RUNTIME.replace("@MAPS@", MAPS if maps else "").replace("@ENCODE@", ENCODE if maps else "")
+    kernels = "".join(f'  {{"{k["file"]}", "{k["symbol"]}", {k["shared"]}}},\n' for k in manifest["kernels"])
+    tables, uploads = "", ""
+    for number, rows in enumerate(manifest["tables"]):
+        values = [str(n) for row in rows for n in row]
+        tables += f"const int32_t TABLE_{number}[] = {{{', '.join(values)}}};\n"
+        uploads += (
+            f"  CUdeviceptr table_{number};\n  CHECK(cuMemAlloc_v2(&table_{number}, sizeof TABLE_{number}));\n"
+            f"  p->tables.push_back(table_{number});\n"
+            f"  CHECK(cuMemcpyHtoD_v2(table_{number}, TABLE_{number}, sizeof TABLE_{number}));\n"
+        )
+    wanted = int(manifest["target"].removeprefix("sm_"))
+    major, minor = divmod(wanted, 10)
+    runs = f"major == {major} && minor {'==' if wanted >= 90 else '>='} {minor}"
+    loading = LOADING.replace("@KERNELS@", kernels or '  {"", "", 0},\n').replace(
+        "@COUNT@", str(len(manifest["kernels"]))
+    )
+    loading = loading.replace("@TABLES@", tables).replace("@UPLOADS@", uploads).replace("@RUNS@", runs)
+    loading = loading.replace("@NAME@", name).replace("@TARGET@", manifest["target"])
+    top = f'// Launches the kernels of {name}; see the header.\n#include "{name}.h"\n\n'
+    top += "#include <cstdio>\n#include <string>\n#include <vector>\n"
+    return top + runtime + loading + "".join(_function(name, e) for e in manifest["entries"])
+
+
+def _function(package: str, entry: Mapping[str, Any]) -> str:
+    name = entry["name"]
+    parameters = "".join(f"{_parameter(d, t)},\n    " for d, t in _tensors(entry))
+    lines = [
+        f"\nsize_t {name}_workspace(void) {{ return {entry['workspace']}; }}\n",
+        f"int {name}({package}_package *p,\n    {parameters}void *workspace, void *stream) {{",
+        "  CUstream on = (CUstream)stream;",
+        *(f"  (void){n};" for n in ("on", "workspace", *(c_name(d, t["name"]) for d, t in _tensors(entry)))),
+        "  Current current(p->context);",
+        '  if (current.code) return failed("the context", current.code);',
+    ]
+    for step in entry["steps"]:
+        lines += ["  {", *(f"    {line}" for line in _STEPS[step["step"]](step, entry)), "  }"]
+    return "\n".join([*lines, "  return 0;", "}"]) + "\n"
+
+
+def _address(place: Sequence[Any] | None, entry: Mapping[str, Any]) -> str:
+    if place is None:
+        return "0"
+    space, number, offset = place
+    if space == "workspace":
+        base = "workspace"
+    elif space == "table":
+        base = f"p->tables[{number}]"
+    else:
+        base = c_name(space, entry[f"{space}s"][number]["name"])
+    return f"(CUdeviceptr){base}" + (f" + {offset}" if offset else "")
+
+
+def _fill(step: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    given = f"{step['pattern']}ull, {step['item']}, {step['count']}, on"
+    return [f"if (int error = fill({_address(step['to'], entry)}, {given})) return error;"]
+
+
+def _copy(step: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    ends = f"{_address(step['to'], entry)}, {_address(step['from'], entry)}"
+    return [f"CHECK(cuMemcpyDtoDAsync_v2({ends}, {step['bytes']}, on));"]
+
+
+def _launch(step: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    lines, names = [], []
+    for number, (kind, value) in enumerate(step["arguments"]):
+        name = f"a{number}"
+        names.append(f"&{name}")
+        if kind == "pointer":
+            lines.append(f"CUdeviceptr {name} = {_address(value, entry)};")
+        elif kind == "map":
+            lines += _map(name, value, entry)
+        elif kind == "f32":
+            lines.append(f"float {name} = {_float(value)};")
+        else:
+            lines.append(f"{'int32_t' if kind == 'i32' else 'int64_t'} {name} = {value};")
+    lines.append(f"void *parameters[] = {{{', '.join(names) or 'nullptr'}}};")
+    x, y, z = step["grid"]
+    how = f"{step['threads']}, {step['shared']}, {'true' if step['cooperative'] else 'false'}"
+    call = f"launch(p->functions[{step['kernel']}], {x}, {y}, {z}, {how}, on, parameters)"
+    if step["counter"] is None and step["repeat"] == 1:
+        return [*lines, f"if (int error = {call}) return error;"]
+    counting = [] if step["counter"] is None else [f"  a{step['counter']} = moment;"]
+    loop = f"for (int moment = 0; moment < {step['repeat']}; ++moment) {{"
+    return [*lines, loop, *counting, f"  if (int error = {call}) return error;", "}"]
+
+
+def _map(name: str, how: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    rank = len(how["shape"])
+    shape = ", ".join(map(str, reversed(how["shape"])))
+    strides = ", ".join([*(str(s * how["item"]) for s in reversed(how["strides"][:-1])), "0"])
+    box = ", ".join(map(str, reversed(how["box"])))
+    arrays = f"uint64_t {name}_shape[] = {{{shape}}}, {name}_strides[] = {{{strides}}};"
+    described = f"{how['type']}, {rank}, {name}_shape, {name}_strides, {name}_box, {how['swizzle']}"
+    return [
+        f"Map {name};",
+        f"const {arrays}",
+        f"const uint32_t {name}_box[] = {{{box}}};",
+        f"if (int error = encode(&{name}, {_address(how['of'], entry)}, {described})) return error;",
+    ]
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return '__builtin_nanf("")'
+    if math.isinf(value):
+        return f"{'-' if value < 0 else ''}__builtin_inff()"
+    return f"{float(value).hex()}f"
+
+
+_STEPS = {"fill": _fill, "copy": _copy, "launch": _launch}
