@@ -1,0 +1,149 @@
+"""Convolutions of few channels as products over copies: what their statements say is the convolution."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support.gluon import run
+
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.matmul import columns as module
+from tilec.backends.triton.matmul.columns import Columns, columns
+from tilec.backends.triton.matmul.dot import recognise_dot
+from tilec.backends.triton.plan.device_info import DEVICES
+from tilec.backends.triton.plan.plan import Launch, Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.evaluate import evaluate
+from tilec.ir.program import Input, Program, Statement, reads
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+
+def texts(reads: str, written: str) -> dict[str, str]:
+    """The convolution whose windows are read so, and its gradients."""
+    read = f"I[n, {reads.format('y', 'j')}, {reads.format('x', 'i')}, c]"
+    image, out, kernel = "I[N, H, W, C]", "U[N, P, Q, D]", "K[D, R, S, C]"
+    value = f"O[n, y, x, o : N, {written}, D] = +({read} * K[o, j, i, c])"
+    of_kernel = f"O[o, j, i, c : D, RIM, C] = +(U[n, y, x, o] * {read})"
+    of_image = f"O{read[1:-1]} : N, SIDES, C] = +(U[n, y, x, o] * K[o, j, i, c])"
+    return {
+        "convolution": f"({image}, {kernel}) -> (O) {{ {value}; }}",
+        "kernel": f"({out}, {image}) -> (O) {{ {of_kernel}; }}",
+        "image": f"({out}, {kernel}) -> (O) {{ {of_image}; }}",
+    }
+
+
+PATCHES = texts("4*{0} + {1}", "H / 4, W / 4")
+STEM = texts("2*{0} + {1} - 1", "(H - 1) / 2 + 1, (W - 1) / 2 + 1")
+OF_PATCHES = {"N": 3, "H": 12, "W": 8, "C": 3, "D": 17, "P": 3, "Q": 2, "R": 4, "S": 4}
+OF_STEM = {"N": 2, "H": 9, "W": 7, "C": 3, "D": 17, "P": 5, "Q": 4, "R": 3, "S": 3}
+DIMENSIONS = {"I": "NHWC", "U": "NPQD", "K": "DRSC"}
+CASES = {
+    **{f"patches, {name}": (text, OF_PATCHES) for name, text in PATCHES.items()},
+    **{f"stem, {name}": (text, OF_STEM) for name, text in STEM.items() if name != "image"},
+}
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Products of any size over plain rows, although no kernel takes them."""
+
+    def taken(dot, space, seen, setting):
+        plain = all(len(v) == 1 for v in (dot.rows, dot.columns, dot.summed))
+        return [] if plain else None
+
+    monkeypatch.setattr(module, "hopper_steps", taken)
+
+
+def lowered(text: str, sizes: dict[str, int]):
+    text = text.replace("RIM", "{R}, {S}".format(**sizes)).replace("SIDES", "{H}, {W}".format(**sizes))
+    program = parse(f"function {text}")
+    shapes = {n: tuple(sizes[d] for d in DIMENSIONS[n]) for n in program.input_names()}
+    return lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
+
+
+def made(lowering) -> Columns | None:
+    (defracted,) = lowering.stages["defracted"].statements
+    types = dict(lowering.types)
+    seen = coalesce(Viewed(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
+    space = build_space(seen.statement, seen.types)
+    assert space is not None
+    dot = recognise_dot(space, seen)
+    assert dot is not None
+    return columns(dot, space, seen, Setting("highest", device=DEVICES["sm_90"]))
+
+
+def view(v: Viewed, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:
+    steps = [8 * n for n in v.strides[tensor]]
+    return np.lib.stride_tricks.as_strided(memory[tensor], v.types[tensor].shape, steps)
+
+
+def carry_out(v: Viewed, memory: dict[str, np.ndarray]) -> None:
+    s = v.statement
+    view(v, s.output, memory)[...] = value_of(s, {n: view(v, n, memory) for n in reads(s)})
+
+
+def value_of(s: Statement, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    program = Program(None, tuple(Input(n, x.shape) for n, x in arrays.items()), (s.output,), (s,))
+    (found,) = evaluate(program, [np.ascontiguousarray(x) for x in arrays.values()])
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_statements(name, anywhere):
+    lowering = lowered(*CASES[name])
+    found = made(lowering)
+    assert found is not None
+    g = np.random.default_rng(0)
+    flat = lowering.stages["flat"]
+    arrays = {n: g.integers(-2, 3, lowering.types[n].shape).astype(float) for n in flat.input_names()}
+    want = value_of(flat.statements[0], arrays)
+    memory = {n: x.reshape(-1).copy() for n, x in arrays.items()} | {"O": np.full(want.size, 99.0)}
+    memory |= {n: np.full(np.prod(shape), 77.0) for n, shape in found.made.items()}
+    for v in (*found.before, found.product, *found.after):
+        carry_out(v, memory)
+    np.testing.assert_array_equal(memory["O"].reshape(want.shape), want)
+    assert all(width % 8 == 0 for _, width in found.made.values())
+    assert bool(found.repairs) == name.startswith("stem")
+
+
+LARGE = {
+    "patches": (PATCHES, {"N": 4, "H": 16, "W": 16, "C": 3, "D": 64, "P": 4, "Q": 4, "R": 4, "S": 4}),
+    "stem": (STEM, {"N": 2, "H": 15, "W": 15, "C": 3, "D": 64, "P": 8, "Q": 8, "R": 5, "S": 5}),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("patches", "image"), ("stem", "convolution"), ("stem", "kernel")])
+def test_the_product(kind, name):
+    """By the kernel that is launched, over rows that are padded with what is no number."""
+    of_kind, sizes = LARGE[kind]
+    found = made(lowered(of_kind[name], sizes))
+    assert found is not None
+    v, g = found.product, np.random.default_rng(1)
+    s = v.statement
+    memory = {}
+    for n in (*reads(s), s.output):
+        count = math.prod(found.made.get(n, v.types[n].shape))
+        memory[n] = np.full(count, np.nan)
+        if n != s.output:
+            view(v, n, memory)[...] = g.integers(-2, 3, v.types[n].shape)
+    want = value_of(s, {n: view(v, n, memory) for n in reads(s)})
+    run([x for x in found.steps if isinstance(x, Launch)], memory, dict.fromkeys(memory, "bfloat16"))
+    np.testing.assert_array_equal(view(v, s.output, memory), want)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (STEM["convolution"], {**OF_STEM, "C": 8}),
+        (STEM["image"], OF_STEM),
+        (PATCHES["convolution"], {**OF_PATCHES, "C": 16}),
+    ],
+    ids=["wide enough", "windows that overlap", "patches of many channels"],
+)
+def test_left_alone(text, sizes, anywhere):
+    assert made(lowered(text, sizes)) is None

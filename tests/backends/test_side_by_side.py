@@ -1,0 +1,157 @@
+"""Groups side by side in one product: what its statements say is the grouped product, forward and backward."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.gluon import run
+
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.matmul import side_by_side as module
+from tilec.backends.triton.matmul.dot import recognise_dot
+from tilec.backends.triton.matmul.side_by_side import SideBySide, side_by_side
+from tilec.backends.triton.plan.device_info import DEVICES
+from tilec.backends.triton.plan.plan import Launch, Pointer, Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.evaluate import evaluate
+from tilec.ir.program import Input, Program, Statement, reads
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+CONVOLVED = "O[n, y, x, g, o : N, H, W, G, D] = +(I[n, y + j - 1, x + i - 1, g, c] * K[{}])"
+CASES = {
+    "convolution": ("I[N, H, W, G, C], K[G, D, 3, 3, C]", CONVOLVED.format("g, o, j, i, c")),
+    "gradient of the image": (
+        "U[N, H, W, G, D], K[G, D, 3, 3, C]",
+        "O[n, y + j - 1, x + i - 1, g, c : N, H, W, G, C] = +(U[n, y, x, g, o] * K[g, o, j, i, c])",
+    ),
+    "gradient of the kernel": (
+        "U[N, H, W, G, D], I[N, H, W, G, C]",
+        "O[g, o, j, i, c : G, D, 3, 3, C] = +(U[n, y, x, g, o] * I[n, y + j - 1, x + i - 1, g, c])",
+    ),
+    "kernel stored otherwise": ("I[N, H, W, G, C], K[3, 3, C, G, D]", CONVOLVED.format("j, i, c, g, o")),
+    "no windows": (
+        "I[N, H, W, G, C], K[G, C, D]",
+        "O[n, y, x, g, o : N, H, W, G, D] = +(I[n, y, x, g, c] * K[g, c, o])",
+    ),
+}
+SIZES = {"N": 1, "H": 3, "W": 4, "G": 4, "C": 4, "D": 5}
+LARGE = {"N": 2, "H": 8, "W": 8, "G": 8, "C": 8, "D": 8}  # as Hopper's kernels want them
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Products of any size, although no kernel takes them."""
+    monkeypatch.setattr(module, "hopper_steps", lambda *args: [])
+
+
+def made(name: str, **sizes: int) -> tuple[SideBySide | None, dict[str, tuple[int, ...]], Statement]:
+    inputs, statement = CASES[name]
+    program = parse(f"function ({inputs}) -> (O) {{ {statement}; }}")
+    known = {**SIZES, **sizes}
+    shapes = {
+        t.split("[")[0]: tuple(known[n] if n in known else int(n) for n in t.rstrip("]").split("[")[1].split(", "))
+        for t in inputs.replace("], ", "]; ").split("; ")
+    }
+    lowering = lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
+    (defracted,) = lowering.stages["defracted"].statements
+    types = dict(lowering.types)
+    strides = {n: contiguous(t.shape) for n, t in types.items()}
+    seen = coalesce(Viewed(defracted, types, strides))
+    space = build_space(seen.statement, seen.types)
+    assert space is not None
+    dot = recognise_dot(space, seen)
+    assert dot is not None
+    found = side_by_side(dot, space, seen, Setting("highest", device=DEVICES["sm_90"]))
+    return found, {**shapes, "O": types["O"].shape}, lowering.stages["flat"].statements[0]
+
+
+def value_of(s: Statement, types, arrays) -> np.ndarray:
+    names = tuple(dict.fromkeys(reads(s)))
+    program = Program(None, tuple(Input(n, types[n].shape) for n in names), (s.output,), (s,))
+    (found,) = evaluate(program, [arrays[n].reshape(types[n].shape) for n in names])
+    return np.asarray(found)
+
+
+def drawn(shapes) -> dict[str, np.ndarray]:
+    g = np.random.default_rng(0)
+    return {n: g.integers(-2, 3, s).astype(float) for n, s in shapes.items() if n != "O"}
+
+
+def exact(statement: Statement, shapes, arrays) -> np.ndarray:
+    return value_of(statement, {n: TensorType(s, "float64") for n, s in shapes.items()}, arrays)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_statements(name, anywhere):
+    found, shapes, statement = made(name)
+    assert found is not None
+    arrays = drawn(shapes)
+    want = exact(statement, shapes, arrays)
+    order = (found.blocks, found.product) if found.first else (found.product, found.blocks)
+    for s in order:
+        arrays[s.output] = value_of(s, found.types, arrays)
+    np.testing.assert_array_equal(arrays["O"].reshape(want.shape), want)
+
+
+def test_the_product():
+    """By the kernel that is launched."""
+    found, shapes, _ = made("convolution", **LARGE)
+    assert found is not None
+    arrays = drawn(shapes)
+    s = found.product
+    arrays[found.grown] = value_of(found.blocks, found.types, arrays)
+    want = value_of(s, found.types, arrays)
+    memory = {n: arrays[n].reshape(-1).copy() for n in reads(s)} | {s.output: np.full(want.size, np.nan)}
+    run([x for x in found.steps if isinstance(x, Launch)], memory, dict.fromkeys(memory, "bfloat16"))
+    np.testing.assert_array_equal(memory[s.output].reshape(want.shape), want)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [({}, 4), ({"G": 6}, 2), ({"G": 32, "C": 4, "D": 4}, 16), ({"G": 32, "C": 16, "D": 32}, 2)],
+    ids=str,
+)
+def test_how_many(sizes, count, anywhere):
+    """As many groups as make 64 channels of the wider side, and divide their number."""
+    found, *_ = made("convolution", **sizes)
+    assert found is not None
+    assert found.types["K"].shape[1] == count
+
+
+@pytest.mark.parametrize("sizes", [{"G": 3}, {"G": 4, "C": 64, "D": 64}, {"C": 2, "D": 2}], ids=str)
+def test_left_alone(sizes, anywhere):
+    """Groups that no power of two divides, that fill a tile, that are next to nothing."""
+    assert made("convolution", **sizes)[0] is None
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+def test_what_is_infinite_stays_in_its_group(tmp_path: Path, anywhere):
+    """Zeros times another group's infinity are no part of the sum."""
+    found, shapes, statement = made("convolution")
+    assert found is not None
+    arrays = drawn(shapes)
+    arrays["I"][0, 0, 2, 3, 1], arrays["I"][0, 2, 3, 0, 0] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        want = exact(statement, shapes, arrays)
+    arrays[found.grown] = value_of(found.blocks, found.types, arrays)
+    spoilt = want.copy()
+    spoilt[0, :, 1:] = np.nan
+    tensors = {n: torch.tensor(x, dtype=torch.bfloat16) for n, x in {**arrays, "O": spoilt}.items()}
+    (launch,) = (x for x in found.repairs if isinstance(x, Launch))
+    path = tmp_path / "repair.py"
+    path.write_text(launch.text)
+    where = importlib.util.spec_from_file_location("repair", path)
+    assert where is not None and where.loader is not None
+    kernels = importlib.util.module_from_spec(where)
+    where.loader.exec_module(kernels)
+    given = {n: tensors[a.tensor] if isinstance(a, Pointer) else a for n, a in launch.arguments}
+    getattr(kernels, launch.kernel)[launch.grid](**given, **dict(launch.constants))
+    np.testing.assert_array_equal(tensors["O"].double().numpy(), torch.tensor(want).bfloat16().double().numpy())

@@ -1,0 +1,227 @@
+"""Convolutions of few channels as plain products over a copy of their windows.
+
+Tensor memory comes to the chip in rows of 16 bytes and more, and a window of 3 channels has none: `I[n, 2*y + j, 2*x +
+i, c]` with c below 3. A copy with one row for each window, `C[n, y, x, j, i, c]`, padded to whole vectors, makes the
+statement and the gradient by the other operand products of matrices. Where windows do not overlap the copy is no larger
+than the tensor. A gradient whose windows do not overlap is such a product too, written to a tensor of rows and then to
+where the elements belong: `D[n, 16*y + j, 16*x + i, c] = P[n, y, x, j, i, c]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, recognise_dot
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.kernel import repair_steps
+from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, rebuild
+from tilec.ir.types import TensorType
+
+VECTOR = 8  # 16-bit elements of 16 bytes
+FEW = 4  # channels, up to which windows that overlap are copied
+MOST_STORED = 2**30  # bytes of a copy
+SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Statements over views: those that copy `before` the product's `steps`, and `after`. `repairs` look for what
+    zeros outside of the tensors made of elements that are not finite. `made`: shapes in memory of tensors between."""
+
+    before: tuple[Viewed, ...]
+    product: Viewed
+    steps: list[Step]
+    after: tuple[Viewed, ...]
+    repairs: list[Step]
+    made: Mapping[str, tuple[int, ...]]
+
+
+def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Columns | None:
+    """The statement as a product over such copies; None where it is a plain product, or no better off."""
+    extent = _extents(space)
+    if extent is None or seen.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
+        return None
+    zero = Affine()
+    s = substitute_affine(seen.statement, {v: zero for v, n in extent.items() if n == 1})
+    counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
+    if not isinstance(s.body, Call) or s.body.function != "mul" or min(counts[0], counts[2]) < LEAST:
+        return None
+    sides = [a for a in s.body.args if isinstance(a, Access)]
+    if len({a.tensor for a in sides}) != 2:
+        return None
+    build = _Build(extent, dict(seen.types), dict(seen.strides))
+    tangled = [a for a in sides if not _is_bare(a)]
+    if len(tangled) > 1 or (not tangled and _is_bare(Access(s.output, s.index or ()))):
+        return None
+    if (tangled and (len(space.classes) > 1 or counts[1] < LEAST)) or s.index is None:
+        return None
+    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, dot, sides)
+    if product is None or hopper_steps(dot, space, seen, setting) is not None:
+        return None
+    viewed = coalesce(Viewed(product, build.types, build.strides))
+    space_of = build_space(viewed.statement, viewed.types)
+    found = None if space_of is None else recognise_dot(space_of, viewed)
+    steps = None if found is None or space_of is None else hopper_steps(found, space_of, viewed, setting)
+    if steps is None:
+        return None
+    outside = dot.zero_left or dot.zero_right
+    repairs = repair_steps(dot, space, seen, seen.statement) if outside else []
+    made = Viewed(product, build.types, build.strides)
+    return Columns(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
+
+
+def _extents(space: Space) -> dict[str, int] | None:
+    """How many values, from 0 on, each variable has, residues among them; None where classes differ."""
+    first = next(iter(space.extent), None)
+    if first is None or any(e != first for e in space.extent) or any(any(low.values()) for low in space.low):
+        return None
+    found = dict(first)
+    for v in space.residues:
+        found[v] = len({c[v] for c in space.classes})
+    return found if math.prod(found[v] for v in space.residues) == len(space.classes) else None
+
+
+def _is_bare(a: Access) -> bool:
+    return all(linear(e).bare is not None for e in a.index)
+
+
+@dataclass
+class _Build:
+    extent: Mapping[str, int]
+    types: dict[str, TensorType]
+    strides: dict[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        self.made: dict[str, tuple[int, ...]] = {}
+        self.before: list[Viewed] = []
+        self.after: list[Viewed] = []
+
+    def of_operand(self, s: Statement, a: Access, sides: Sequence[Access]) -> Statement | None:
+        """The windows of an operand as rows of a copy: the product over it."""
+        assert s.index is not None
+        other = next(x for x in sides if x is not a)
+        own = list(dict.fromkeys(v for e in a.index for v in linear(e).variables()))
+        last = linear(a.index[-1]).bare
+        bare = _is_bare(other) and _is_bare(Access(s.output, s.index))
+        if last is None or self.strides[a.tensor][-1] != 1 or not bare:
+            return None
+        written = [v for e in s.index for v in linear(e).variables()]
+        summed = [v for e in other.index if (v := linear(e).bare) in own and v not in written and v is not None]
+        kept = [v for v in written if v in own]
+        if set(summed) | set(kept) != set(own):
+            return None
+        inner, outer = (summed, kept) if last in summed else (kept, summed)
+        count = math.prod(self.extent[v] for v in own)
+        size = math.prod(self.types[a.tensor].shape)
+        if self.extent[last] >= LEAST or (self.extent[last] > FEW and count > SAME * size):
+            return None
+        renamed = {a: self.copied(a, outer, inner)}
+        axes = {v: n for e, n in zip(other.index, self.strides[other.tensor], strict=True) if (v := linear(e).bare)}
+        if last in axes and any(n % VECTOR for v, n in axes.items() if v not in inner):
+            renamed[other] = self.copied(other, [v for v in axes if v not in inner], inner)
+        if None in renamed.values():
+            return None
+        return replace(s, body=_renamed(s.body, {k: v for k, v in renamed.items() if v is not None}), constraints=())
+
+    def of_output(self, s: Statement, dot: Dot, sides: Sequence[Access]) -> Statement | None:
+        """A product of rows and columns whose elements belong elsewhere."""
+        target = self.split(Access(s.output, s.index or ()))
+        if target is None or dot.zero_left or dot.zero_right or dot.zero_result:
+            return None
+        view, types, strides = target
+        order = [v for a in sides for e in a.index for v in linear(e).variables()]
+        columns = [v for v in dict.fromkeys(order) if v not in (*dot.rows, *dot.summed)]
+        if math.prod(self.extent[v] for v in columns) < LEAST:
+            return None
+        name = f"{s.output}.columns"
+        found = self.tensor(name, self.types[s.output], sorted(dot.rows, key=order.index), columns)
+        if found is None:
+            return None
+        sizes = tuple(map(Int, types[s.output].shape))
+        last = replace(s, index=view.index, sizes=sizes, body=found, aggregation="assign", constraints=())
+        self.after.append(Viewed(last, {**self.types, **types}, {**self.strides, **strides}))
+        shape = tuple(map(Int, self.types[found.tensor].shape))
+        return replace(s, output=found.tensor, index=found.index, sizes=shape, constraints=())
+
+    def split(self, a: Access) -> tuple[Access, dict[str, TensorType], dict[str, tuple[int, ...]]] | None:
+        """The access over a view in which each variable has an axis; None where two of them meet in other elements than
+        a number of two digits has."""
+        index: list[Expr] = []
+        shape: list[int] = []
+        strides: list[int] = []
+        for e, n, step in zip(a.index, self.types[a.tensor].shape, self.strides[a.tensor], strict=True):
+            form = linear(e)
+            terms = sorted(form.terms, key=lambda t: -t[1])
+            values = [self.extent.get(getattr(atom, "name", ""), 0) for atom, _ in terms]
+            digits = [math.prod(values[k + 1 :]) for k in range(len(values))]
+            if form.constant or [int(c) for _, c in terms] != digits or math.prod(values) != n:
+                return None
+            index += [atom for atom, _ in terms]
+            shape += values
+            strides += [int(c) * step for _, c in terms]
+        view = replace(a, index=tuple(index))
+        return view, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
+
+    def copied(self, a: Access, outer: list[str], inner: list[str]) -> Access | None:
+        """An access to a copy that has a row of `inner` for each of `outer`."""
+        access = self.tensor(f"{a.tensor}.columns", self.types[a.tensor], outer, inner)
+        if access is None:
+            return None
+        types, strides = dict(self.types), dict(self.strides)
+        apart = self.split(a)
+        source, target = a, access
+        if apart is not None:
+            source = apart[0]
+            types, strides = {**types, **apart[1]}, {**strides, **apart[2]}
+        elif len(inner) > 1 and self.runs_on(a, inner[-2], inner[-1]):
+            source, target = self.run(a, access, inner[-2], inner[-1], types, strides)
+        sizes = tuple(map(Int, types[target.tensor].shape))
+        self.before.append(Viewed(Statement(target.tensor, target.index, sizes, source, "sum"), types, strides))
+        return access
+
+    def runs_on(self, a: Access, before: str, last: str) -> bool:
+        """Whether the access's last two axes are one for the run of these variables."""
+        *_, outer, inner = map(linear, a.index)
+        (*_, n), (*_, far, near) = self.types[a.tensor].shape, self.strides[a.tensor]
+        if inner.bare != last or self.extent[last] != n or far != n * near:
+            return False
+        return outer.coefficient(before) == 1 and sum(before in linear(e).variables() for e in a.index) == 1
+
+    def run(self, a: Access, copy: Access, before: str, last: str, types: dict, strides: dict) -> tuple[Access, Access]:
+        """Both with the two variables as one, called `last`: n values of it follow each other, window after window."""
+        n = self.extent[last]
+        rest = linear(a.index[-2]) - Affine.variable(before)
+        source = replace(a, index=(*a.index[:-2], (rest * n + Affine.variable(last)).to_expr()))
+        target = replace(copy, index=(*copy.index[:-2], copy.index[-1]))
+        for t in (a.tensor, copy.tensor):
+            shape = types[t].shape
+            types[t] = replace(types[t], shape=(*shape[:-2], shape[-2] * shape[-1]))
+            strides[t] = (*strides[t][:-2], strides[t][-1])
+        return source, target
+
+    def tensor(self, name: str, like: TensorType, outer: list[str], inner: list[str]) -> Access | None:
+        """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
+        shape = tuple(self.extent[v] for v in (*outer, *inner))
+        row = math.prod(self.extent[v] for v in inner)
+        width = -(-row // VECTOR) * VECTOR
+        rows = math.prod(self.extent[v] for v in outer)
+        if 2 * rows * width > MOST_STORED:
+            return None
+        self.types[name] = replace(like, shape=shape)
+        self.strides[name] = (
+            *(width * n for n in contiguous(shape[: len(outer)])),
+            *contiguous(shape[len(outer) :]),
+        )
+        self.made[name] = (rows, width)
+        return Access(name, tuple(map(Index, (*outer, *inner))))
+
+
+def _renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
+    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: _renamed(x, made))

@@ -1,0 +1,172 @@
+"""Products of many small groups, several groups side by side in one product.
+
+`O[n, g, o] = +(I[n, g, c] * K[g, o, c])` with 8 values of o and of c leaves most of a tensor core's tile empty. Eight
+groups as one are a product of 64 by 64: with g = 8 h + q, `O[n, h, q, o] = +(I[n, h, r, c] * B[h, q, o, r, c])`, where
+the smallest of the three tensors is the one that grows. An operand becomes block diagonal, `B` being `K` where q is r
+and 0 elsewhere; of an output the blocks on the diagonal are taken: `D[h, q, o, r, c]` at q = r. Zeros multiply other
+groups' elements, so that results which are not finite are computed again without them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.dot import NARROW, Dot, recognise_dot
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.kernel import repair_steps
+from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.functions import ZERO, call
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, rebuild
+from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import fresh_variable
+
+WIDTH = 64  # rows or columns of a product of groups side by side, at most
+LEAST_GROUP = 4  # of a group itself
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """`blocks`: the statement that makes an operand block diagonal, or takes the output's diagonal, where it is not
+    `first`. `product`: what stands between, its `steps`, and those that look for what zeros made of elements that are
+    not finite. `grown`: the tensor between; `types` and `strides` of all tensors as they are indexed here."""
+
+    blocks: Statement
+    product: Statement
+    first: bool
+    steps: list[Step]
+    repairs: list[Step]
+    types: Mapping[str, TensorType]
+    strides: Mapping[str, tuple[int, ...]]
+    grown: str
+
+
+def side_by_side(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> SideBySide | None:
+    """The statement in two, None where groups fill a tile as they are or Hopper's kernels do not take the product."""
+    s = seen.statement
+    plain = len(space.classes) == 1 and s.guard is None and not s.constraints and dot.dtype in NARROW
+    if not plain or s.index is None or not isinstance(s.body, Call) or s.body.function != "mul":
+        return None
+    if not all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right)):
+        return None
+    left, right = dot.left[0], dot.right[0]
+    assert isinstance(left, Access) and isinstance(right, Access)
+    if left.tensor == right.tensor or not set(s.body.args) == {left, right}:
+        return None
+    accesses = (left, right, Access(s.output, s.index))
+    small = min(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape))
+    held = space.extent[0]
+    for g in reversed(dot.batch):
+        places = [[linear(e).bare == g for e in a.index].count(True) for a in accesses]
+        if places != [1, 1, 1] or any(sum(g in index_variables(e) for e in a.index) != 1 for a in accesses):
+            continue
+        width = max(held[v] for a in accesses for v in [_beside(a, g, seen.types, seen.strides)] if v is not None)
+        count = _groups(held[g], width) if width >= LEAST_GROUP else 1
+        if count > 1:
+            return _apart(s, accesses, small, g, count, seen, setting)
+    return None
+
+
+def _beside(a: Access, g: str, types: Mapping[str, TensorType], strides: Mapping) -> str | None:
+    """The variable whose axis the group's steps over: a channel within the group."""
+    axis = next(k for k, e in enumerate(a.index) if linear(e).bare == g)
+    stride = strides[a.tensor][axis]
+    for e, step, n in zip(a.index, strides[a.tensor], types[a.tensor].shape, strict=True):
+        v = linear(e).bare
+        if v is not None and v != g and step * n == stride:
+            return v
+    return None
+
+
+def _groups(extent: int, width: int) -> int:
+    """How many groups make a tile: a power of two that divides their number."""
+    count = 1
+    while extent % (2 * count) == 0 and 2 * count * width <= WIDTH:
+        count *= 2
+    return count
+
+
+def _apart(
+    s: Statement, accesses: tuple[Access, ...], small: Access, g: str, count: int, seen: Viewed, setting: Setting
+) -> SideBySide | None:
+    taken = set(index_variables(*(e for a in accesses for e in a.index)))
+    q = fresh_variable(f"{g}_q", taken)
+    r = fresh_variable(f"{g}_r", taken | {q})
+    types, strides = dict(seen.types), dict(seen.strides)
+    split: dict[str, Access] = {}
+    for a in accesses:
+        axis = next(k for k, e in enumerate(a.index) if linear(e).bare == g)
+        shape, step = types[a.tensor].shape, strides[a.tensor]
+        sizes = (shape[axis] // count, count)
+        types[a.tensor] = replace(types[a.tensor], shape=(*shape[:axis], *sizes, *shape[axis + 1 :]))
+        strides[a.tensor] = (*step[:axis], count * step[axis], *step[axis:])
+        split[a.tensor] = replace(a, index=(*a.index[:axis], Index(g), Index(q), *a.index[axis + 1 :]))
+    output, left, right = s.output, *(a.tensor for a in accesses[:2])
+    other = {left: right, right: left, output: right}[small.tensor]
+    split[other] = _moved(split[other], q, r)
+    grown = f"{small.tensor}.blocks"
+    own = split[small.tensor]
+    third = next(a.tensor for a in accesses if a.tensor not in (small.tensor, other))
+    # each axis of the small tensor: its index in the product, its size, its variable where it is copied
+    axes = [(e, n, f"i{k}") for k, (e, n) in enumerate(zip(own.index, types[small.tensor].shape, strict=True))]
+    alone = tuple(Index(name) for *_, name in axes)
+    along = next(a for a in axes if linear(a[0]).bare == q)
+    axes.remove(along)
+    axes.insert(_before(axes, split[third], q, types, strides), along)
+    across = (Index(r), count, r)
+    axes.insert(_before(axes, split[other], r, types, strides), across)
+    index, shape = tuple(e for e, *_ in axes), tuple(n for _, n, _ in axes)
+    types[grown], strides[grown] = replace(types[small.tensor], shape=shape), contiguous(shape)
+    if small.tensor == output:
+        diagonal = tuple(Index(along[2] if name == r else name) for *_, name in axes)
+        whole = tuple(map(Int, types[output].shape))
+        blocks = replace(s, index=alone, sizes=whole, body=Access(grown, diagonal), aggregation="assign")
+        made = {a: split[a.tensor] for a in accesses[:2]}
+        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=_renamed(s.body, made))
+    else:
+        inside = call("eq", Index(along[2]), Index(r))
+        body = Call("select", (inside, Access(small.tensor, alone), call(types[small.tensor].dtype, ZERO)))
+        places = tuple(Index(name) for *_, name in axes)
+        blocks = Statement(grown, places, tuple(map(Int, shape)), body, span=s.span)
+        made = {a: split[a.tensor] if a is not small else Access(grown, index) for a in accesses[:2]}
+        out = split[output]
+        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=_renamed(s.body, made))
+    as_it_is = Viewed(product, types, strides)
+    merged = coalesce(as_it_is)
+    space = build_space(merged.statement, merged.types)
+    dot = None if space is None else recognise_dot(space, merged)
+    steps = None if dot is None or space is None else hopper_steps(dot, space, merged, setting)
+    if steps is None:
+        return None
+    first = small.tensor != output
+    repairs = _repairs(as_it_is, call("eq", Index(q), Index(r))) if first else []
+    return SideBySide(blocks, product, first, steps, repairs, types, strides, grown)
+
+
+def _repairs(seen: Viewed, inside: Expr) -> list[Step]:
+    """Steps that compute again, of groups' own elements alone, what came out infinite or NaN."""
+    space = build_space(seen.statement, seen.types)
+    dot = None if space is None else recognise_dot(space, seen)
+    assert dot is not None and space is not None
+    dot = replace(dot, zero_right=(*dot.zero_right, inside))
+    return repair_steps(dot, space, seen, seen.statement)
+
+
+def _before(axes: list, a: Access, group: str, types: Mapping[str, TensorType], strides: Mapping) -> int:
+    """Where the group's number stands so that it is one with what the access has beside it: the channels."""
+    beside = _beside(a, group, types, strides)
+    found = [k for k, (e, *_) in enumerate(axes) if beside is not None and linear(e).bare == beside]
+    return found[0] if found else 0
+
+
+def _moved(a: Access, q: str, r: str) -> Access:
+    return replace(a, index=tuple(Index(r) if linear(e).bare == q else e for e in a.index))
+
+
+def _renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
+    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: _renamed(x, made))
