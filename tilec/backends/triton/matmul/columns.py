@@ -10,7 +10,7 @@ where the elements belong: `D[n, 16*y + j, 16*x + i, c] = P[n, y, x, j, i, c]`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
@@ -18,10 +18,11 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
-from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.matmul.pack import renamed
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, rebuild
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
 VECTOR = 8  # 16-bit elements of 16 bytes
@@ -41,6 +42,14 @@ class Columns:
     after: tuple[Viewed, ...]
     repairs: list[Step]
     made: Mapping[str, tuple[int, ...]]
+
+    def carried_out(self, lower: Callable[[Viewed], list[Step]]) -> list[Step]:
+        """All steps; `lower` gives those of a statement."""
+        types = self.product.types
+        steps: list[Step] = [Allocate(name, shape, types[name].dtype) for name, shape in self.made.items()]
+        steps += [step for v in self.before for step in lower(v)]
+        steps += [*self.steps, *(step for v in self.after for step in lower(v))]
+        return [*steps, Release(tuple(self.made)), *self.repairs]
 
 
 def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Columns | None:
@@ -122,13 +131,13 @@ class _Build:
         size = math.prod(self.types[a.tensor].shape)
         if self.extent[last] >= LEAST or (self.extent[last] > FEW and count > SAME * size):
             return None
-        renamed = {a: self.copied(a, outer, inner)}
+        copies = {a: self.copied(a, outer, inner)}
         axes = {v: n for e, n in zip(other.index, self.strides[other.tensor], strict=True) if (v := linear(e).bare)}
         if last in axes and any(n % VECTOR for v, n in axes.items() if v not in inner):
-            renamed[other] = self.copied(other, [v for v in axes if v not in inner], inner)
-        if None in renamed.values():
+            copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
+        if None in copies.values():
             return None
-        return replace(s, body=_renamed(s.body, {k: v for k, v in renamed.items() if v is not None}), constraints=())
+        return replace(s, body=renamed(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
 
     def of_output(self, s: Statement, dot: Dot, sides: Sequence[Access]) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""
@@ -221,7 +230,3 @@ class _Build:
         )
         self.made[name] = (rows, width)
         return Access(name, tuple(map(Index, (*outer, *inner))))
-
-
-def _renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
-    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: _renamed(x, made))

@@ -53,10 +53,10 @@ def packed(
             before += _copy(access.tensor, name, seen, wide)
             after.append(Release((name,)))
         swapped = replace(access, tensor=name)
-        renamed = {access: swapped}
+        copies: dict[Access, Access] = {access: swapped}
         s = seen.statement
-        seen = Viewed(replace(s, body=_renamed(s.body, renamed)), seen.types, seen.strides)
-        dot = replace(dot, left=_side(dot.left, renamed), right=_side(dot.right, renamed))
+        seen = Viewed(replace(s, body=renamed(s.body, copies)), seen.types, seen.strides)
+        dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
     return before, seen, replace(space, statement=seen.statement), dot, after
@@ -82,9 +82,10 @@ def _copy(source: str, target: str, seen: Viewed, wide: bool) -> list[Step]:
     return pointwise(space, Viewed(s, seen.types, seen.strides), s, wide) or []
 
 
-def _renamed(e: Expr, renamed: Mapping[Access, Access]) -> Expr:
-    return renamed[e] if isinstance(e, Access) and e in renamed else rebuild(e, lambda x: _renamed(x, renamed))
+def renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
+    """The expression with other accesses in the place of these."""
+    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: renamed(x, made))
 
 
-def _side(factors: tuple[Expr, ...], renamed: Mapping[Access, Access]) -> tuple[Expr, ...]:
-    return tuple(_renamed(f, renamed) for f in factors)
+def _side(factors: tuple[Expr, ...], made: Mapping[Access, Access]) -> tuple[Expr, ...]:
+    return tuple(renamed(f, made) for f in factors)

@@ -10,7 +10,7 @@ groups' elements, so that results which are not finite are computed again withou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
@@ -18,11 +18,12 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import NARROW, Dot, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
-from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.matmul.pack import renamed
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, rebuild
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
 
@@ -44,6 +45,14 @@ class SideBySide:
     types: Mapping[str, TensorType]
     strides: Mapping[str, tuple[int, ...]]
     grown: str
+
+    def carried_out(self, lower: Callable[[Viewed], list[Step]]) -> list[Step]:
+        """All steps; `lower` gives those of a statement."""
+        t = self.types[self.grown]
+        blocks = lower(Viewed(self.blocks, self.types, self.strides))
+        steps: list[Step] = [Allocate(self.grown, t.shape, t.dtype)]
+        steps += [*blocks, *self.steps, *self.repairs] if self.first else [*self.steps, *blocks]
+        return [*steps, Release((self.grown,))]
 
 
 def side_by_side(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> SideBySide | None:
@@ -127,7 +136,7 @@ def _apart(
         whole = tuple(map(Int, types[output].shape))
         blocks = replace(s, index=alone, sizes=whole, body=Access(grown, diagonal), aggregation="assign")
         made = {a: split[a.tensor] for a in accesses[:2]}
-        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=_renamed(s.body, made))
+        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=renamed(s.body, made))
     else:
         inside = call("eq", Index(along[2]), Index(r))
         body = Call("select", (inside, Access(small.tensor, alone), call(types[small.tensor].dtype, ZERO)))
@@ -135,7 +144,7 @@ def _apart(
         blocks = Statement(grown, places, tuple(map(Int, shape)), body, span=s.span)
         made = {a: split[a.tensor] if a is not small else Access(grown, index) for a in accesses[:2]}
         out = split[output]
-        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=_renamed(s.body, made))
+        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=renamed(s.body, made))
     as_it_is = Viewed(product, types, strides)
     merged = coalesce(as_it_is)
     space = build_space(merged.statement, merged.types)
@@ -166,7 +175,3 @@ def _before(axes: list, a: Access, group: str, types: Mapping[str, TensorType], 
 
 def _moved(a: Access, q: str, r: str) -> Access:
     return replace(a, index=tuple(Index(r) if linear(e).bare == q else e for e in a.index))
-
-
-def _renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
-    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: _renamed(x, made))

@@ -17,7 +17,7 @@ from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
-from tilec.backends.triton.matmul.columns import Columns, columns
+from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.dot import (
     Dot,
     operand_accesses,
@@ -39,7 +39,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
 )
 from tilec.backends.triton.matmul.pack import LEAST_WORK, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
-from tilec.backends.triton.matmul.side_by_side import SideBySide, side_by_side
+from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Request, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
@@ -250,12 +250,9 @@ def statement_steps(
         chosen = None if choice is None else steps_of(task, choice)
         if chosen is not None:
             return [*first, *chosen]
-    beside = None if dot is None else side_by_side(dot, space, seen, setting)
-    if beside is not None:
-        return [*first, *_grouped_steps(beside, setting)]
-    rows = None if dot is None else columns(dot, space, seen, setting)
-    if rows is not None:
-        return [*first, *_column_steps(rows, setting)]
+    rewritten = None if dot is None else side_by_side(dot, space, seen, setting) or columns(dot, space, seen, setting)
+    if rewritten is not None:
+        return [*first, *rewritten.carried_out(partial(_over_views, setting=replace(setting, library=False)))]
     if dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting):
         steps = library_steps(defracted, flat, types, dot, space, seen, wide)
         if steps is not None:
@@ -369,26 +366,9 @@ def product_task(
     return MatmulProblem(defracted, flat, types, dot, space, seen, wide, setting)
 
 
-def _grouped_steps(found: SideBySide, setting: Setting) -> list[Step]:
-    """Groups side by side: the product, what makes or takes its blocks, and a look at what zeros may have spoilt."""
-    t = found.types[found.grown]
-    blocks = statement_steps(found.blocks, found.blocks, found.types, found.strides, replace(setting, library=False))
-    steps: list[Step] = [Allocate(found.grown, t.shape, t.dtype)]
-    steps += [*blocks, *found.steps, *found.repairs] if found.first else [*found.steps, *blocks]
-    return [*steps, Release((found.grown,))]
-
-
-def _column_steps(found: Columns, setting: Setting) -> list[Step]:
-    """A product over copies: those of operands before it, that of the output after it."""
-
-    def copied(v: Viewed) -> list[Step]:
-        return statement_steps(v.statement, v.statement, v.types, v.strides, replace(setting, library=False))
-
-    types = found.product.types
-    steps: list[Step] = [Allocate(name, shape, types[name].dtype) for name, shape in found.made.items()]
-    steps += [step for v in found.before for step in copied(v)]
-    steps += [*found.steps, *(step for v in found.after for step in copied(v))]
-    return [*steps, Release(tuple(found.made)), *found.repairs]
+def _over_views(seen: Viewed, setting: Setting) -> list[Step]:
+    """Steps of a statement over views, into a tensor that is there."""
+    return statement_steps(seen.statement, seen.statement, seen.types, seen.strides, setting)
 
 
 def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
