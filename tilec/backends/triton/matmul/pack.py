@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
@@ -17,8 +18,9 @@ from tilec.backends.triton.matmul.dot import Dot
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
+from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild
+from tilec.ir.program import Access, Expr, Index, Int, Statement, accesses_in, rebuild
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 
@@ -41,17 +43,9 @@ def packed(
         axis = _axis(access, inner[0])
         if axis is None or seen.strides[access.tensor][axis] == 1:
             continue
-        name = f"{access.tensor}.packed{axis}"
-        shape = seen.types[access.tensor].shape
-        order = [*(a for a in range(len(shape)) if a != axis), axis]
-        strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
-        if name not in seen.types:  # a tensor times itself is copied once
-            types = {**seen.types, name: seen.types[access.tensor]}
-            moved = tuple(strides[a] for a in range(len(shape)))
-            seen = Viewed(seen.statement, types, {**seen.strides, name: moved})
-            before.append(Allocate(name, tuple(shape[a] for a in order), types[name].dtype))
-            before += _copy(access.tensor, name, seen, wide)
-            after.append(Release((name,)))
+        name, seen, made, released = _copied(access.tensor, axis, seen, wide)
+        before += made
+        after += released
         swapped = replace(access, tensor=name)
         copies: dict[Access, Access] = {access: swapped}
         s = seen.statement
@@ -60,6 +54,56 @@ def packed(
     if not before:
         return None
     return before, seen, replace(space, statement=seen.statement), dot, after
+
+
+def columns_packed(
+    space: Space, seen: Viewed, wide: bool = False
+) -> tuple[list[Step], Viewed, Space, list[Step]] | None:
+    """The same for any other reduction over pairs of rows and columns: what columns alone read lies along the columns
+    then, so that a block's reads are of whole vectors. None where nothing is gained."""
+    tiling = choose_pointwise_tiling(space, seen)
+    reductions = [v for v in space.reductions if not space.single(v)]
+    if not tiling.outer or tiling.lanes is not None or len(reductions) != 1 or len(space.classes) != 1:
+        return None
+    if space.count((*space.outputs, *space.reductions)) < LEAST_WORK:
+        return None
+    (rows, _), (columns, _) = tiling.axes
+    before: list[Step] = []
+    after: list[Step] = []
+    copies: dict[Access, Access] = {}
+    s = space.statement
+    for access in dict.fromkeys(accesses_in(s.body, s.guard)):
+        used = free_of(access)
+        if reductions[0] not in used or not used & set(columns) or space.count(rows) < LEAST_REUSE:
+            continue
+        axis = _axis(access, columns[-1])
+        if axis is None or seen.strides[access.tensor][axis] == 1:
+            continue
+        name, seen, made, released = _copied(access.tensor, axis, seen, wide)
+        before += made
+        after += released
+        copies[access] = replace(access, tensor=name)
+    guard = None if s.guard is None else renamed(s.guard, copies)
+    s = replace(s, body=renamed(s.body, copies), guard=guard)
+    seen, space = replace(seen, statement=s), replace(space, statement=s)
+    if not copies or choose_pointwise_tiling(space, seen).lanes is None:
+        return None
+    return before, seen, space, after
+
+
+def _copied(tensor: str, axis: int, seen: Viewed, wide: bool) -> tuple[str, Viewed, list[Step], list[Step]]:
+    """The name of a copy with that axis last, all tensors with it, steps that make it and let it go."""
+    name = f"{tensor}.packed{axis}"
+    if name in seen.types:  # a tensor times itself is copied once
+        return name, seen, [], []
+    shape = seen.types[tensor].shape
+    order = [*(a for a in range(len(shape)) if a != axis), axis]
+    strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
+    types = {**seen.types, name: seen.types[tensor]}
+    moved = tuple(strides[a] for a in range(len(shape)))
+    seen = Viewed(seen.statement, types, {**seen.strides, name: moved})
+    made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), types[name].dtype)]
+    return name, seen, [*made, *_copy(tensor, name, seen, wide)], [Release((name,))]
 
 
 def work(dot: Dot, space: Space) -> int:

@@ -37,7 +37,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     viewed_with_tops,
     with_guards,
 )
-from tilec.backends.triton.matmul.pack import LEAST_WORK, packed, work
+from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
@@ -209,6 +209,8 @@ def ridden_steps(
     library = dot is not None and setting.library and not _ours_is_faster(dot, space, seen, setting)
     if library and dot is not None and library_steps(defracted, flat, types, dot, space, seen) is not None:
         return None
+    if dot is not None and (side_by_side(dot, space, seen, setting) or columns(dot, space, seen, setting)):
+        return None
     if dot is not None and worthwhile(dot, space):
         if hopper_steps(dot, space, seen, setting) is not None or hoisted(dot, space, seen) is not None:
             return None
@@ -218,7 +220,12 @@ def ridden_steps(
     found = recognise_log(space, seen) or recognise_weighted(space, seen)
     if found is not None:
         return _exponential_steps(found, space, seen, flat, wide, setting, riding) if space.covers else None
-    return pointwise(space, seen, flat, wide, riding)
+    once = columns_packed(space, seen, wide)
+    if once is None:
+        return pointwise(space, seen, flat, wide, riding)
+    before, seen, space, after = once
+    made = pointwise(space, seen, flat, wide, riding)
+    return None if made is None else [*before, *made, *after]
 
 
 def statement_steps(
@@ -271,11 +278,13 @@ def statement_steps(
     found = recognise_log(space, seen) or recognise_weighted(space, seen)
     if found is not None:
         return [*first, *_exponential_steps(found, space, seen, flat, wide, setting)]
-    once = shared(space, seen, wide)
-    if once is not None:
-        before, seen, space, after = once
-        return [*first, *before, *(pointwise(space, seen, flat, wide) or ()), *after]
-    return [*first, *(pointwise(space, seen, flat, wide) or ())]
+    last: list[Step] = []
+    for prepared in (shared, columns_packed):
+        once = prepared(space, seen, wide)
+        if once is not None:
+            made, seen, space, released = once
+            first, last = [*first, *made], [*released, *last]
+    return [*first, *(pointwise(space, seen, flat, wide) or ()), *last]
 
 
 def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting) -> list[Step]:
