@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.matmul import pack
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -46,6 +47,25 @@ def test_aggregations_over_pairs(body, sizes):
     m, k, n = sizes
     source = f"function (A[M, K], B[K, N]) -> (C) {{ C[i, j : M, N] = {BODIES[body]}; }}"
     agree(source, whole(m, k), whole(k, n))
+
+
+TRANSPOSED = {
+    "squares": "C[i, j : M, N] = +((A[i, k] - B[j, k]) * (A[i, k] - B[j, k]))",
+    "greatest": "C[i, j : M, N] = >(abs(A[i, k] - B[j, k]))",
+    "ridden": "D[i, j : M, N] = +(abs(A[i, k] - B[j, k])); C = sqrt(1 + D)",
+    "itself": "C[i, j : M, M] = <(A[i, k] + A[j, k])",
+}
+
+
+@pytest.mark.parametrize("body", TRANSPOSED)
+@pytest.mark.parametrize("sizes", [(64, 8, 64), (37, 12, 50)])
+def test_operands_that_both_lie_along_the_reduction(body, sizes, monkeypatch):
+    """One of them is copied so that it lies along the columns."""
+    monkeypatch.setattr(pack, "LEAST_WORK", 0)
+    monkeypatch.setattr(pack, "LEAST_REUSE", 1)
+    m, k, n = sizes
+    lowered = agree(f"function (A[M, K], B[N, K]) -> (C) {{ {TRANSPOSED[body]}; }}", whole(m, k), whole(n, k))
+    assert "packed" in lowered.source()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64, torch.float16])
