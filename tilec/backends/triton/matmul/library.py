@@ -14,11 +14,12 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
-from tilec.backends.triton.iteration.coalesce import Viewed
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.dot import Dot, recognise_dot
 from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.plan.plan import Step, TorchLines, python_name
+from tilec.ir.index import linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType
@@ -56,6 +57,21 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
+
+
+def is_plain(dot: Dot, space: Space, seen: Viewed) -> bool:
+    """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
+    variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
+    result."""
+    many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
+    if max(many) > 1:
+        merged = coalesce(seen)
+        found = None if merged.statement == seen.statement else build_space(merged.statement, merged.types)
+        again = None if found is None else recognise_dot(found, merged)
+        return found is not None and again is not None and is_plain(again, found, merged)
+    written = [linear(e).bare for e in space.statement.index or ()]
+    order = [v for v in written if v is not None and not space.single(v)]
+    return set(order[: many[3]]) <= set(dot.batch)
 
 
 def _slow(c: Convolution) -> bool:

@@ -29,7 +29,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
-from tilec.backends.triton.matmul.library import library_steps
+from tilec.backends.triton.matmul.library import is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import (
     LogDot,
     LogWriter,
@@ -346,11 +346,12 @@ def _allocated_steps(s: Statement, seen: Viewed, setting: Setting) -> list[Step]
 
 def _ours_is_faster(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> bool:
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
-    no look at the result for infinities at its borders afterwards. Matrix products stay the library's, and so do sums
-    that must be split over programs for few columns: kernel gradients of 64 channels take ours a third longer."""
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
+    plain: it would copy others before or after. So do sums that must be split over programs for few columns: kernel
+    gradients of 64 channels take ours a third longer."""
     accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
     bare = all(linear(e).bare is not None for a in accesses for e in a.index)
-    steps = None if bare else hopper_steps(dot, space, seen, setting)
+    steps = None if bare and is_plain(dot, space, seen) else hopper_steps(dot, space, seen, setting)
     split = steps is not None and len(steps) > 1
     return steps is not None and not (split and space.count(dot.columns) <= FEW_COLUMNS)
 
