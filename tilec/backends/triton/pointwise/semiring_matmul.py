@@ -138,7 +138,8 @@ def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: in
     warps = 8 if bm * bn > 2048 else warps
     words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
     even = gcd(ROUND, *(e[inner] for e in space.extent))
-    count = min(MOST_SEMIRING_LANES, even)
+    # sums are rounded in the same order whatever the block, so that slabs of a matrix find what the whole had
+    count = min(FEWEST_LANES if s.aggregation in ("sum", "prod") else MOST_SEMIRING_LANES, even)
     while count * words > COMBINED_WORDS:
         count //= 2
     if count < FEWEST_LANES:
