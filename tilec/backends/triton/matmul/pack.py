@@ -23,6 +23,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Index, Int, Statement, accesses_in, rebuild
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
+LEAST_SUMMED = 16  # points of any other reduction that do
 
 
 def packed(
@@ -65,16 +66,16 @@ def columns_packed(
     reductions = [v for v in space.reductions if not space.single(v)]
     if not tiling.outer or tiling.lanes is not None or len(reductions) != 1 or len(space.classes) != 1:
         return None
-    if space.count((*space.outputs, *space.reductions)) < LEAST_WORK:
-        return None
     (rows, _), (columns, _) = tiling.axes
+    if min(space.count(rows), space.count(columns)) < LEAST_REUSE or space.count(tuple(reductions)) < LEAST_SUMMED:
+        return None
     before: list[Step] = []
     after: list[Step] = []
     copies: dict[Access, Access] = {}
     s = space.statement
     for access in dict.fromkeys(accesses_in(s.body, s.guard)):
         used = free_of(access)
-        if reductions[0] not in used or not used & set(columns) or space.count(rows) < LEAST_REUSE:
+        if reductions[0] not in used or not used & set(columns):
             continue
         axis = _axis(access, columns[-1])
         if axis is None or seen.strides[access.tensor][axis] == 1:
