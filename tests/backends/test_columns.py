@@ -11,7 +11,7 @@ from support.gluon import run
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import columns as module
-from tilec.backends.triton.matmul.columns import Columns, columns
+from tilec.backends.triton.matmul.columns import WindowRows, columns
 from tilec.backends.triton.matmul.dot import recognise_dot
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Launch, Setting
@@ -66,7 +66,7 @@ def lowered(text: str, sizes: dict[str, int]):
     return lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
 
 
-def made(lowering) -> Columns | None:
+def made(lowering) -> WindowRows | None:
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
     seen = coalesce(Viewed(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.chain import MOST_STORED
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
@@ -25,14 +26,13 @@ from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 
-VECTOR = 8  # 16-bit elements of 16 bytes
+ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 FEW = 4  # channels, up to which windows that overlap are copied
-MOST_STORED = 2**30  # bytes of a copy
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
 
 
 @dataclass(frozen=True)
-class Columns:
+class WindowRows:
     """Statements over views: those that copy `before` the product's `steps`, and `after`. `repairs` look for what
     zeros outside of the tensors made of elements that are not finite. `made`: shapes in memory of tensors between."""
 
@@ -52,7 +52,7 @@ class Columns:
         return [*steps, Release(tuple(self.made)), *self.repairs]
 
 
-def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Columns | None:
+def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> WindowRows | None:
     """The statement as a product over such copies; None where it is a plain product, or no better off."""
     extent = _extents(space)
     if extent is None or seen.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
@@ -83,7 +83,7 @@ def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Columns |
     outside = dot.zero_left or dot.zero_right
     repairs = repair_steps(dot, space, seen, seen.statement) if outside else []
     made = Viewed(product, build.types, build.strides)
-    return Columns(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
+    return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
 
 
 def _extents(space: Space) -> dict[str, int] | None:
@@ -133,7 +133,7 @@ class _Build:
             return None
         copies = {a: self.copied(a, outer, inner)}
         axes = {v: n for e, n in zip(other.index, self.strides[other.tensor], strict=True) if (v := linear(e).bare)}
-        if last in axes and any(n % VECTOR for v, n in axes.items() if v not in inner):
+        if last in axes and any(n % ROW_MULTIPLE for v, n in axes.items() if v not in inner):
             copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
         if None in copies.values():
             return None
@@ -219,7 +219,7 @@ class _Build:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
         shape = tuple(self.extent[v] for v in (*outer, *inner))
         row = math.prod(self.extent[v] for v in inner)
-        width = -(-row // VECTOR) * VECTOR
+        width = -(-row // ROW_MULTIPLE) * ROW_MULTIPLE
         rows = math.prod(self.extent[v] for v in outer)
         if 2 * rows * width > MOST_STORED:
             return None

@@ -27,7 +27,7 @@ from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_va
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
 
-WIDTH = 64  # rows or columns of a product of groups side by side, at most
+WIDTH_TOGETHER = 64  # rows or columns of a product of groups side by side, at most
 LEAST_GROUP = 4  # of a group itself
 
 
@@ -95,7 +95,7 @@ def _beside(a: Access, g: str, types: Mapping[str, TensorType], strides: Mapping
 def _groups(extent: int, width: int) -> int:
     """How many groups make a tile: a power of two that divides their number."""
     count = 1
-    while extent % (2 * count) == 0 and 2 * count * width <= WIDTH:
+    while extent % (2 * count) == 0 and 2 * count * width <= WIDTH_TOGETHER:
         count *= 2
     return count
 
