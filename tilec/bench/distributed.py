@@ -35,7 +35,7 @@ _PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[
 class ShardedCase:
     """`shapes` of the inputs, which lie as `dims` say (a sharded dimension or None). `gradients`: is the backward pass
     timed too; what comes back in parts is put together either way, as a training step would. `whole`: positions of
-    the sharded inputs that each rank needs whole."""
+    the sharded inputs that each rank needs whole. `exact`: recurrences go step by step."""
 
     name: str
     source: str
@@ -44,16 +44,17 @@ class ShardedCase:
     dtype: str = "bfloat16"
     gradients: bool = False
     whole: tuple[int, ...] = ()
+    exact: bool = False
 
     def shrunk(self) -> ShardedCase:
         """The same for a look at whether it runs."""
         shapes = tuple(tuple(max(2, min(n, 24)) for n in s) for s in self.shapes)
-        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients, self.whole)
+        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients, self.whole, self.exact)
 
 
 _IMAGES = ((1024, 120, 120, 64), (3, 3, 64, 128))
 _HEADS = ((64, 8192, 64),) * 3
-_ROWS = ((16, 16384, 64),) * 3
+_ROWS = ((8, 32768, 64),) * 3
 SHARDED_CASES = (
     ShardedCase("convolution, images sharded", CONVOLUTION, _IMAGES, (0, None)),
     ShardedCase("convolution, images sharded, with backward", CONVOLUTION, _IMAGES, (0, None), gradients=True),
@@ -62,6 +63,7 @@ SHARDED_CASES = (
     ShardedCase("attention, rows sharded", _ATTENTION, _ROWS, (1, 1, 1), whole=(1, 2)),
     ShardedCase("attention, rows sharded, with backward", _ATTENTION, _ROWS, (1, 1, 1), gradients=True, whole=(1, 2)),
     ShardedCase("scan, time sharded", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32"),
+    ShardedCase("scan, time sharded, states passed", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32", exact=True),
     ShardedCase("scan, lanes sharded", _SCAN, ((65536, 4096),) * 2, (1, 1), "float32"),
     ShardedCase("product, sum sharded", _PRODUCT, ((8192, 65536), (65536, 8192)), (1, 0)),
 )
@@ -93,7 +95,7 @@ def _rank(rank: int, ranks: int, only: str, device: str, small: bool) -> None:
 
 
 def _line(case: ShardedCase, mesh: Any, device: str) -> str:
-    f = tilec.compile(case.source)
+    f = tilec.compile(case.source, exact=case.exact)
     random = torch.Generator(device).manual_seed(1)
     dtype = getattr(torch, case.dtype)
     whole = [
@@ -184,7 +186,9 @@ def _counted() -> Iterator[list[int]]:
 
 
 def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float:
-    """Of one call, of many one after the other; on several ranks that of the slowest."""
+    """Of one call, of many one after the other; on several ranks that of the slowest, all of which have done a call
+    before the next begins."""
+    token = torch.zeros(1, device=device)
 
     def many(count: int) -> float:
         _wait(device)
@@ -193,6 +197,8 @@ def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float
         start = time.perf_counter()
         for _ in range(count):
             step()
+            if mesh is not None:
+                dist.all_reduce(token)
         _wait(device)
         elapsed = torch.tensor(time.perf_counter() - start, device=device)
         if mesh is not None:

@@ -5,6 +5,8 @@ torch's functional collectives, so that compilers can trace them. An exchange ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,28 +16,83 @@ from tilec.distributed.placements import Box, count, overlap, shape_of
 _ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def exchange(local: torch.Tensor, have: tuple[Box, ...], need: tuple[Box, ...], rank: int, group: Any) -> torch.Tensor:
-    """The rank's box of `need` of a tensor whose boxes `have` the ranks hold; this one holds `local`."""
-    ranks = len(have)
-    even = len({shape_of(h) for h in have}) == 1
-    if even and all(shape_of(n) == shape_of(need[0]) for n in need) and _gathers(have, need):
-        return _gathered(local, have, group)
-    sent = [count(overlap(have[rank], need[r])) * (r != rank) for r in range(ranks)]
-    taken = [count(overlap(have[r], need[rank])) * (r != rank) for r in range(ranks)]
-    pieces = [_cut(local, have[rank], overlap(have[rank], need[r])).reshape(-1) for r in range(ranks) if sent[r]]
-    out = local.new_empty(shape_of(need[rank]))
-    size = local.element_size()
-    packed = torch.cat(pieces) if pieces else local.new_empty(0)
-    received = _all_to_all(_bytes(packed), [n * size for n in taken], [n * size for n in sent], group)
-    flat = received.view(local.dtype)
-    for r, part in enumerate(flat.split(taken)):
-        box = overlap(have[r], need[rank])
-        if r == rank:
-            if count(box):
-                _cut(out, need[rank], box).copy_(_cut(local, have[rank], box))
-        elif taken[r]:
-            _cut(out, need[rank], box).copy_(part.view(shape_of(box)))
-    return out
+@dataclass(frozen=True)
+class Exchange:
+    """A tensor of which the ranks hold the boxes `have`, this one as `local`, and shall hold the boxes `need`."""
+
+    local: torch.Tensor
+    have: tuple[Box, ...]
+    need: tuple[Box, ...]
+
+    @property
+    def gathers(self) -> bool:
+        """Does every rank need all, of a tensor that is held in equal parts?"""
+        whole = sum(map(count, self.have))
+        return len({shape_of(h) for h in self.have}) == 1 and all(count(n) == whole for n in self.need)
+
+    def sent(self, rank: int) -> list[torch.Tensor]:
+        """What goes to each rank, this one aside."""
+        mine = self.have[rank]
+        boxes = [overlap(mine, n) for n in self.need]
+        return [
+            _cut(self.local, mine, b).reshape(-1) if r != rank else self.local.new_empty(0) for r, b in enumerate(boxes)
+        ]
+
+    def taken(self, rank: int) -> list[int]:
+        """The bytes that come from each rank, this one aside."""
+        size = self.local.element_size()
+        return [size * count(overlap(h, self.need[rank])) * (r != rank) for r, h in enumerate(self.have)]
+
+    def put_together(self, pieces: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """The rank's box, of the bytes that came from each rank."""
+        need = self.need[rank]
+        out = self.local.new_empty(shape_of(need))
+        for r, (held, piece) in enumerate(zip(self.have, pieces, strict=True)):
+            box = overlap(held, need)
+            if r == rank and count(box):
+                _cut(out, need, box).copy_(_cut(self.local, held, box))
+            elif piece.numel():
+                aligned = piece if piece.storage_offset() % out.element_size() == 0 else piece.clone()
+                _cut(out, need, box).copy_(aligned.view(out.dtype).view(shape_of(box)))
+        return out
+
+
+def exchange(given: Sequence[Exchange], rank: int, group: Any) -> list[torch.Tensor]:
+    """The rank's boxes, by one collective for those that all ranks need whole and one for the others."""
+    whole = [e for e in given if e.gathers]
+    found = dict(zip(map(id, whole), _gathered(whole, group), strict=True))
+    others = [e for e in given if not e.gathers]
+    found.update(zip(map(id, others), _exchanged(others, rank, group), strict=True))
+    return [found[id(e)] for e in given]
+
+
+def _exchanged(given: Sequence[Exchange], rank: int, group: Any) -> list[torch.Tensor]:
+    if not given:
+        return []
+    sent = [list(map(_bytes, e.sent(rank))) for e in given]
+    taken = [e.taken(rank) for e in given]
+    ranks = range(len(given[0].have))
+    packed = torch.cat([s[r] for r in ranks for s in sent])
+    totals = [sum(s[r].numel() for s in sent) for r in ranks], [sum(t[r] for t in taken) for r in ranks]
+    received = _all_to_all(packed, totals[1], totals[0], group)
+    pieces = iter(received.split([t[r] for r in ranks for t in taken]))
+    by_rank = [[next(pieces) for _ in given] for _ in ranks]
+    return [e.put_together([by_rank[r][k] for r in ranks], rank) for k, e in enumerate(given)]
+
+
+def _gathered(given: Sequence[Exchange], group: Any) -> list[torch.Tensor]:
+    if not given:
+        return []
+    ranks = len(given[0].have)
+    flat = [_bytes(e.local.reshape(-1)) for e in given]
+    parts = gather(torch.cat(flat) if len(flat) > 1 else flat[0], ranks, group)
+    found = []
+    for e, part in zip(given, parts.split([f.numel() for f in flat], 1), strict=True):
+        dim = next((d for d in range(e.local.dim()) if len({h[d] for h in e.have}) > 1), 0)
+        shape = [n * ranks if d == dim else n for d, n in enumerate(e.local.shape)]
+        whole = part.contiguous().view(e.local.dtype).view(ranks, *e.local.shape)
+        found.append(whole.movedim(0, dim).reshape(shape))
+    return found
 
 
 def send(t: torch.Tensor, source: int, target: int, rank: int, ranks: int, group: Any) -> torch.Tensor:
@@ -46,20 +103,6 @@ def send(t: torch.Tensor, source: int, target: int, rank: int, ranks: int, group
     sent = [size * (rank == source and r == target) for r in range(ranks)]
     received = _all_to_all(flat if rank == source else flat[:0], taken, sent, group)
     return received.view(t.dtype).view(t.shape) if rank == target else t
-
-
-def _gathers(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:
-    """Does every rank need all, of a tensor that is held in equal parts?"""
-    size = sum(map(count, have))
-    return all(count(n) == size for n in need)
-
-
-def _gathered(local: torch.Tensor, have: tuple[Box, ...], group: Any) -> torch.Tensor:
-    dim = next((d for d in range(local.dim()) if len({h[d] for h in have}) > 1), 0)
-    shape = [n * len(have) if d == dim else n for d, n in enumerate(local.shape)]
-    if not local.numel():
-        return local.new_empty(shape)
-    return gather(local, len(have), group).movedim(0, dim).reshape(shape)
 
 
 def gather(local: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:

@@ -9,20 +9,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from tilec.distributed.local import Stage, Turn, Work, stages
 from tilec.distributed.placements import REPLICATE, Placement, boxes, shape_of
-from tilec.distributed.sharding import Sharding, shard
+from tilec.distributed.sharding import Communication, Sharding, shard
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
 from tilec.pipeline import CallContext, apply
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.specialise import Specialiser
-from tilec.torch_op.collectives import exchange, gather, reduce, send
+from tilec.torch_op.collectives import Exchange, exchange, gather, reduce, send
 
 FLAT = ("bind", "flatten", "simplify")
 
@@ -105,17 +106,25 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[b
 def _run_stages(share: Share, env: dict[str, torch.Tensor], rank: int, group: Any) -> None:
     device = next(iter(env.values())).device
     for stage in share.stages:
-        for c in stage.together:
-            if isinstance(c, Turn):
-                env[c.result] = _take_turn(share, c, env, rank, group, device)
-            elif c.reduction is None:
-                env[c.result] = exchange(env[c.tensor], c.have, c.need, rank, group)
-            else:
-                env[c.result] = reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
+        for kind, found in groupby(stage.together, _kind):
+            if kind == "exchange":
+                moved = [c for c in found if isinstance(c, Communication)]
+                given = [Exchange(env[c.tensor], c.have, c.need) for c in moved]
+                env.update(zip([c.result for c in moved], exchange(given, rank, group), strict=True))
+                continue
+            for c in found:
+                if isinstance(c, Turn):
+                    env[c.result] = _take_turn(share, c, env, rank, group, device)
+                elif c.reduction is not None:
+                    env[c.result] = reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
         if stage.work is not None:
             env.update(share.run(stage.work, env, device))
         for name in stage.released:
             env.pop(name, None)
+
+
+def _kind(c: Communication | Turn) -> str:
+    return "turn" if isinstance(c, Turn) else "exchange" if c.reduction is None else "reduction"
 
 
 def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
