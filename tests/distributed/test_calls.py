@@ -160,6 +160,17 @@ def test_exact_recurrences_pass_states():
     assert [t.communications[0].received for t in told] == [(16, 16), (0, 8)]
 
 
+def test_new_shapes():
+    """Beside calls on plain tensors, for which sizes are left open from the second shape on."""
+    f = tilec.compile(WINDOW)
+    for rows in (13, 17, 14):
+        arrays = [_(rows, 2), _(3, 2, 4)]
+        f(*[torch.tensor(a, requires_grad=True) for a in arrays]).sum().backward()
+        cotangents = [np.random.default_rng(0).normal(size=(rows - 2, 4))]
+        gradients = cotangents, evaluate(grad(parse(WINDOW), ("X", "K")), [*arrays, *cotangents])
+        check_ranks(f, (), arrays, 2, [S(0), R], evaluate(parse(WINDOW), arrays), 1e-6, gradients)
+
+
 def test_backward_of_two_outputs_one_of_which_is_used():
     f = tilec.compile("function (X[N, D]) -> (Y, Z) { Y[i, j] = X[i, j] * X[i, j]; Z[j] = sum(X[i, j]); }")
 
