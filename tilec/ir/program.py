@@ -180,6 +180,15 @@ class Statement:
     def _reads_itself(self) -> bool:
         return bool(self_reads(self))
 
+    @cached_property
+    def _accesses(self) -> tuple[Access, ...]:
+        return tuple(accesses_in(self.body, self.guard))
+
+    @cached_property
+    def _variables(self) -> tuple[str, ...]:
+        guard = () if self.guard is None else (self.guard,)
+        return index_variables(*(self.index or ()), self.body, *guard, *(c.expr for c in self.constraints))
+
 
 @dataclass(frozen=True)
 class Input:
@@ -308,6 +317,16 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
 def reads(s: Statement) -> tuple[str, ...]:
     """Upper-case names that a statement reads (tensors, and dimensions where they stand), in order of appearance."""
     return s._reads
+
+
+def accesses_of(s: Statement) -> tuple[Access, ...]:
+    """The accesses of a statement's body and guard, those in indices and paddings too."""
+    return s._accesses
+
+
+def variables_of(s: Statement) -> tuple[str, ...]:
+    """The free index variables of a statement, in order of first appearance: index, body, guard, constraints."""
+    return s._variables
 
 
 def self_reads(s: Statement) -> tuple[Access, ...]:

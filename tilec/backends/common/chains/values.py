@@ -24,6 +24,7 @@ from tilec.ir.program import (
     index_variables,
     reads_itself,
     rebuild,
+    variables_of,
     walk,
 )
 from tilec.ir.types import Types, kind
@@ -44,11 +45,6 @@ def plain_index(s: Statement) -> tuple[str, ...] | None:
     names = [linear(e).bare for e in s.index]
     found = tuple(v for v in names if v is not None)
     return found if len(found) == len(names) == len(set(found)) else None
-
-
-def variables_of(s: Statement) -> tuple[str, ...]:
-    guard = () if s.guard is None else (s.guard,)
-    return index_variables(*(s.index or ()), s.body, *guard, *(c.expr for c in s.constraints))
 
 
 def reduction_variables(s: Statement) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.grow_groups import (
     GroupCandidate,
+    Neighbourhood,
     form_of,
     grown,
     reduced,
-    stored_outside,
     taken_by_products,
 )
+from tilec.backends.triton.fusion.units import Units, ordered
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.ir.program import (
     Access,
@@ -98,56 +99,51 @@ def grouped(program: Program, types: Types) -> Grouped:
     for output in (*taken_by_products(kept, types, forms), *members):
         forms.pop(output, None)
     found: list[GroupCandidate] = []
-    free = dict(forms)
+    around = Neighbourhood(kept, forms)
+    kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
+    units = Units(program, kernels, _reads(program, chains))
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
-        if seed.statement.output not in free:
+        if seed.statement.output not in around.free:
             continue
-        candidate = grown(seed, free, kept, types)
-        if candidate is not None and _order(program, [*found, candidate], chains) is not None:
+        candidate = grown(seed, around, types)
+        if candidate is not None and units.join([s.output for s in (*candidate.members, *candidate.after)]):
             found.append(candidate)
             for s in (*candidate.members, *candidate.after):
-                del free[s.output]
-    made = _assembled(program, types, found, chains)
+                del around.free[s.output]
+    made = _assembled(program, types, found, chains, around)
     return replace(made, rewritten=made.rewritten | selected | chains.rewritten, chains=chains.kernels)
 
 
 # putting the program together
 
 
-def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chained) -> list[tuple[str, ...]] | None:
-    """Outputs by kernel, each after what it reads; None where groups need each other."""
+def _reads(program: Program, chains: Chained) -> dict[str, tuple[str, ...]]:
+    """What each statement reads; those of a chain, whatever its kernel does."""
+    read = {s.output: reads(s) for s in program.statements}
+    return read | {s.output: reads_of(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
+
+
+def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chained) -> list[list[str]]:
+    """Outputs by kernel, each after what it reads."""
     unit_of: dict[str, object] = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
     unit_of |= {s.output: kernel.outputs for kernel in chains.kernels.values() for s in kernel.statements}
-    read = {s.output: reads_of(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
-    units: dict[object, list[Statement]] = {}
+    units: dict[object, list[str]] = {}
     for s in program.statements:
-        units.setdefault(unit_of.get(s.output, s.output), []).append(s)
-    there = set(program.input_names())
-    known = there | {s.output for s in program.statements}
-    order: list[tuple[str, ...]] = []
-    waiting = list(units.values())
-    while waiting:
-        for unit in waiting:
-            own = {s.output for s in unit}
-            needed = (n for s in unit for n in read.get(s.output, reads(s)))
-            if all(n in there or n in own or n not in known for n in needed):
-                break
-        else:
-            return None
-        waiting.remove(unit)
-        there |= own
-        order.append(tuple(s.output for s in unit))
-    return order
+        units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
+    every = list(units.values())
+    order = ordered(every, _reads(program, chains))
+    assert order is not None, "joined units can be ordered"
+    return [every[k] for k in order]
 
 
-def _assembled(program: Program, types: Types, candidates: Sequence[GroupCandidate], chains: Chained) -> Grouped:
+def _assembled(
+    program: Program, types: Types, candidates: Sequence[GroupCandidate], chains: Chained, around: Neighbourhood
+) -> Grouped:
     if not candidates:
         return Grouped(program, types, {})
     order = _order(program, candidates, chains)
-    assert order is not None
     statements = {s.output: s for s in program.statements}
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
-    kept = with_reads(program, chains.kernels.values())
     known = dict(types)
     fresh_names = Names.of(program)
     ordered: list[Statement] = []
@@ -169,7 +165,7 @@ def _assembled(program: Program, types: Types, candidates: Sequence[GroupCandida
             else:
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
-        stored = frozenset(stored_outside(kept, names) | cut_rows)
+        stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows)
         first_output = members[0].output
         groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after)
         ordered += [*members, *c.after, *second]

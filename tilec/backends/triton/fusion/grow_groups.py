@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
-from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.emit.epilogue import at_hand, riders
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.recurrence.epilogue import riders_on
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Program, Statement, accesses_in, index_variables, reads, reads_itself, walk
+from tilec.ir.program import (
+    Access,
+    Program,
+    Statement,
+    accesses_of,
+    index_variables,
+    reads,
+    reads_itself,
+    variables_of,
+    walk,
+)
 from tilec.ir.types import Types
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
+NEAR = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
+
+
+Touched = tuple[tuple[str, tuple[str | None, ...]], ...]  # tensors, and which variables stand bare in their indices
 
 
 @dataclass(frozen=True)
@@ -32,9 +46,45 @@ class LoopNest:
     statement: Statement
     extent: Mapping[str, int]
 
+    @cached_property
+    def touched(self) -> Touched:
+        return touched_by(self.statement)
 
-def accesses(s: Statement) -> Iterator[Access]:
-    yield from accesses_in(s.body, s.guard)
+
+def touched_by(s: Statement) -> Touched:
+    """The output, then what is read."""
+    found = (Access(s.output, s.index or ()), *accesses_of(s))
+    return tuple((a.tensor, tuple(linear(e).bare for e in a.index)) for a in found)
+
+
+class Neighbourhood:
+    """A program's statements by place and by reader, and those that are free to join a group. Built once: growing a
+    group looks at what is near its seed, however long the program is."""
+
+    def __init__(self, program: Program, free: Mapping[str, LoopNest]):
+        self.program = program
+        self.place = {s.output: k for k, s in enumerate(program.statements)}
+        self.free = dict(free)
+        self.readers: dict[str, set[str]] = {}
+        for s in program.statements:
+            for n in reads(s):
+                self.readers.setdefault(n, set()).add(s.output)
+        self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
+
+    def near(self, seed: LoopNest, distance: int) -> list[LoopNest]:
+        """The free statements at most so many places from the seed, in order."""
+        place = self.place[seed.statement.output]
+        around = self.program.statements[max(0, place - distance) : place + distance + 1]
+        return [self.free[s.output] for s in around if s.output in self.free]
+
+    def between(self, statements: Sequence[Statement]) -> Sequence[Statement]:
+        """All statements of the program from the first to the last of these."""
+        places = [self.place[s.output] for s in statements]
+        return self.program.statements[min(places) : max(places) + 1]
+
+    def stored_outside(self, names: set[str]) -> set[str]:
+        """Those that something else reads, or that the program returns."""
+        return {n for n in names if n in self.program.outputs or self.readers.get(n, set()) - names}
 
 
 def form_of(s: Statement, types: Types) -> LoopNest | None:
@@ -56,7 +106,7 @@ def form_of(s: Statement, types: Types) -> LoopNest | None:
         if not sizes:
             return None
         extent[v] = min(sizes)
-    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses(s)):
+    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses_of(s)):
         return None
     form = LoopNest(s, extent)
     if any(extent[v] > 1 for v in reductions):
@@ -96,29 +146,41 @@ class GroupCandidate:
     cut: frozenset[str]
 
 
-def grown(seed: LoopNest, free: Mapping[str, LoopNest], program: Program, types: Types) -> GroupCandidate | None:
-    shared = Shared(seed, types)
+def grown(seed: LoopNest, around: Neighbourhood, types: Types) -> GroupCandidate | None:
+    """The group of a seed: sought near it, and farther where its members come near the edge of that."""
+    distance = NEAR
+    while True:
+        found = _grown(seed, around.near(seed, distance), around, types)
+        places = [] if found is None else [around.place[s.output] for s in (*found.members, *found.after)]
+        seat = around.place[seed.statement.output]
+        if all(2 * abs(p - seat) <= distance for p in places) or distance >= len(around.place):
+            return found
+        distance *= 2
+
+
+def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, types: Types) -> GroupCandidate | None:
+    shared = Shared(seed, types, around.renamed)
+    left = [form for form in near if form.statement.output != seed.statement.output]
     pending = True
     while pending:
-        pending = False
-        for output, form in free.items():
-            if output not in shared.statements and shared.admit(form):
-                pending = True
+        before = len(left)
+        left = [form for form in left if not shared.admit(form)]
+        pending = len(left) < before
     if len(shared.statements) < 2:
         return None
-    in_order = [shared.statements[s.output] for s in program.statements if s.output in shared.statements]
+    in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     split = _split(in_order, shared.extent)
     if split is None:
         return None
     busy = _share_of_programs(in_order, *split, shared.extent)
-    found = _candidate(program, _members(program, in_order, *split, shared.extent), *split, shared.extent, busy, types)
+    found = _candidate(around, _members(around, in_order, *split, shared.extent), *split, shared.extent, busy, types)
     if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
         # few long rows: walk along memory instead, statistics being sums over the programs
         rows, columns = _along_memory(in_order, shared.extent)
         rest = in_order if set(columns) != set(split[1]) else []
         while found is None and len(rest) > 1:
-            members = _members(program, rest, rows, columns, shared.extent)
-            found = _candidate(program, members, rows, columns, shared.extent, 1.0, types)
+            members = _members(around, rest, rows, columns, shared.extent)
+            found = _candidate(around, members, rows, columns, shared.extent, 1.0, types)
             # each by itself, where one does not pay
             apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
             rest = [s for s in rest if s.output not in apart]
@@ -126,7 +188,7 @@ def grown(seed: LoopNest, free: Mapping[str, LoopNest], program: Program, types:
 
 
 def _candidate(
-    program: Program,
+    around: Neighbourhood,
     found: Members,
     rows: tuple[str, ...],
     columns: tuple[str, ...],
@@ -142,7 +204,7 @@ def _candidate(
     few = math.prod(extent[v] for v in rows) < FEW_ROWS
     if statistics and few and math.prod(extent[v] for v in columns) > LONG_ROW:
         return None
-    if not _pays(program, members, sums | cut, types, busy if statistics else 1.0):
+    if not _pays(around, members, sums | cut, types, busy if statistics else 1.0):
         return None
     return GroupCandidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
 
@@ -150,12 +212,14 @@ def _candidate(
 class Shared:
     """Statements renamed to the variables of the first one."""
 
-    def __init__(self, seed: LoopNest, types: Types):
+    def __init__(self, seed: LoopNest, types: Types, renamed: dict | None = None):
+        """`renamed`: statements by output and new names, shared with other groups that are sought."""
         self.types = types
         self.extent = dict(seed.extent)
         self.statements: dict[str, Statement] = {}
         self._read: dict[str, list[tuple[str | None, ...]]] = {}  # how tensors are indexed
-        self._add(seed.statement)
+        self._renamed = {} if renamed is None else renamed
+        self._add(seed.statement, seed.touched)
 
     def copy(self) -> Shared:
         made = copy(self)
@@ -163,12 +227,11 @@ class Shared:
         made._read = {name: list(forms) for name, forms in self._read.items()}
         return made
 
-    def _add(self, s: Statement) -> None:
+    def _add(self, s: Statement, touched: Touched) -> None:
         self.statements[s.output] = s
-        for a in (Access(s.output, s.index or ()), *accesses(s)):
-            forms = tuple(linear(e).bare for e in a.index)
-            if forms not in self._read.setdefault(a.tensor, []):
-                self._read[a.tensor].append(forms)
+        for tensor, forms in touched:
+            if forms not in self._read.setdefault(tensor, []):
+                self._read[tensor].append(forms)
 
     def admit(self, form: LoopNest) -> bool:
         """Take the statement in if its variables can be matched with the group's, through the tensors both touch."""
@@ -180,8 +243,11 @@ class Shared:
                 if n > 1:
                     return False
                 match[v] = self._unit(v)
-        renamed = substitute_affine(form.statement, {v: Affine.variable(w) for v, w in match.items()})
-        self._add(renamed)
+        key = form.statement.output, tuple(match.items())
+        if key not in self._renamed:
+            renamed = substitute_affine(form.statement, {v: Affine.variable(w) for v, w in match.items()})
+            self._renamed[key] = renamed, touched_by(renamed)
+        self._add(*self._renamed[key])
         return True
 
     def _unit(self, v: str) -> str:
@@ -193,18 +259,15 @@ class Shared:
         return name
 
     def _match(self, form: LoopNest) -> dict[str, str] | None:
-        s = form.statement
         match: dict[str, str] = {}
-        touched = [Access(s.output, s.index or ()), *accesses(s)]
-        own = [a for a in touched if a.tensor in self.statements or a.tensor == s.output]
-        others = [a for a in touched if a not in own]
+        output = form.statement.output
+        own = [t for t in form.touched if t[0] in self.statements or t[0] == output]
         linked = False
-        for a in (*own, *others):
-            if len(self._read.get(a.tensor, ())) != 1:
+        for tensor, forms in (*own, *(t for t in form.touched if t not in own)):
+            if len(self._read.get(tensor, ())) != 1:
                 continue
-            (there,) = self._read[a.tensor]
-            for e, w in zip(a.index, there, strict=True):
-                v = linear(e).bare
+            (there,) = self._read[tensor]
+            for v, w in zip(forms, there, strict=True):
                 if v is None or w is None or v not in form.extent:
                     continue
                 if form.extent[v] != self.extent.get(w) or match.get(v, w) != w:
@@ -262,7 +325,7 @@ def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) ->
     """The variables as they stand in a tensor that has all of them; None where there is none."""
     many = {v for v, n in extent.items() if n > 1}
     for s in statements:
-        for a in (Access(s.output, s.index or ()), *accesses(s)):
+        for a in (Access(s.output, s.index or ()), *accesses_of(s)):
             names = [v for e in a.index if (v := linear(e).bare) is not None]
             if many <= set(names) and len(set(names)) == len(names) == len(a.index):
                 return (*(v for v in extent if v not in names), *names)
@@ -282,7 +345,7 @@ def _is_needed_again(s: Statement, statements: Sequence[Statement], extent: Mapp
 
 
 def _members(
-    program: Program,
+    around: Neighbourhood,
     statements: Sequence[Statement],
     rows: tuple[str, ...],
     columns: tuple[str, ...],
@@ -299,7 +362,7 @@ def _members(
     sums: set[str] = set()
     cut: set[str] = set()
     after: dict[str, Statement] = {}
-    for original in program.statements:
+    for original in around.between(statements):
         s = by_name.get(original.output)
         if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
             kind = _kind(s, across, along, extent)
@@ -325,7 +388,7 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     """Whether it reads members at its own point alone."""
     roots = (s.body,) if s.guard is None else (s.body, s.guard)
     hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
-    read = {a.tensor for a in accesses(s)} & members.keys()
+    read = {a.tensor for a in accesses_of(s)} & members.keys()
     return not hidden & members.keys() and all(
         at_hand(root, name, members[name].index or ()) for root in roots for name in read
     )
@@ -356,17 +419,12 @@ def _share_of_programs(
     return min(1.0, max(1.0, programs) / MULTIPROCESSORS)
 
 
-def _pays(program: Program, members: Sequence[Statement], late: set[str], types: Types, busy: float) -> bool:
+def _pays(around: Neighbourhood, members: Sequence[Statement], late: set[str], types: Types, busy: float) -> bool:
     """Whether one kernel over a share of the device takes less time than one for each member, which has all of it:
     memory traffic counts, and the launches of those that read much."""
     names = {s.output for s in members}
     each = [sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in types) for s in members]
     read = {n for s in members for n in reads(s) if n in types} - names
-    together = sum(size_in_bytes(types[n]) for n in read | set(stored_outside(program, names)) | late)
+    together = sum(size_in_bytes(types[n]) for n in read | around.stored_outside(names) | late)
     saves = sum(each) >= LEAST_FUSION_GAIN * together
     return saves and sum(each) + LAUNCH_BYTES * (len(members) - 1) >= together / busy
-
-
-def stored_outside(program: Program, names: set[str]) -> set[str]:
-    read = {n for s in program.statements if s.output not in names for n in reads(s)}
-    return names & (read | set(program.outputs))

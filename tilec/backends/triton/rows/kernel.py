@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.values import variables_of
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -15,7 +14,6 @@ from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
-from tilec.backends.triton.fusion.grow_groups import accesses
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.rows.alignment_peeling import (
@@ -29,7 +27,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
 from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Statement, index_variables
+from tilec.ir.program import Access, Expr, Statement, accesses_of, index_variables, variables_of
 from tilec.ir.types import NARROW, TensorType
 
 
@@ -237,7 +235,7 @@ class RowWriter:
             s = pending.pop()
             wanted.add(s.output)
             pending += [
-                by_name[a.tensor] for a in accesses(s)
+                by_name[a.tensor] for a in accesses_of(s)
                 if a.tensor in by_name and a.tensor not in wanted and a not in self.values
             ]  # fmt: skip
         return [s for s in self.group.statements if s.output in wanted]
@@ -283,7 +281,7 @@ class RowWriter:
             target = Access(s.output, s.index or ())
             if target in self.values:
                 continue
-            if any(a.tensor == r.statement.output for a in accesses(s) for r in pending):
+            if any(a.tensor == r.statement.output for a in accesses_of(s) for r in pending):
                 self._reduce(frame, evaluator, pending)
             tests = frame.tests(conditions(s, self.group, self.types))
             if s.guard is not None:

@@ -11,10 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.ir.functions import ONE
-from tilec.ir.program import Access, Call, Expr, Float, Inside, Pad, Statement, index_variables, rebuild, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Inside,
+    Pad,
+    Statement,
+    index_variables,
+    rebuild,
+    variables_of,
+    walk,
+)
 from tilec.ir.types import Types, is_floating
 from tilec.transforms.lower.factor import factors_of
 

@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.common.chains.values import variables_of
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP, accesses
+from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, index_variables, walk
+from tilec.ir.program import Call, accesses_of, index_variables, variables_of, walk
 from tilec.ir.types import NARROW, TensorType
 
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
@@ -80,7 +79,7 @@ def _full_reads(group: Group) -> set[str]:
     return {
         a.tensor
         for s in group.statements
-        for a in accesses(s)
+        for a in accesses_of(s)
         if a.tensor not in members and many <= set(index_variables(*a.index))
     }
 
@@ -89,7 +88,7 @@ def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
     """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
     best, answer = -1, 1
     for s in group.statements:
-        for a in accesses(s):
+        for a in accesses_of(s):
             if a.tensor not in strides:
                 continue
             moves = [
@@ -117,7 +116,7 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[
     found: dict[str, int] = {}  # when a value is known
     starts: dict[str, int] = {}
     for s in group.statements:
-        start = max((found[a.tensor] for a in accesses(s) if a.tensor in found), default=0)
+        start = max((found[a.tensor] for a in accesses_of(s) if a.tensor in found), default=0)
         if s.output in maxima:
             start = max(start, starts[maxima[s.output]])
         starts[s.output] = start
