@@ -136,5 +136,10 @@ class Unsupported(TileError):
     """Legal Tile, or a legal request, that this version does not carry out."""
 
 
+class OutOfMemory(TileError, RuntimeError):
+    """A tensor that the machine has no memory for: which one, and how much it takes. `__cause__` is torch's own error;
+    like that it is a RuntimeError that says "out of memory"."""
+
+
 class InternalMistake(TileError):
     """A pass produced a program that breaks the rules of the IR: a defect of tilec, never of the caller."""

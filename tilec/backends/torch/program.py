@@ -6,6 +6,7 @@ import itertools
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import CodeType, MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from tilec.backends.base import KernelSource, Lowering, Options
 from tilec.backends.common.code import FreshNames, identifier, indented
+from tilec.backends.common.memory import FAILED, Memory, guarded
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
@@ -36,21 +38,23 @@ class TorchProgram:
         name: str,
         text: str,
         statements: tuple[str, ...],
+        memory: Memory,
         code: CodeType | None = None,
         sizes: Mapping[str, int] = MappingProxyType({}),
     ):
-        """`code`: the compiled text, if at hand; `sizes`: numbers for names that the text leaves open."""
-        self._text = text
+        """`memory`: what is to be said where it runs out; `code`: the compiled text, if at hand; `sizes`: numbers for
+        names that the text leaves open."""
+        self._text, self._memory = text, memory
         self.kernels = (KernelSource(name, text, statements),)
         self._code = code or _compiled(name, text)
-        scope: dict[str, Any] = dict(sizes)
+        scope: dict[str, Any] = {**sizes, "_explain": partial(memory.explain, sizes=sizes), "_FAILED": FAILED}
         exec(self._code, scope)
         self.direct = scope[name]  # of the inputs one by one, where nothing is recorded anyway
 
     def at(self, sizes: Mapping[str, int]) -> TorchProgram:
         """The program for sizes that it leaves open."""
         ((name, text, statements),) = [(k.name, k.source, k.statements) for k in self.kernels]
-        return TorchProgram(name, text, statements, self._code, sizes)
+        return TorchProgram(name, text, statements, self._memory, self._code, sizes)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -74,7 +78,7 @@ def _compiled(name: str, text: str) -> CodeType:
     _count += 1
     filename = f"<tilec {name} {_count}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    return compile(text, filename, "exec")
+    return compile(guarded(text, name, filename), filename, "exec")
 
 
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
@@ -84,7 +88,7 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     functions = _functions(name, lowering, options)
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
-    return TorchProgram(name, text, tuple(s.output for s in flat.statements))
+    return TorchProgram(name, text, tuple(s.output for s in flat.statements), Memory(flat, lowering.types))
 
 
 def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[str] = ()) -> list[str]:

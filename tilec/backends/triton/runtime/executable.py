@@ -14,6 +14,7 @@ import tilec.backends.torch.runtime as runtime
 from tilec.backends.base import KernelSource
 from tilec.backends.common.checkpoint_runner import Tensors
 from tilec.backends.common.code import tensor_function
+from tilec.backends.common.memory import FAILED, Memory
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -264,20 +265,25 @@ class TritonProgram:
         types: Mapping[str, TensorType],
         text: Callable[[Plan], str],
         target: str | None,
+        memory: Memory,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
     ):
         self.grouped = grouped
         self._make_plan = make_plan
         self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
-        self._text, self._target = text, target
+        self._text, self._target, self._memory = text, target, memory
         self._calls: dict[object, PlannedCall] = {}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
-        call = self._calls.get(key)
-        if call is None:
-            call = self._prepare(key, inputs)
-        return call(inputs)
+        try:
+            call = self._calls.get(key)
+            if call is None:
+                call = self._prepare(key, inputs)
+            return call(inputs)
+        except FAILED as error:
+            self._memory.explain(error)
+            raise
 
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
         device = (
