@@ -1,4 +1,4 @@
-"""Memory that runs out is one TileError: which tensor, how large, what to do; torch's own error is its cause."""
+"""TensorMemory that runs out is one TileError: which tensor, how large, what to do; torch's own error is its cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.common.memory import Memory
+from tilec.backends.common.memory import TensorMemory
 from tilec.ir.types import TensorType
 from tilec.language import parse
 
@@ -68,7 +68,7 @@ CUDA = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 
     ],
 )
 def test_what_devices_say(error: BaseException, wanted: str) -> None:
-    memory = Memory(parse("function (A[4]) -> (O) { T = A; O = T; }"), TYPES)
+    memory = TensorMemory(parse("function (A[4]) -> (O) { T = A; O = T; }"), TYPES)
     with pytest.raises(tilec.OutOfMemory) as caught:
         memory.explain(error)
     assert re.search(wanted, caught.value.message), caught.value.message
@@ -76,4 +76,4 @@ def test_what_devices_say(error: BaseException, wanted: str) -> None:
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    Memory(parse("function (A[4]) -> (O) { O = A; }"), TYPES).explain(RuntimeError("expected a tensor"))
+    TensorMemory(parse("function (A[4]) -> (O) { O = A; }"), TYPES).explain(RuntimeError("expected a tensor"))

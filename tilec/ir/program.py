@@ -319,7 +319,7 @@ def reads(s: Statement) -> tuple[str, ...]:
     return s._reads
 
 
-def accesses_of(s: Statement) -> tuple[Access, ...]:
+def value_accesses(s: Statement) -> tuple[Access, ...]:
     """The accesses of a statement's body and guard, those in indices and paddings too."""
     return s._accesses
 

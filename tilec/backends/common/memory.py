@@ -1,4 +1,4 @@
-"""Memory that runs out during a call, told in the program's own words."""
+"""TensorMemory that runs out during a call, told in the program's own words."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tilec.ir.types import TensorType
 
 FAILED = (torch.OutOfMemoryError, RuntimeError, MemoryError)  # what torch and NumPy raise, among other things
 ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)", re.I)
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-NOTHING: Mapping[str, int] = MappingProxyType({})
-CLOSE = 0.005  # of the bytes asked for: CUDA's text rounds them
+BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+ROUNDED_SHARE = 0.005  # of the bytes asked for: CUDA's text rounds them
 
 
-class Memory:
+class TensorMemory:
     """What a program's tensors take. `explain` raises the error for an exception that says that memory has run out."""
 
     def __init__(self, program: Program, types: Mapping[str, TensorType]):
         self._inputs, self._outputs = set(program.input_names()), set(program.outputs)
         self._types = {n: t for n, t in types.items() if n not in self._inputs}
 
-    def explain(self, error: BaseException, sizes: Mapping[str, int] = NOTHING) -> None:
+    def explain(self, error: BaseException, sizes: Mapping[str, int] = NO_SIZES) -> None:
         """`sizes`: numbers for the sizes that the program leaves open."""
         text = str(error)
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
@@ -40,14 +40,16 @@ class Memory:
         types = {name: _settled(t, sizes) for name, t in self._types.items()}
         bytes_of = {name: size_in_bytes(t) for name, t in types.items()}
         asked = _asked(text)
-        name = max(bytes_of, key=lambda n: (abs(bytes_of[n] - asked) <= CLOSE * asked, bytes_of[n]), default=None)
+        name = max(
+            bytes_of, key=lambda n: (abs(bytes_of[n] - asked) <= ROUNDED_SHARE * asked, bytes_of[n]), default=None
+        )
         device = "CUDA out of memory" if isinstance(error, torch.OutOfMemoryError) else "out of memory"
         if name is None:
             raise OutOfMemory(f"{device}: {_text(asked)} were asked for") from error
         t = types[name]
         kind = "the output" if name in self._outputs else "the intermediate"
         what = f"{kind} {name}, {t.dtype} of shape {t.shape}, takes {_text(bytes_of[name])}"
-        own = abs(bytes_of[name] - asked) <= CLOSE * asked
+        own = abs(bytes_of[name] - asked) <= ROUNDED_SHARE * asked
         more = "" if own else f"; it is the largest, and {_text(asked)} more were asked for" if asked else ""
         raise OutOfMemory(f"{device}: {what}{more}", hint=_hint(name, name in self._outputs)) from error
 
@@ -66,16 +68,16 @@ def _asked(text: str) -> float:
     found = ASKED.search(text)
     if found is None:
         return 0.0
-    units = [u.lower() for u in UNITS]
+    units = [u.lower() for u in BYTE_UNITS]
     return float(found[1]) * 1024 ** units.index(found[2].lower())
 
 
 def _text(count: float) -> str:
-    power = min(len(UNITS) - 1, int(math.log2(count) // 10)) if count >= 1 else 0
-    return f"{count / 1024**power:.4g} {UNITS[power]}"
+    power = min(len(BYTE_UNITS) - 1, int(math.log2(count) // 10)) if count >= 1 else 0
+    return f"{count / 1024**power:.4g} {BYTE_UNITS[power]}"
 
 
-def guarded(text: str, name: str, filename: str) -> ast.Module:
+def with_memory_handler(text: str, name: str, filename: str) -> ast.Module:
     """Python text whose function of that name hands what it raises to `_explain`; lines stay what they are. A handler
     costs nothing where nothing is raised."""
     tree = ast.parse(text, filename)

@@ -14,7 +14,7 @@ import torch
 
 from tilec.backends.base import KernelSource, Lowering, Options
 from tilec.backends.common.code import FreshNames, identifier, indented
-from tilec.backends.common.memory import FAILED, Memory, guarded
+from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
@@ -38,7 +38,7 @@ class TorchProgram:
         name: str,
         text: str,
         statements: tuple[str, ...],
-        memory: Memory,
+        memory: TensorMemory,
         code: CodeType | None = None,
         sizes: Mapping[str, int] = MappingProxyType({}),
     ):
@@ -78,7 +78,7 @@ def _compiled(name: str, text: str) -> CodeType:
     _count += 1
     filename = f"<tilec {name} {_count}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    return compile(guarded(text, name, filename), filename, "exec")
+    return compile(with_memory_handler(text, name, filename), filename, "exec")
 
 
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
@@ -88,7 +88,7 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     functions = _functions(name, lowering, options)
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
-    return TorchProgram(name, text, tuple(s.output for s in flat.statements), Memory(flat, lowering.types))
+    return TorchProgram(name, text, tuple(s.output for s in flat.statements), TensorMemory(flat, lowering.types))
 
 
 def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[str] = ()) -> list[str]:

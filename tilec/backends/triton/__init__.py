@@ -9,7 +9,7 @@ import torch
 
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import identifier
-from tilec.backends.common.memory import Memory
+from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import with_feeds
@@ -59,6 +59,6 @@ class TritonBackend:
             together.types,
             lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
             self.target,
-            Memory(flat, lowering.types),
+            TensorMemory(flat, lowering.types),
             (together.marked(), together.types) if together.groups or together.chains else None,
         )

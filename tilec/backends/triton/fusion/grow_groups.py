@@ -18,10 +18,10 @@ from tilec.ir.program import (
     Access,
     Program,
     Statement,
-    accesses_of,
     index_variables,
     reads,
     reads_itself,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -31,7 +31,7 @@ FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are s
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
-NEAR = 48  # places from a seed at which its group is sought first
+PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
 
@@ -53,7 +53,7 @@ class LoopNest:
 
 def touched_by(s: Statement) -> Touched:
     """The output, then what is read."""
-    found = (Access(s.output, s.index or ()), *accesses_of(s))
+    found = (Access(s.output, s.index or ()), *value_accesses(s))
     return tuple((a.tensor, tuple(linear(e).bare for e in a.index)) for a in found)
 
 
@@ -106,7 +106,7 @@ def form_of(s: Statement, types: Types) -> LoopNest | None:
         if not sizes:
             return None
         extent[v] = min(sizes)
-    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in accesses_of(s)):
+    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in value_accesses(s)):
         return None
     form = LoopNest(s, extent)
     if any(extent[v] > 1 for v in reductions):
@@ -148,7 +148,7 @@ class GroupCandidate:
 
 def grown(seed: LoopNest, around: Neighbourhood, types: Types) -> GroupCandidate | None:
     """The group of a seed: sought near it, and farther where its members come near the edge of that."""
-    distance = NEAR
+    distance = PLACES_AROUND_SEED
     while True:
         found = _grown(seed, around.near(seed, distance), around, types)
         places = [] if found is None else [around.place[s.output] for s in (*found.members, *found.after)]
@@ -325,7 +325,7 @@ def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) ->
     """The variables as they stand in a tensor that has all of them; None where there is none."""
     many = {v for v, n in extent.items() if n > 1}
     for s in statements:
-        for a in (Access(s.output, s.index or ()), *accesses_of(s)):
+        for a in (Access(s.output, s.index or ()), *value_accesses(s)):
             names = [v for e in a.index if (v := linear(e).bare) is not None]
             if many <= set(names) and len(set(names)) == len(names) == len(a.index):
                 return (*(v for v in extent if v not in names), *names)
@@ -388,7 +388,7 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     """Whether it reads members at its own point alone."""
     roots = (s.body,) if s.guard is None else (s.body, s.guard)
     hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
-    read = {a.tensor for a in accesses_of(s)} & members.keys()
+    read = {a.tensor for a in value_accesses(s)} & members.keys()
     return not hidden & members.keys() and all(
         at_hand(root, name, members[name].index or ()) for root in roots for name in read
     )

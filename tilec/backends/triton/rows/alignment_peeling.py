@@ -24,7 +24,7 @@ from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.plan.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, accesses_of, walk
+from tilec.ir.program import Access, Call, value_accesses, walk
 from tilec.ir.types import TensorType
 
 VECTOR = 16  # bytes
@@ -57,7 +57,7 @@ def alignment(
         return None
     found: dict[str, set[int | None]] = {}
     members = {s.output for s in group.statements}
-    read = [a for s in group.statements for a in accesses_of(s) if a.tensor not in members]
+    read = [a for s in group.statements for a in value_accesses(s) if a.tensor not in members]
     for a in (*(Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored), *read):
         step = _step_between(a, group, strides[a.tensor], types[a.tensor], rows[0], columns[0])
         found.setdefault(a.tensor, set()).add(step)

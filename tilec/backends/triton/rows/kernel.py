@@ -27,7 +27,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
 from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Statement, accesses_of, index_variables, variables_of
+from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
 
 
@@ -235,7 +235,7 @@ class RowWriter:
             s = pending.pop()
             wanted.add(s.output)
             pending += [
-                by_name[a.tensor] for a in accesses_of(s)
+                by_name[a.tensor] for a in value_accesses(s)
                 if a.tensor in by_name and a.tensor not in wanted and a not in self.values
             ]  # fmt: skip
         return [s for s in self.group.statements if s.output in wanted]
@@ -281,7 +281,7 @@ class RowWriter:
             target = Access(s.output, s.index or ())
             if target in self.values:
                 continue
-            if any(a.tensor == r.statement.output for a in accesses_of(s) for r in pending):
+            if any(a.tensor == r.statement.output for a in value_accesses(s) for r in pending):
                 self._reduce(frame, evaluator, pending)
             tests = frame.tests(conditions(s, self.group, self.types))
             if s.guard is not None:

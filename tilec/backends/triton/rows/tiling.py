@@ -13,7 +13,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, accesses_of, index_variables, variables_of, walk
+from tilec.ir.program import Call, index_variables, value_accesses, variables_of, walk
 from tilec.ir.types import NARROW, TensorType
 
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
@@ -79,7 +79,7 @@ def _full_reads(group: Group) -> set[str]:
     return {
         a.tensor
         for s in group.statements
-        for a in accesses_of(s)
+        for a in value_accesses(s)
         if a.tensor not in members and many <= set(index_variables(*a.index))
     }
 
@@ -88,7 +88,7 @@ def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
     """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
     best, answer = -1, 1
     for s in group.statements:
-        for a in accesses_of(s):
+        for a in value_accesses(s):
             if a.tensor not in strides:
                 continue
             moves = [
@@ -116,7 +116,7 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[
     found: dict[str, int] = {}  # when a value is known
     starts: dict[str, int] = {}
     for s in group.statements:
-        start = max((found[a.tensor] for a in accesses_of(s) if a.tensor in found), default=0)
+        start = max((found[a.tensor] for a in value_accesses(s) if a.tensor in found), default=0)
         if s.output in maxima:
             start = max(start, starts[maxima[s.output]])
         starts[s.output] = start

@@ -14,7 +14,7 @@ import tilec.backends.torch.runtime as runtime
 from tilec.backends.base import KernelSource
 from tilec.backends.common.checkpoint_runner import Tensors
 from tilec.backends.common.code import tensor_function
-from tilec.backends.common.memory import FAILED, Memory
+from tilec.backends.common.memory import FAILED, TensorMemory
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -265,7 +265,7 @@ class TritonProgram:
         types: Mapping[str, TensorType],
         text: Callable[[Plan], str],
         target: str | None,
-        memory: Memory,
+        memory: TensorMemory,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
     ):
         self.grouped = grouped
