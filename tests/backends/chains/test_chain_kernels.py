@@ -156,8 +156,7 @@ def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
 
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i >= j & D[i] == D[j] ? ", "i >= j - 5 * r ? "])
 def test_heads_that_share_keys(guard):
-    """Gradients of keys and values walk over several heads: in one loop where each head visits the same blocks, lists
-    included, and otherwise head by head."""
+    """Gradients of keys and values walk over several heads, each by its own blocks or by those of a list."""
     declared = ", D[N]" if "D" in guard else ""
     text = f"""function (Q[B, R, N, E], K[B, M, E], V[B, M, F]{declared}) -> (O) {{
         S[b, r, i, j : B, R, N, M] = 0.25 * sum(Q[b, r, i, e] * K[b, j, e]);

@@ -123,7 +123,7 @@ def test_small_programs_have_no_lists():
 def test_boxes_are_of_aligned_tensors():
     """Operands come by tensor maps where an address, a distance or an element type does not forbid it."""
     kernel, types, strides = plans()
-    made, _ = block_program(kernel, types, Setting(), visits=visits_of(kernel, types))
+    made, _ = block_program(kernel, types, Setting(), Tiling(64, 64), visits_of(kernel, types))
     shapes = {t.name: types[t.name].shape for t in made.tensors if t.name in types}
     shapes |= {t.name: (1,) * t.rank for t in made.tensors if t.name not in types}
     strides |= {n: (1,) * len(s) for n, s in shapes.items() if n not in strides}
@@ -134,14 +134,21 @@ def test_boxes_are_of_aligned_tensors():
         loads, maps = boxes(made, shapes, {**strides, **changed}, misaligned)
         assert {d.tensor for d in maps.values()} == {"Q", "V"}
     narrower = {**types, **{n: TensorType((16, 4096, 64), "float32") for n in "QKV"}}
-    made, _ = block_program(kernel, narrower, Setting())
+    made, _ = block_program(kernel, narrower, Setting(), Tiling(64, 64))
     assert any(isinstance(op, Load) for op in made.body) and boxes(made, shapes, strides, ()) == ({}, {})
 
 
 def test_a_launch_by_boxes_compiles(monkeypatch):
     monkeypatch.setattr(launch, "MANY", 0)
-    f = tilec.compile(softmax(PLAIN, "i >= j & D[i] == D[j]", ", D[N]"), backend="triton")
-    given = [*[tilec.spec((16, 256, 64), "bfloat16")] * 3, tilec.spec((256,), "int64")]
-    lowered = f.lower(*given, target="sm_90")
+    f = tilec.compile(softmax(PLAIN, "i >= j | j < 32"), backend="triton")
+    lowered = f.lower(*[tilec.spec((16, 256, 64), "bfloat16")] * 3, target="sm_90")
     assert "maps.TensorDescriptor(" in lowered.source() and "O_chain_blocks" in lowered.source()
     assert "cp.async.bulk.tensor" in lowered.asm("ptx") and "wgmma" in lowered.asm("ptx")
+
+
+def test_batches_of_one_have_lists_too():
+    text = softmax(PLAIN, "D[b, i] == D[b, j]", ", D[B, N]")
+    types = {n: TensorType((1, N, 8), "float32") for n in "QKV"} | {"D": TensorType((1, N), "int32")}
+    lowered = lower(tilec.compile(text).program, types, {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    assert all(visits_of(k, found.types) is not None for k in found.kernels.values())

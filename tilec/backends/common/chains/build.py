@@ -119,7 +119,7 @@ class _Build(Places):
         self, walked: Sequence[str], positions: dict[str, Value], state: Sequence[Value], places: Mapping
     ) -> tuple[Value, ...]:
         b, looped = self.b, self.kernel.looped
-        if walked and not (len(walked) == 1 and self._same_for_all(walked[0])):
+        if walked:
             v, rest = walked[0], walked[1:]
 
             def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
@@ -129,56 +129,30 @@ class _Build(Places):
             return b.loop(b.number(0), self.size(v), 1, state, go, hint=v)
         if looped is None:
             return tuple(self._step(positions, True, state, places))
-        over = walked[0] if walked else None
         if self.visits is not None:
             for masked in (False, True):
-                state = self._listed(self.visits, masked, over, positions, tuple(state), places)
+                state = self._listed(self.visits, masked, positions, tuple(state), places)
             return tuple(state)
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         step = self.axes[looped]
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
         for piece in pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual):
-            state = self._piece(piece, step, over, positions, state, places)
+            state = self._piece(piece, step, positions, state, places)
         return tuple(state)
 
-    def _same_for_all(self, v: str) -> bool:
-        """Whether a program visits the same blocks for each value of a variable: then one loop goes through all, which
-        need not fill and drain its pipeline again and again."""
-        listed = self.visits is not None and v in self.visits.batch
-        return self.kernel.looped is not None and not listed and not any(f.coefficient(v) for f in self.bounds)
-
-    def _piece(
-        self, piece: Piece, step: int, over: str | None, positions: dict[str, Value], state, places
-    ) -> tuple[Value, ...]:
-        """The walk over some blocks, for each value of `over` if that is given."""
+    def _piece(self, piece: Piece, step: int, positions: dict[str, Value], state, places) -> tuple[Value, ...]:
         b, looped = self.b, self.kernel.looped
         assert looped is not None
 
-        def at(first: Value, more: Mapping[str, Value]) -> dict[str, Value]:
-            return {**positions, **more, looped: b.apply("add", first, b.positions(looped), hint=looped)}
+        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+            here = {**positions, looped: b.apply("add", count, b.positions(looped), hint=looped)}
+            return self._step(here, piece.masked, carried, places)
 
-        if over is None:
-            go = lambda first, carried: self._step(at(first, {}), piece.masked, carried, places)  # noqa: E731
-            return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
-        length = b.apply("larger", b.apply("sub", piece.stop, piece.start), b.number(0))
-        blocks = b.apply("floordiv", b.apply("add", length, b.number(step - 1)), b.number(step))
-
-        def go_on(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            past = b.apply("mul", b.apply("rest", count, blocks), b.number(step))
-            first = b.apply("add", piece.start, past, hint=f"first_{looped}")
-            return self._step(at(first, {over: b.apply("floordiv", count, blocks)}), piece.masked, carried, places)
-
-        return b.loop(b.number(0), b.apply("mul", blocks, self.size(over)), 1, state, go_on, hint="count")
+        return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
 
     def _listed(
-        self,
-        visits: Visits,
-        masked: bool,
-        over: str | None,
-        positions: dict[str, Value],
-        state: tuple[Value, ...],
-        places,
+        self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places
     ) -> tuple[Value, ...]:
         """The walk over a list. Each round reads which block is the next one's, as it takes long to arrive."""
         b, looped = self.b, self.kernel.looped
@@ -192,19 +166,13 @@ class _Build(Places):
             return b.load(visits.blocks, INDEX_TYPE, [*index, place])
 
         def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            following = b.apply("add", count, b.number(1))
-            here = dict(positions)
-            if over is not None:
-                following = b.apply("rest", following, length)
-                here[over] = b.apply("floordiv", count, length)
-            following = at(b.apply("smaller", following, last))
+            following = at(b.apply("smaller", b.apply("add", count, b.number(1)), last))
             first = b.apply("mul", carried[0], b.number(step), hint=f"first_{looped}")
-            here[looped] = b.apply("add", first, b.positions(looped), hint=looped)
+            here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
             return [following, *self._step(here, masked, carried[1:], places)]
 
-        length = b.load(visits.counts, INDEX_TYPE, index)
-        rounds = length if over is None else b.apply("mul", length, self.size(over))
-        return b.loop(b.number(0), rounds, 1, (at(b.number(0)), *state), go, hint="count")[1:]
+        count = b.load(visits.counts, INDEX_TYPE, index)
+        return b.loop(b.number(0), count, 1, (at(b.number(0)), *state), go, hint="count")[1:]
 
     def _step(
         self, positions: dict[str, Value], masked: bool, carried: Sequence[Value], places: Mapping

@@ -17,13 +17,15 @@ from tilec.ir.types import NARROW, TensorType
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32."""
+    """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32. `boxed`:
+    operands come by tensor maps where they can."""
 
     block: int = 64
     step: int = 64
     warps: int = 4
     stages: int = 2
     precision: str = "tf32x3"
+    boxed: bool = True
 
 
 def feature_block(extent: int) -> int:

@@ -46,7 +46,7 @@ def visits_of(kernel: ChainKernel, types: Types) -> Visits | None:
         return None
     sides = (kernel.blocked[0], kernel.looped)
     targets = [r.target for r in kernel.targets]
-    known = {*sides, *kernel.batch, *kernel.walked}
+    known = {*sides, *kernel.batch, *kernel.walked, *(v for v, n in kernel.extent.items() if n == 1)}
     shared = [c for c in targets[0].conditions if all(c in t.conditions for t in targets)]
     conditions = tuple(c for c in shared if _is_telling(c, sides, types) and known >= {*index_variables(c)})
     bounds = [f for f in targets[0].bounds if all(f in t.bounds for t in targets) and known >= {*f.variables()}]

@@ -28,14 +28,31 @@ from tilec.backends.triton.plan.plan import (
     python_name,
 )
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
+from tilec.ir.index import linear
+from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
-# widest feature -> tiling, measured on an H200 (docs/benchmarks.md). Of 16-bit operands: kernels with statistics, with
-# one mixture, with several; of float32 operands, which take twice the room.
-STATISTICS: Mapping[int, Tiling] = {128: Tiling(64, 64, 4, 3), 256: Tiling(64, 32, 4, 2)}
-MIXTURE: Mapping[int, Tiling] = {128: Tiling(128, 64, 8, 3), 256: Tiling(64, 32, 4, 2)}
-MIXTURES: Mapping[int, Tiling] = {64: Tiling(64, 128, 4, 2), 128: Tiling(64, 64, 4, 2), 256: Tiling(32, 32, 4, 2)}
+# Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
+# bounds cut the walk short, and those whose blocks are listed by data. By products and mixtures: one product into a
+# mixture, two into one, any into several.
+ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(64, 128, 4, 2), Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 32, 4, 3, boxed=False)),
+    128: (Tiling(64, 64, 4, 3),) * 3,
+    256: (Tiling(128, 64, 8, 2),) * 3,
+}
+TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(64, 64, 4, 3, boxed=False),) * 3,
+    128: (Tiling(128, 64, 8, 3, boxed=False),) * 3,
+    256: (Tiling(64, 64, 4, 2),) * 3,
+}
+MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
+    128: (Tiling(64, 64, 4, 2),) * 3,
+    256: (Tiling(32, 32, 4, 2),) * 3,
+}
+MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
+# of float32 operands, which take twice the room
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
@@ -52,16 +69,30 @@ def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], se
     widest = max([32, *map(feature_block, widths)])
     halves = all(i.dtype != "float32" for i in kernel.inners.values())
     mixtures = sum(r.target.feature is not None for r in kernel.targets)
-    sums = STATISTICS if mixtures < len(kernel.targets) else MIXTURE if mixtures == 1 else MIXTURES
-    table = sums if halves else FLOAT32_TILINGS
-    width = next(n for n in table if widest <= n)
-    found = replace(table[width], precision=PRECISION[setting.precision])
+    products = sum(i.left is not None for i in kernel.inners.values())
+    table = MIXTURES if mixtures > 1 else TWO_PRODUCTS if products > 1 else ONE_PRODUCT
+    if not halves:
+        chosen = next(t for n, t in FLOAT32_TILINGS.items() if widest <= n)
+    elif kernel.looped is None:
+        chosen = MATRIX
+    else:
+        chosen = next(t for n, t in table.items() if widest <= n)[_walk_of(kernel, types)]
+    boxed = chosen.boxed or bool(_operands(kernel)[2])  # a matrix takes more addresses than anything else
+    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
     step = found.step
     if kernel.looped is not None:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
     return _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+
+
+def _walk_of(kernel: ChainKernel, types: Mapping[str, TensorType]) -> int:
+    """0: all blocks; 1: bounds cut the walk short; 2: data list the blocks."""
+    visits = visits_of(kernel, types)
+    if visits is not None and [*accesses_in(*visits.conditions)]:
+        return 2
+    return int(any(f.coefficient(kernel.looped or "") for r in kernel.targets for f in r.target.bounds))
 
 
 def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
@@ -76,10 +107,11 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
 
 def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
     """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
-    products = sum(feature_block(i.extent) for i in kernel.inners.values() if i.left is not None)
-    walked = [r.target.feature for r in kernel.targets if r.target.feature is not None]
-    walked_width = products + sum(feature_block(kernel.extent[f]) for f in walked)
-    while (tiling.block * products + tiling.stages * tiling.step * walked_width) * size > shared:
+    held, walked, matrices = _operands(kernel)
+    while True:
+        each = tiling.step * (sum(walked.values()) + tiling.block * len(matrices))
+        if (tiling.block * sum(held.values()) + tiling.stages * each) * size <= shared:
+            return tiling
         if tiling.stages > 1:
             tiling = replace(tiling, stages=tiling.stages - 1)
         elif tiling.step > LEAST:
@@ -87,8 +119,34 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
         elif tiling.block > LEAST:
             tiling = replace(tiling, block=tiling.block // 2)
         else:
-            break
-    return tiling
+            return tiling
+
+
+def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[str]]:
+    """The tensors that products read for the rows of a program, and for those that it walks, with their widths; those
+    that have an element for each point."""
+    held: dict[str, int] = {}
+    walked: dict[str, int] = {}
+    matrices: set[str] = set()
+    for r in kernel.targets:
+        for f in r.feature:
+            walked.update(
+                (a.tensor, feature_block(kernel.extent[r.target.feature or ""])) for a in accesses_in(f.value)
+            )
+        for a in accesses_in(r.target.body, *r.target.conditions):
+            used = {*index_variables(a)}
+            inner = kernel.inners.get(a.tensor)
+            if inner is None:
+                if kernel.looped in used and used & {*kernel.blocked}:
+                    matrices.add(a.tensor)
+                continue
+            names = {v: linear(e).bare for v, e in zip(inner.index, a.index, strict=True)}
+            for side in (inner.left, inner.right):
+                for x in () if side is None else accesses_in(side):
+                    own = {names.get(v) for v in index_variables(x)}
+                    if inner.axis in index_variables(x):
+                        (walked if kernel.looped in own else held)[x.tensor] = feature_block(inner.extent)
+    return held, walked, matrices
 
 
 def block_program(
@@ -138,7 +196,7 @@ def chain_launch(
 ) -> Launch:
     """The launch of a chain's kernel. `visits`: lists that are there."""
     made, tiling = block_program(kernel, types, setting, tiling, visits)
-    return _launched(made, kernel, types, strides, tiling, *_boxes(made, kernel, types, strides, setting))
+    return _launched(made, kernel, types, strides, tiling, *_boxes(made, kernel, types, strides, setting, tiling))
 
 
 def _launched(
@@ -171,10 +229,11 @@ def _boxes(
     types: Mapping[str, TensorType],
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
+    tiling: Tiling,
 ) -> tuple[dict[int, Box], dict[str, Descriptor]]:
     """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's work
     on tensor maps does not show."""
-    if setting.device.capability != HOPPER or _points(kernel) < MANY:
+    if setting.device.capability != HOPPER or _points(kernel) < MANY or not tiling.boxed:
         return {}, {}
     shapes = {t.name: types[t.name].shape for t in made.tensors}
     return boxes(made, shapes, strides, setting.misaligned)
