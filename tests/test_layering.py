@@ -67,7 +67,8 @@ LAYERS = (
     ("tilec.gallery",),
     ("tilec.torch_import",),
     ("tilec",),
-    ("tilec.cli", "tilec.bench"),
+    ("tilec.bench",),
+    ("tilec.cli",),
     ("tilec.__main__",),
 )
 
@@ -78,7 +79,7 @@ HOMES = {
     "torch": (
         *("tilec.backends", "tilec.arguments", "tilec.specialise", "tilec.torch_op", "tilec.call_cache"),
         *("tilec.function", "tilec.api", "tilec.nn", "tilec.gallery", "tilec.torch_import", "tilec.package"),
-        *("tilec.prepare", "tilec.bench", "tilec.cli.doctor"),
+        *("tilec.prepare", "tilec.bench", "tilec.cli.doctor", "tilec.cli.bench", "tilec.cli.compare"),
     ),
     "opt_einsum": ("tilec.backends",),
 }
