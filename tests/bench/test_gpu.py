@@ -291,8 +291,9 @@ def test_what_writes_no_page(options: list[str], page: Path) -> None:
     assert page.read_text() == before and Path("gpu-results.json").exists()
 
 
-def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task by name goes to a worker and comes back, through the file."""
+    monkeypatch.setattr(workers, "START_METHOD", "spawn")
     name = FACTS[1].name
     told: list[str] = []
     known = gpu.gather_rows([name], HERE, tmp_path / "r.json", deadline=math.inf, limit=100, told=told.append)

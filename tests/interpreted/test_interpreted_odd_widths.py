@@ -83,8 +83,8 @@ def test_strided_rows_and_views_of_a_larger_tensor():
     """Rows apart by an odd step, a first element that is no vector's, inputs whose rows begin unlike each other."""
     layer = LAYERS["softmax"]
     f = tilec.compile(layer.source, backend="triton")
-    large = torch.randn(23, 57)
-    for x in (large[2:, 3:50], large[1:, :49], torch.randn(47, 21).T, large[:, ::1][:5, 8:55]):
+    large = torch.randn(9, 57)
+    for x in (large[2:, 3:50], large[1:, :49], torch.randn(47, 7).T, large[:5, 8:55]):
         torch.testing.assert_close(f(x), torch.softmax(x, 1))
         d = torch.randn(x.shape)
         leaf = x.detach().double().requires_grad_()

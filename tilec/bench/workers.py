@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 STARTUP = 300.0  # seconds that a worker may take until its first task
+START_METHOD = "spawn"  # how: a fork of a process that has used CUDA cannot use it
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run(
     A task that takes more than `limit` seconds is Lost. At `deadline` (of `time.monotonic`) what is under way is
     stopped and is not among the results. Raises RuntimeError if workers cannot be started.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(START_METHOD)
     waiting = deque(tasks)
     workers: list[_Worker[TaskT]] = []
     try:

@@ -35,6 +35,7 @@ def attention(guard, backend):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.covering
 def test_derivatives_are_chains(name, guard, dtype):
     """They lower for a device, each kernel's statements stand together, its key first, and no matrix is stored."""
     f = DERIVATIVES[name](attention(guard, "triton"))
@@ -53,6 +54,7 @@ def test_derivatives_are_chains(name, guard, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.covering
 def test_values_of_derivatives(name, guard, dtype):
     derived = DERIVATIVES[name]
     f, g = derived(attention(guard, "triton")), np.random.default_rng(0)

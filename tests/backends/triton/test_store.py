@@ -147,7 +147,7 @@ where = Environment("0.1.0", "2", "3", "device", "9.0")
 shared = TuningKey.of(where, "dot", "shared", "class")
 print("ready", flush=True)
 sys.stdin.readline()
-for i in range(200):
+for i in range(60):
     store = TuningStore(directory)
     store.put(TuningKey.of(where, "dot", f"{me} {i}", "class"), Tuned({"me": me, "i": i}, i))
     store.put(shared, Tuned({"me": me, "long": "x" * 5000, "i": i}, i))
@@ -173,9 +173,9 @@ def test_two_processes_at_once(store: TuningStore) -> None:
         writer.communicate()
     where = Environment("0.1.0", "2", "3", "device", "9.0")
     for me in (0, 1):
-        for i in range(200):
+        for i in range(60):
             assert store.get(TuningKey.of(where, "dot", f"{me} {i}", "class")) == Tuned({"me": me, "i": i}, i)
-    assert len(list(store.directory.iterdir())) == 401
+    assert len(list(store.directory.iterdir())) == 121
 
 
 def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
