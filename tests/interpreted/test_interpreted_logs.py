@@ -11,7 +11,7 @@ import tilec
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul.exp_weighted_matmul import WeightedWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import LogWriter
-from tilec.backends.triton.schedule import planner as program
+from tilec.backends.triton.schedule import families
 from tilec.bench.sweep.points import shares
 
 pytestmark = pytest.mark.skipif(
@@ -159,7 +159,7 @@ def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
 @pytest.mark.parametrize("case", VALUES)
 def test_exponentials_computed_beforehand(case, monkeypatch):
     """As large products do, values and gradients; float64 ones are taken too."""
-    monkeypatch.setattr(program, "LEAST_WORK", 0)
+    monkeypatch.setattr(families, "LEAST_WORK", 0)
     monkeypatch.setattr(hoist, "LEAST_REUSE", 16)
     source, inputs = VALUES[case]
     exact = [x.double() for x in inputs]

@@ -11,7 +11,7 @@ from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, to
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
-from tilec.backends.triton.schedule import planner as program
+from tilec.backends.triton.schedule import families
 from tilec.backends.triton.schedule.materialize import settled
 
 pytestmark = pytest.mark.skipif(
@@ -26,7 +26,7 @@ RANGES = {"normal": (3.0, 0.0), "wide": (60.0, 0.0), "large": (3.0, 5e4)}
 @pytest.fixture
 def large(monkeypatch):
     """Small products are taken for large ones."""
-    monkeypatch.setattr(program, "LEAST_WORK", 0)
+    monkeypatch.setattr(families, "LEAST_WORK", 0)
     for module in (hoist, parts):
         monkeypatch.setattr(module, "LEAST_REUSE", 16)
 

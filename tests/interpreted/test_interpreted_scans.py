@@ -13,7 +13,7 @@ from tilec.backends.triton.recurrence import recurrence
 from tilec.backends.triton.scan import kernel as scan_text
 from tilec.backends.triton.scan import scan as scans
 from tilec.backends.triton.scan.kernel import ScanTiling
-from tilec.backends.triton.schedule import planner as program
+from tilec.backends.triton.schedule import families, planner
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -340,7 +340,8 @@ def test_a_state_space_model_and_its_gradient(cut):
 
 
 def test_positions_of_64_bits(tiling, monkeypatch):
-    monkeypatch.setattr(program, "_is_wide", lambda *given: True)
+    for module in (families, planner):
+        monkeypatch.setattr(module, "is_wide", lambda *given: True)
     monkeypatch.setattr(recurrence, "NARROWEST", -1)
     agree("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), k - i < N; }", normal(3, 9), kernels="_scan")
     f = tilec.compile(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), backend="triton")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tilec.backends.triton.matmul.hopper.form import Problem, Variable, coefficients
+from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable, coefficients
 from tilec.backends.triton.matmul.hopper.views import View
 from tilec.ir.index import Affine
 
@@ -19,7 +19,7 @@ class Design:
     columns; `ones`: stride parameters that are 1."""
 
     name: str
-    problem: Problem
+    problem: HopperProblem
     left: View
     right: View
     out: View | None

@@ -80,7 +80,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Problem:
+class HopperProblem:
     """A HopperDot in the kernel's names: b0.. batch, r0.. rows, c0.. columns, s0.. summed, z0.. residues.
 
     `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary;
@@ -125,7 +125,7 @@ def coefficients(form: Affine) -> list[tuple[str, int]]:
     return [(name, int(form.coefficient(name))) for name in form.variables()]
 
 
-def normalise(dot: HopperDot) -> Problem | None:
+def normalise(dot: HopperDot) -> HopperProblem | None:
     """The HopperDot in the kernel's names; None where a range of rows or columns varies in its first value, or a batch
     variable varies at all."""
     groups: dict[str, list[Variable]] = {"b": [], "r": [], "c": [], "s": []}
@@ -165,4 +165,4 @@ def normalise(dot: HopperDot) -> Problem | None:
     )
     batch, rows, columns, summed = (tuple(groups[role]) for role in "brcs")
     kept = tuple(None if e else span for e, span in zip(empty, ranges, strict=True))
-    return Problem(batch, rows, columns, summed, out, left, right, tuple(table), kept)
+    return HopperProblem(batch, rows, columns, summed, out, left, right, tuple(table), kept)

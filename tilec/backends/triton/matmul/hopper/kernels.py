@@ -15,7 +15,7 @@ from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
     HopperDot,
     HopperOperand,
-    Problem,
+    HopperProblem,
     Variable,
     coefficients,
     form_bounds,
@@ -94,7 +94,7 @@ def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
     return dot.turned() if any(v in dot.rows for v in walked) else dot
 
 
-def _fits(problem: Problem, boxes: Mapping[str, int], config: HopperConfig, size: int, out_size: int) -> bool:
+def _fits(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig, size: int, out_size: int) -> bool:
     """Do a tile's extents suit wgmma, its registers and shared memory?"""
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
@@ -118,7 +118,11 @@ def _fits(problem: Problem, boxes: Mapping[str, int], config: HopperConfig, size
 
 
 def _launches(
-    dot: HopperDot, problem: Problem, boxes: Mapping[str, int], config: HopperConfig, tensors: Mapping[str, TensorView]
+    dot: HopperDot,
+    problem: HopperProblem,
+    boxes: Mapping[str, int],
+    config: HopperConfig,
+    tensors: Mapping[str, TensorView],
 ) -> list[Launch] | None:
     tail = [v for v in problem.summed if v.size % boxes[v.name]]
     names = {
@@ -188,7 +192,7 @@ def _clipped(form: Affine, v: Variable) -> int | None:
 def _operand_view(
     tensor: TensorView,
     forms: Sequence[Affine],
-    problem: Problem,
+    problem: HopperProblem,
     boxes: Mapping[str, int],
     own: Sequence[str],
     summed: Sequence[str],
@@ -204,7 +208,9 @@ def _operand_view(
     return None
 
 
-def _output_view(tensor: TensorView, problem: Problem, boxes: Mapping[str, int], order: Sequence[str]) -> View | None:
+def _output_view(
+    tensor: TensorView, problem: HopperProblem, boxes: Mapping[str, int], order: Sequence[str]
+) -> View | None:
     """The maps through which a tile is stored, if there are some that do not reach past the last row or column."""
     clip: dict[int, int] = {}
     for v in problem.rows + problem.columns:
@@ -221,7 +227,7 @@ def _output_view(tensor: TensorView, problem: Problem, boxes: Mapping[str, int],
     return found if boxed == [n for n in order if boxes[n] > 1] else None
 
 
-def _guards(problem: Problem, shape: Sequence[int]) -> tuple[int, ...] | None:
+def _guards(problem: HopperProblem, shape: Sequence[int]) -> tuple[int, ...] | None:
     """The output's axes at which rows or columns end that end earlier in some classes; None where none says so."""
     axes = []
     for v in problem.rows + problem.columns:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.triton.matmul.hopper.form import Problem, Variable, coefficients, form_bounds
+from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable, coefficients, form_bounds
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.index import Affine
 
@@ -87,7 +87,7 @@ class View:
 def view(
     tensor: TensorView,
     forms: Sequence[Affine],
-    problem: Problem,
+    problem: HopperProblem,
     boxes: Mapping[str, int],
     order: Sequence[str],
     clip: Mapping[int, int],
@@ -148,7 +148,7 @@ def view(
     return result if all(-(-(d.limit - max(d.residues)) // d.step) > 0 for d in dims) else None
 
 
-def _merged(dims: list[Dim], tensor: TensorView, problem: Problem) -> list[Dim]:
+def _merged(dims: list[Dim], tensor: TensorView, problem: HopperProblem) -> list[Dim]:
     """Two dimensions of scalar coordinates as one, as often as the rank asks for it.
 
     The inner one's coordinate is never outside, so that theirs together is outside where the outer one's is. What lies
@@ -199,12 +199,12 @@ def _stride(tensor: TensorView, dim: Dim) -> int:
     )
 
 
-def _reach(form: Affine, problem: Problem) -> tuple[int, int]:
+def _reach(form: Affine, problem: HopperProblem) -> tuple[int, int]:
     found = [form_bounds(form, ranges) for ranges in problem.summing()]
     return min((f[0] for f in found), default=0), max((f[1] for f in found), default=0)
 
 
-def _residues(rest: Affine, step: int, problem: Problem) -> tuple[int, ...]:
+def _residues(rest: Affine, step: int, problem: HopperProblem) -> tuple[int, ...]:
     """The values modulo `step` that a form takes over the classes' points."""
     found: set[int] = set()
     for ranges in problem.summing() if step > 1 else ():
@@ -216,12 +216,12 @@ def _residues(rest: Affine, step: int, problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(found)) or (0,)
 
 
-def may_leave(form: Affine, size: int, problem: Problem) -> bool:
+def may_leave(form: Affine, size: int, problem: HopperProblem) -> bool:
     """Can a form be outside 0..size-1 while every variable is in its range?"""
     return any(low < 0 or high >= size for low, high in (form_bounds(form, ranges) for ranges in problem.summing()))
 
 
-def ends(variable: Variable, form: Affine, size: int, problem: Problem) -> bool:
+def ends(variable: Variable, form: Affine, size: int, problem: HopperProblem) -> bool:
     """Is an axis left, in every class, as soon as a variable passes its last value?"""
     if int(form.coefficient(variable.name)) < 1:
         return False

@@ -1,0 +1,362 @@
+"""The families: forms in which one statement is carried out, in the order in which they are tried.
+
+`match` recognises a form in a problem and `pays` says whether it is worth it there; the first family for which both
+hold emits the steps, or says that its form takes no epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
+from tilec.backends.triton.matmul.chain import pairwise
+from tilec.backends.triton.matmul.columns import columns
+from tilec.backends.triton.matmul.dot import (
+    Dot,
+    operand_accesses,
+    recognise_dot,
+    variables_outside,
+    worthwhile,
+    worthwhile_padded,
+)
+from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
+from tilec.backends.triton.matmul.library import is_plain, library_steps
+from tilec.backends.triton.matmul.logsumexp_matmul import (
+    LogDot,
+    LogWriter,
+    recognise_log,
+    viewed_with_tops,
+    with_guards,
+)
+from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
+from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
+from tilec.backends.triton.matmul.side_by_side import side_by_side
+from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
+from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous, reach
+from tilec.backends.triton.pointwise.pointwise import fill, pointwise
+from tilec.backends.triton.scan.form import recognise_scan, terms_first
+from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
+from tilec.backends.triton.scatter.scatter import scattered
+from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Int, Statement, reads
+from tilec.ir.types import TensorType, Types
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A statement to carry out into its allocated output: in its two forms, over the views `seen`, whose points are
+    `space`. `wide`: with 64-bit positions. `riding`: its epilogue, elementwise statements of the same launch."""
+
+    defracted: Statement
+    flat: Statement
+    types: Types
+    strides: Strides
+    setting: Setting
+    seen: Viewed
+    space: Space
+    wide: bool
+    riding: tuple[Statement, ...] = ()
+
+    @cached_property
+    def dot(self) -> Dot | None:
+        return recognise_dot(self.space, self.seen)
+
+    @property
+    def product(self) -> MatmulProblem | None:
+        """As one that the tuner knows; None where it is no product."""
+        p, dot = self, self.dot
+        if dot is None:
+            return None
+        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.seen, p.wide, p.setting)
+
+
+def problem_of(
+    defracted: Statement,
+    flat: Statement,
+    types: Types,
+    strides: Strides,
+    setting: Setting,
+    riding: Sequence[Statement] = (),
+) -> Problem | None:
+    """None where the statement's points are no space: where its output index is data."""
+    viewed = Viewed(defracted, types, strides)
+    seen = viewed if riding else coalesce(viewed)
+    space = build_space(seen.statement, seen.types)
+    if space is None:
+        return None
+    wide = is_wide((flat, *riding), types, strides, space)
+    return Problem(defracted, flat, types, strides, setting, seen, space, wide, tuple(riding))
+
+
+def product_task(
+    defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
+) -> MatmulProblem | None:
+    """A statement as a product that there are several ways to carry out, None where it is none."""
+    p = problem_of(defracted, flat, types, strides, setting)
+    return p.product if p is not None and p.space.classes else None
+
+
+def statement_steps(
+    defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
+) -> list[Step]:
+    """Steps that compute one statement into its allocated output."""
+    p = problem_of(defracted, flat, types, strides, setting)
+    if p is None:
+        wide = is_wide((flat,), types, strides, None)
+        return scattered(flat, types, strides, wide, partial(statement_steps, setting=setting))
+    first = fill(p.space, types)
+    if not p.space.classes:
+        return first
+    family, steps = _emitted(p)
+    return [*(first if family.fills else ()), *(steps or ())]
+
+
+def ridden_steps(
+    defracted: Statement,
+    flat: Statement,
+    riding: Sequence[Statement],
+    types: Types,
+    strides: Strides,
+    setting: Setting,
+) -> list[Step] | None:
+    """Steps that compute a statement and its epilogue in one launch; None where it has no such form."""
+    p = problem_of(defracted, flat, types, strides, setting, riding)
+    return None if p is None or not p.space.classes else _emitted(p)[1]
+
+
+@dataclass(frozen=True)
+class Family:
+    """`match`: what the family finds in a problem, None where that is not of its form. `pays`: whether that is better
+    than what comes after. `emit`: the steps; None where there is an epilogue that they cannot take. `fills`: elements
+    that no point reaches are to be filled first."""
+
+    name: str
+    match: Callable[[Problem], Any]
+    emit: Callable[[Problem, Any], list[Step] | None]
+    pays: Callable[[Problem, Any], bool] = lambda p, found: True
+    fills: bool = True
+
+
+def _emitted(p: Problem) -> tuple[Family, list[Step] | None]:
+    for family in FAMILIES:
+        found = family.match(p)
+        if found is not None and family.pays(p, found):
+            return family, family.emit(p, found)
+    raise AssertionError("the last family takes all")
+
+
+def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:
+    """A match that looks at problems without an epilogue alone."""
+    return lambda p: None if p.riding else match(p)
+
+
+def _alone(p: Problem, steps: list[Step]) -> list[Step] | None:
+    return None if p.riding else steps
+
+
+def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -> list[Step] | None:
+    carry = partial(statement_steps, setting=p.setting)
+    return None if p.riding else scan_of_terms(*found, p.seen, p.flat, carry)
+
+
+def _tuned(p: Problem) -> list[Step] | None:
+    problem = p.product
+    choice = p.setting.known(problem) if p.setting.known is not None and problem is not None else None
+    return None if choice is None or problem is None else steps_of(problem, choice)
+
+
+def _rewritten(p: Problem) -> Any:
+    dot, setting = p.dot, p.setting
+    return (
+        None if dot is None else side_by_side(dot, p.space, p.seen, setting) or columns(dot, p.space, p.seen, setting)
+    )
+
+
+def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
+    return None if p.riding else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
+
+
+def _of_library(p: Problem) -> list[Step] | None:
+    if p.dot is None or not p.setting.library:
+        return None
+    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.seen, p.wide)
+
+
+def _product(p: Problem, dot: Dot) -> list[Step] | None:
+    space, seen, wide = p.space, p.seen, p.wide
+    computed = hoisted(dot, space, seen, wide)
+    if p.riding:
+        plain = computed is None and hopper_steps(dot, space, seen, p.setting) is None
+        return dot_steps(dot, space, seen, p.flat, wide, p.setting, p.riding) if plain else None
+    if computed is None:
+        return _product_steps(dot, space, seen, p.flat, wide, p.setting)
+    before, seen, space, dot, after = computed
+    return [*before, *_product_steps(dot, space, seen, p.flat, wide, p.setting), *after]
+
+
+def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
+    if p.riding and not p.space.covers:
+        return None
+    return _exponential_steps(found, p.space, p.seen, p.flat, p.wide, p.setting, p.riding)
+
+
+def _pointwise(p: Problem, space: Space) -> list[Step] | None:
+    seen, wide = p.seen, p.wide
+    before: list[Step] = []
+    after: list[Step] = []
+    for prepared in (columns_packed,) if p.riding else (shared, columns_packed):
+        once = prepared(space, seen, wide)
+        if once is not None:
+            made, seen, space, released = once
+            before, after = [*before, *made], [*released, *after]
+    own = pointwise(space, seen, p.flat, wide, p.riding)
+    return None if own is None else [*before, *own, *after]
+
+
+FAMILIES = (
+    Family(
+        "scan",
+        lambda p: recognise_scan(p.space, p.seen),
+        lambda p, scan: scan_steps(scan, p.seen, p.flat, p.wide, p.riding),
+        fills=False,
+    ),
+    Family("scan of terms", lambda p: terms_first(p.space, p.seen), _scan_of_terms, fills=False),
+    Family("tuned product", _plain(_tuned), _alone),
+    Family("rewritten product", _rewritten, _of_rewritten),
+    Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
+    Family(
+        "chain of products",
+        _plain(lambda p: pairwise(p.space, p.seen.types, variables_outside) if p.dot is None else None),
+        lambda p, stages: _in_turn(stages, p.flat, p.seen, p.setting),
+        fills=False,
+    ),
+    Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
+    Family(
+        "padded product",
+        lambda p: p.dot,
+        lambda p, dot: dot_steps(dot, p.space, p.seen, p.flat, p.wide, p.setting, p.riding),
+        lambda p, dot: worthwhile_padded(dot, p.space, p.seen),
+    ),
+    Family(
+        "product of exponentials",
+        lambda p: recognise_log(p.space, p.seen) or recognise_weighted(p.space, p.seen),
+        _of_exponentials,
+    ),
+    Family("pointwise", lambda p: p.space, _pointwise),
+)
+
+
+FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
+
+
+def _ours_is_faster(p: Problem) -> bool:
+    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
+    plain: it would copy others before or after. So do sums that must be split over programs for few columns: kernel
+    gradients of 64 channels take ours a third longer."""
+    dot, space, seen = p.dot, p.space, p.seen
+    assert dot is not None
+    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
+    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
+    steps = None if bare and is_plain(dot, space, seen) else hopper_steps(dot, space, seen, p.setting)
+    split = steps is not None and len(steps) > 1
+    return steps is not None and not (split and space.count(dot.columns) <= FEW_COLUMNS)
+
+
+def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting) -> list[Step]:
+    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
+    fast = hopper_steps(dot, space, seen, setting)
+    if fast is not None:
+        return fast
+    copied = packed(dot, space, seen, wide)
+    before: list[Step] = []
+    after: list[Step] = []
+    if copied is not None:
+        before, seen, space, dot, after = copied
+        fast = hopper_steps(dot, space, seen, setting)
+    return [*before, *(fast or dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
+
+
+def _exponential_steps(
+    found: LogDot | Weighted,
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    wide: bool,
+    setting: Setting,
+    riding: Sequence[Statement] = (),
+) -> list[Step]:
+    """A product of exponentials: the greatest terms of each operand, then the product."""
+    seen = viewed_with_tops(found.tops, seen)
+    steps: list[Step] = []
+    for s in found.tops:
+        steps.append(Request(s, seen.types, seen.strides, wide, partial(_allocated_steps, s, seen, setting)))
+    product = with_guards(found.dot)
+    inner = inner_variables(product, space, seen, LEAST_REUSE)
+    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
+    much = work(product, space) >= LEAST_WORK
+    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
+    divided = in_parts(product, space, seen, wide) if divisible else None
+    computed = hoisted(product, space, seen, wide, last, True) if much and divided is None else None
+    config = replace(choose_config(product, space, setting.device.shared), parts=1)
+    after: list[Step] = []
+    parts: Parts | None = None
+    if divided is not None:
+        before, seen, parts, after = divided
+        steps += before
+        config = fitted(config, setting.device.shared)
+    elif computed is not None:
+        before, known, _, product, after = computed
+        seen = replace(known, statement=seen.statement)
+        steps += before
+    how = (product, space, seen, wide, PRECISION[setting.precision], config, riding, parts)
+    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
+    steps += [replace(s, sociable=True) if isinstance(s, Launch) else s for s in own]
+    return [*steps, *after, Release(tuple(s.output for s in found.tops))]
+
+
+def _allocated_steps(s: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+    t = seen.types[s.output]
+    return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, seen.types, seen.strides, setting)]
+
+
+def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+    """Steps of a statement that was cut into several."""
+    types, strides = dict(seen.types), dict(seen.strides)
+    steps: list[Step] = []
+    for s in stages[:-1]:
+        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
+        strides[s.output] = contiguous(shape)
+        steps.append(Allocate(s.output, shape, types[s.output].dtype))
+        steps += statement_steps(s, s, types, strides, setting)
+    steps += statement_steps(stages[-1], flat, types, strides, replace(setting, library=False))
+    return [*steps, Release(tuple(s.output for s in stages[:-1]))]
+
+
+def _over_views(seen: Viewed, setting: Setting) -> list[Step]:
+    """Steps of a statement over views, into a tensor that is there."""
+    return statement_steps(seen.statement, seen.statement, seen.types, seen.strides, setting)
+
+
+def is_wide(
+    statements: Sequence[Statement],
+    types: Types,
+    strides: Strides,
+    space: Space | None,
+) -> bool:
+    """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
+    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
+    if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
+        return True
+    return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
