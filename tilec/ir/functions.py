@@ -236,7 +236,7 @@ _unary("expm1", np.expm1, "torch.expm1({0})", lambda x, f: f + ONE)
 _row("logaddexp", 2, "float", np.logaddexp, "torch.logaddexp({0}, {1})", _logaddexp, triton="logaddexp_({0}, {1})")
 _unary(
     "sign",
-    lambda x: x if np.result_type(x).kind == "b" else np.sign(x),
+    lambda x: x if np.result_type(x).kind == "b" else np.where(x != x, 0, np.sign(x)),  # of NaN 0, as torch
     "torch.sign({0})",
     None,
     "promote",

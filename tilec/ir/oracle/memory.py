@@ -42,9 +42,11 @@ class Memory:
     def __init__(self) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self.sizes: dict[str, int] = {}
+        self.given: set[str] = set()  # names of inputs
 
     def bind(self, name: str, dims: tuple[str | int, ...] | None, array, span: Span | None) -> None:
         """Take an input, and the dimensions that it names."""
+        self.given.add(name)
         weak = isinstance(array, Number) and not isinstance(array, np.generic)
         array = np.asarray(array)
         dtype = array.dtype.name

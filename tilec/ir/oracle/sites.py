@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -73,14 +73,18 @@ class Sites(Memory):
                 if name in self.sizes:
                     return self.sizes[name]
                 t = self.tensor(name, e.span)
-                if t.data.ndim or not is_integer(t.dtype):
+                if t.data.ndim or not (is_integer(t.dtype) or t.dtype == "bool" and name not in self.given):
                     raise SizeMistake(f"{name} is no size: it is {t.dtype} of shape {t.data.shape}", e.span)
                 return int(t.data)
             case Call("shl" | "shr", (_, shift)) if self.size(shift) < 0:
                 raise SizeMistake(f"a shift by {self.size(shift)} bits, which is less than 0", e.span)
-            case Call(function) if function not in STRUCTURAL + RANDOM:
-                result = self.value(e, Points({}, Site((), (), [], None)))
-                if is_integer(result.type.dtype) and np.ndim(result.data) == 0:
+            case Call("div" | "mod", (_, divisor)) if self.size(divisor) == 0:
+                raise SizeMistake("division by zero in a size", e.span)
+            case Call(function, args) if function not in STRUCTURAL + RANDOM:
+                # a comparison is the integer 0 or 1 here
+                numbers = e if function == "shape" else replace(e, args=tuple(Int(self.size(a)) for a in args))
+                result = self.value(numbers, Points({}, Site((), (), [], None)))
+                if (is_integer(result.type.dtype) or result.type.dtype == "bool") and np.ndim(result.data) == 0:
                     return int(result.data)
         raise SizeMistake("a size is an integer, made of dimensions, integers and integer scalars", e.span)
 
