@@ -19,6 +19,7 @@ from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.schedule.families import is_wide, ridden_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import settled
+from tilec.backends.triton.schedule.reshape import reshape_steps
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.types import TensorType
 
@@ -48,6 +49,12 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
         if reads_itself(s):
             units.append(_recurrence_unit(kept, place, types, known, setting, members))
             done |= {m.output for m in units[-1].statements}
+            continue
+        reshaped = reshape_steps(s, kept, types)
+        if reshaped is not None:
+            known[s.output] = contiguous(types[s.output].shape)
+            units.append(Unit((s,), (s.output,), tuple(reshaped)))
+            done.add(s.output)
             continue
         riding = riders(kept, place, types, members)
         for output in (s.output, *(r.output for r in riding)):
