@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from support.ranks import Received, in_ranks
 from support.sharded import check_ranks, distributed
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import tilec
 from tilec.ir.evaluate import evaluate
@@ -184,11 +185,42 @@ def test_backward_of_two_outputs_one_of_which_is_used():
         assert (found == 1).all()
 
 
+STRIDED_SHARD = _StridedShard(0, split_factor=1)
+
+
+def square():
+    return dist.init_device_mesh("cpu", (2, 1))
+
+
+def test_one_dimension_of_a_larger_mesh():
+    def body(mesh):
+        larger = dist.init_device_mesh("cpu", (1, 2))
+        a = distribute_tensor(torch.from_numpy(_(7, 4)), larger, [R, S(0)])
+        b = distribute_tensor(torch.from_numpy(_(4, 5)), larger, [R, R])
+        result = tilec.compile(MATMUL)(a, b)
+        return result.placements, result.full_tensor().numpy()
+
+    for placements, found in in_ranks(2, body):
+        assert placements == (R, S(0))
+        np.testing.assert_allclose(found, _(7, 4) @ _(4, 5))
+
+
 REFUSED = {
     "a plain tensor": (lambda mesh: [distributed(_(4, 4), mesh, R), torch.ones(4, 4)], "B is a plain tensor"),
     "other meshes": (
         lambda mesh: [distributed(_(4, 4), mesh, R), distributed(_(4, 4), dist.init_device_mesh("cpu", (1, 2)), R)],
         "different meshes",
+    ),
+    "two dimensions of a mesh": (
+        lambda mesh: [
+            distribute_tensor(torch.ones(4, 4), square(), [S(0), R]),
+            distribute_tensor(torch.ones(4, 4), square(), [R, S(1)]),
+        ],
+        r"several dimensions of the mesh \(A along dimension 0, B along dimension 1\)",
+    ),
+    "parts in strides": (
+        lambda mesh: [DTensor.from_local(torch.ones(2, 4), mesh, [STRIDED_SHARD]), distributed(_(4, 4), mesh, R)],
+        "A is placed as",
     ),
     "parts of another size": (
         lambda mesh: [

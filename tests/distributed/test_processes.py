@@ -24,6 +24,7 @@ CALLS = (
     (STATES, ((41, 3), (3,)), (Shard(0), Replicate())),
     (NORMALISED, ((3, 40),), (Shard(1),)),
 )
+LIES = (Shard(0), Replicate(), Replicate())
 LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
 
 
@@ -110,6 +111,19 @@ def training(mesh) -> None:
             torch.testing.assert_close(whole, a, rtol=1e-4, atol=1e-5, msg=f"parameters of {kind}")
 
 
+def compiled(mesh) -> None:
+    """torch.compile of a layer among other operations, on DTensors."""
+    f = tilec.compile(LAYER)
+    given = [distribute_tensor(t, mesh, [p]) for t, p in zip(tensors((4, 6), (6, 8), (8,)), LIES, strict=True)]
+    found = []
+    for run in (f, torch.compile(f, backend="aot_eager")):
+        leaves = [t.detach().requires_grad_() for t in given]
+        loss = (2 * run(*leaves)).sum()
+        found.append([loss, *torch.autograd.grad(loss, leaves)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.full_tensor(), b.full_tensor())
+
+
 def everything(mesh) -> None:
     calls(mesh)
     training(mesh)
@@ -128,3 +142,8 @@ def test_two_devices() -> None:
 @pytest.mark.slow
 def test_four_processes() -> None:
     in_processes(4, everything)
+
+
+@pytest.mark.slow
+def test_compiled() -> None:
+    in_processes(2, compiled)

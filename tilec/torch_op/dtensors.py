@@ -24,6 +24,8 @@ from tilec.pipeline import CallContext, apply
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.specialise import Specialiser
 from tilec.torch_op.collectives import Exchange, exchange, gather, reduce, send
+from tilec.torch_op.state import ordinary
+from tilec.torch_op.text import text_of
 
 FLAT = ("bind", "flatten", "simplify")
 
@@ -65,7 +67,7 @@ class Share:
     dim: int
     stages: tuple[Stage, ...]
     local: tuple[torch.Size, ...]
-    prepared: Mapping[int, Prepared]
+    prepared: Mapping[int, tuple[Specialiser, Prepared]]
     wrappings: tuple[tuple[str, Any] | None, ...]
     mesh: Any
     group: Any
@@ -73,7 +75,13 @@ class Share:
     def run(self, work: Work, env: Mapping[str, torch.Tensor], device: torch.device, *more: torch.Tensor):
         given = zip(work.arguments, work.types.values(), strict=False)
         tensors = [_stand_in(t, device) if n in work.stand_ins else env[n] for n, t in given]
-        results = self.prepared[id(work)].unrecorded([*tensors, *more])
+        made, prepared = self.prepared[id(work)]
+        tensors += more
+        if ordinary(tensors):
+            results = prepared.unrecorded(tensors)
+        else:  # torch traces
+            numbers = [place for place, t in enumerate(work.types.values()) if t.weak]
+            results = torch.ops.tilec.call(text_of(made), tensors, numbers, [])
         return zip(work.program.outputs, results, strict=True)
 
 
@@ -210,9 +218,9 @@ def plan_of(
     return shard(flat, infer(flat, special.types), placements, ranks, function.exact)
 
 
-def _prepared(function: Specialiser, work: Work, device: str) -> Prepared:
+def _prepared(function: Specialiser, work: Work, device: str) -> tuple[Specialiser, Prepared]:
     made = function.made(work.program)
-    return made.lower(dict(work.types), {}, function.backend, device, None, function.tune)[1]
+    return made, made.lower(dict(work.types), {}, function.backend, device, None, function.tune)[1]
 
 
 def _spec_of(plan: Sharding, name: str, layout: Layout) -> Any:
