@@ -100,9 +100,17 @@ STATE_BUDGET = Knob(
     "bytes of states that a gradient may compute again at once; beyond them it does so in chunks of time, e.g. 256MiB",
 )
 
+FUSE_NEIGHBOURS = Knob(
+    "TILEC_FUSE_NEIGHBOURS",
+    True,
+    _parse_switch,
+    "under torch.compile, may operations beside a call on a GPU become part of its kernels: 0 or 1",
+)
+
 KNOBS: tuple[Knob, ...] = (
     VERIFY, FULL_TRACEBACK, WARNINGS_ARE_ERRORS,
     MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, DUMP, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
+    FUSE_NEIGHBOURS,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tests.support.torch_programs import EXAMPLES, compiled
+from tests.torch_op.packages import packaged
 from tests.torch_op.test_compile import WAYS
 from tests.torch_op.test_transforms import TRANSFORMS, flat
 
@@ -41,6 +43,9 @@ def cells(name: str) -> dict[str, str]:
     for row, way in WAYS.items():
         run = lambda w=way: w(f, example.torch, example, example.inputs())  # noqa: E731
         column[f"traced: {row}"] = outcome(run)
+    with tempfile.TemporaryDirectory() as folder:
+        for row, results in packaged(name, Path(folder)).items():
+            column[f"packaged: {row}"] = "as torch" if results is None else outcome(lambda r=results: r)
     return column
 
 

@@ -66,6 +66,11 @@ WAYS = {
     "export": lambda f, r, e, x: (exported(f, x)(*x), r(*x)),
     "training of what is exported": lambda f, r, e, x: (trained(exported(f, x), x), trained(r, x)),
     "func.grad of what is exported": lambda f, r, e, x: (func.grad(loss(exported(f, x)))(*x), func.grad(loss(r))(*x)),
+    "export of vmap": lambda f, r, e, x: (exported(func.vmap(f), batch(x))(*batch(x)), func.vmap(r)(*batch(x))),
+    "export of jvp": lambda f, r, e, x: (
+        exported(lambda *x: func.jvp(f, x, tangents(x)), x)(*x),
+        func.jvp(r, tuple(x), tangents(x)),
+    ),
     "make_fx of a gradient": lambda f, r, e, x: (
         make_fx(lambda *x: func.grad(loss(f))(*x))(*x)(*x),
         func.grad(loss(r))(*x),
@@ -80,6 +85,13 @@ def test_as_torch_does(name: str, way: str) -> None:
     found, expected = WAYS[way](compiled(name), example.torch, example, example.inputs())
     for ours, theirs in zip(flat(found), flat(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def test_a_trace_before_dispatch() -> None:
+    """Transforms under such a trace, which torch.export makes, leave calls in the graph and no results."""
+    f, x = compiled("softmax"), EXAMPLES["softmax"].inputs()
+    graph = make_fx(lambda x: torch.func.grad(loss(f))(x), pre_dispatch=True)(*x).graph
+    assert sum(n.target is torch.ops.tilec.call.default for n in graph.nodes) == 2
 
 
 def test_one_graph_for_sizes_of_a_class() -> None:

@@ -28,7 +28,9 @@ TORCH_TOO = ("graph", "graph of forward and backward", "a side stream", "determi
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False  # one convolution may be two ways
     yield
+    torch.backends.cudnn.allow_tf32 = before
     torch._dynamo.reset()
 
 

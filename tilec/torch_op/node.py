@@ -31,7 +31,7 @@ from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.levels import Results, through_levels
-from tilec.torch_op.state import PLAIN, asking, ordinary, recording, transforming
+from tilec.torch_op.state import PLAIN, asking, exporting, ordinary, recording, transforming
 from tilec.torch_op.text import text_of
 from tilec.transforms.simplify.simplify import simplify
 
@@ -43,6 +43,8 @@ Values = tuple[int, ...]
 def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
     """The outputs, recorded and transformed as torch asks. `weak` marks Python numbers, `values` are those of the
     inputs that stand in sizes."""
+    if exporting():
+        return operator(function, tensors, weak, values)
     if transforming():
         recorded = record(function, tensors, weak, values)
         return through_levels(TileCall, recorded, tensors)[: len(function.outputs)]
@@ -57,6 +59,11 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, valu
         return function.prepared(tensors, weak, values)(tensors)
     if any(map(dtensors.is_distributed, tensors)):
         return dtensors.run(function, tensors, weak, values)
+    return operator(function, tensors, weak, values)
+
+
+def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+    """The outputs of a call of `torch.ops.tilec.call`."""
     numbers = [place for place, w in enumerate(weak) if w]
     try:
         results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))

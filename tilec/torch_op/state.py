@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_TYPES = ("cpu", "cuda")
 _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
+_PRE_DISPATCH = torch._C._dispatch_key_parse("PreDispatch")
 
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
 
@@ -18,6 +19,12 @@ transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # 
 _autocasting = torch._C._is_any_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._get_tracing_state
+_included = torch._C._dispatch_tls_is_dispatch_key_included
+
+
+def exporting() -> bool:
+    """Does a trace want to see calls before transforms and autograd do, as torch.export's does?"""
+    return _included(_PRE_DISPATCH)
 
 
 def untouched() -> bool:
@@ -60,7 +67,8 @@ def watched() -> bool:
     """Does torch want to see calls, instead of having them done: a mode, a trace, or the vmap of batched gradients?"""
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+        or _included(_VMAP_MODE)
+        or _included(_PRE_DISPATCH)
         or torch._C._get_tracing_state() is not None
     )
 

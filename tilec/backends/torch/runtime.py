@@ -295,6 +295,15 @@ def log_cumulative(t: Tensor, dim: int) -> Tensor:
     return torch.logcumsumexp(t, dim)
 
 
+def gathered(t: Tensor, *index: Tensor | int) -> Tensor:
+    """`t[index]`, for which torch would ask a device for the value of an index of rank 0."""
+    if t.device.type == "cpu":
+        return t[index]
+    dims = [i.dim() for i in index if isinstance(i, Tensor)]
+    result = t[tuple([i.reshape(1) if isinstance(i, Tensor) and i.dim() == 0 else i for i in index])]
+    return result[0] if dims and not any(dims) else result
+
+
 def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: bool) -> Tensor:
     """`size` elements along a dimension, those of t from place `first` on. Where t has none, an element that all
     terms (past the last one of a sum that rises) or none of them make up."""

@@ -215,7 +215,8 @@ class TensorFrame:
                 text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
             parts.append(text)
         picked = self._picked(access, forms, shape, parts)
-        text = picked or f"{self.local[access.tensor]}[{', '.join(parts)}]"
+        tensor, at = self.local[access.tensor], ", ".join(parts)
+        text = picked or (f"{tensor}[{at}]" if self.order else f"rt.gathered({tensor}, {at})")
         name = self._line(stem_of(access.tensor), text)
         if picked is None and any(f.terms for f in forms) or ".index_select(" in text:
             self._copies.add(name)

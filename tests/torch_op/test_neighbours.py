@@ -1,0 +1,213 @@
+"""Operations beside a call under torch.compile: they become statements of its program, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor import config
+from torch._inductor.decomposition import select_decomp_table
+
+import tilec
+from tests.support.torch_programs import EXAMPLES, compiled
+from tilec.torch_op.neighbours import FuseNeighbours
+from tilec.torch_op.text import function_of
+
+PRODUCT = tilec.compile("function (A[I, K], B[K, J]) -> (C) { C[i, j] = sum(A[i, k] * B[k, j]); }")
+NORM = tilec.compile(EXAMPLES["layer norm"].source)
+
+
+class Graphs(list):
+    """A backend of torch.compile that keeps the graphs after the pass, and runs them operation by operation."""
+
+    def __init__(self, fused: bool = True):
+        def compiler(module, inputs):
+            if fused:
+                FuseNeighbours(("cpu",))(module.graph)
+            module.graph.lint()
+            module.recompile()
+            self.append(module.graph)
+            return make_boxed_func(module)
+
+        self.backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
+
+    def left(self, graph: int = 0) -> list[str]:
+        """What is not a call of Tile."""
+        nodes = [n for n in self[graph].nodes if n.op == "call_function"]
+        return [str(n.target) for n in nodes if "tilec" not in str(n.target) and "getitem" not in str(n.target)]
+
+    def programs(self, graph: int = 0):
+        return [function_of(n.args[0]) for n in self[graph].nodes if "tilec.call" in str(n.target)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def mlp(a, b, bias):
+    return F.gelu(PRODUCT(a, b) + bias)
+
+
+def residual(x, w, b):
+    return NORM(torch.relu(x) + 1, w, b) * 0.5 + x
+
+
+def gated(a, b, g):
+    y = PRODUCT(a * torch.sigmoid(a), b)
+    return torch.where(g > 0, y, 0.01 * y), y.clamp(-1, 1)
+
+
+def chained(a, b, c):
+    return PRODUCT(F.silu(PRODUCT(a, b)) * 2, c).tanh()
+
+
+CASES = {
+    "mlp": (mlp, ((6, 5), (5, 7), (7,))),
+    "residual": (residual, ((6, 5), (5,), (5,))),
+    "gated": (gated, ((6, 5), (5, 7), (6, 7))),
+    "chained": (chained, ((6, 5), (5, 7), (7, 3))),
+}
+
+
+def given(shapes, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def total(y):
+    return sum((t.double() * t.double()).sum() for t in (y if isinstance(y, tuple) else (y,)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_all_is_taken(name: str, dynamic: bool) -> None:
+    f, shapes = CASES[name]
+    graphs, inputs = Graphs(), [t.detach() for t in given(shapes)]
+    whole = torch.compile(f, backend=graphs.backend, fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(whole(*inputs), f(*inputs))
+    assert not graphs.left() and len(graphs) == 1
+    if dynamic:
+        rows = [torch.cat([inputs[0], inputs[0]]), *inputs[1:]]
+        rows[2] = torch.cat([rows[2], rows[2]]) if name == "gated" else rows[2]
+        torch.testing.assert_close(whole(*rows), f(*rows))
+        assert len(graphs) == 1, "one graph serves all sizes"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, dynamic: bool) -> None:
+    """Numbers, and how many operations are left of those that torch has beside the calls, forward and backward."""
+    f, shapes = CASES[name]
+    inputs = given(shapes)
+    counts = {}
+    for fused in (True, False):
+        torch._dynamo.reset()
+        graphs = Graphs(fused)
+        y = torch.compile(f, backend=graphs.backend, fullgraph=True, dynamic=dynamic)(*inputs)
+        torch.testing.assert_close(y, f(*inputs))
+        found = torch.autograd.grad(total(y), inputs, allow_unused=True)
+        for ours, theirs in zip(found, torch.autograd.grad(total(f(*inputs)), inputs, allow_unused=True), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        counts[fused] = [len([t for t in graphs.left(k) if "sym_size" not in t]) for k in (0, 1)]
+    assert sum(counts[True]) < sum(counts[False]), counts
+    assert name == "mlp" or counts[True][1] < counts[False][1], "a sum reads what the gradient's call reads, too"
+
+
+def test_the_product_itself_is_stored_no_more() -> None:
+    graphs, inputs = Graphs(), [t.detach() for t in given(((6, 5), (5, 7), (7,)))]
+    torch.compile(mlp, backend=graphs.backend)(*inputs)
+    (program,) = graphs.programs()
+    assert len(program.outputs) == 1
+
+
+KERNELS = {
+    "product": (mlp, ((512, 256), (256, 384), (384,)), torch.float32),
+    "norm": (residual, ((512, 256), (256,), (256,)), torch.float32),
+    "norm of 16 bits": (residual, ((512, 256), (256,), (256,)), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name: str) -> None:
+    """The fused program has one kernel, as the call alone has."""
+    f, shapes, dtype = KERNELS[name]
+    graphs = Graphs()
+    inputs = [t.detach() for t in given(shapes, dtype)]
+    torch.compile(f, backend=graphs.backend)(*inputs)
+    (call,) = [n for n in graphs[0].nodes if "tilec.call" in str(n.target)]
+    values = [n.meta["val"] for n in call.args[1]]
+    specs = [tilec.spec(tuple(v.shape), v.dtype) for v in values]
+    fused = tilec.Function.of(function_of(call.args[0])).lower(*specs, backend="triton", target="sm_90")
+    assert not graphs.left() and len(fused.kernels) == 1, fused.source()
+
+
+def test_what_stays() -> None:
+    """Reductions, views, in place operations on inputs, other devices and what changes the shape."""
+    graphs = Graphs()
+    a, b, _ = (t.detach() for t in given(((6, 5), (5, 7), (7,))))
+
+    def f(a, b):
+        y = PRODUCT(a, b)
+        return y.sum(0), y.T + 1, y[None] * torch.ones(2, 6, 7, dtype=y.dtype), torch.cumsum(y, 0)
+
+    torch.testing.assert_close(torch.compile(f, backend=graphs.backend)(a, b), f(a, b))
+    (program,) = graphs.programs()
+    assert program.program == PRODUCT._specialiser.program
+
+
+def test_what_torch_types_otherwise_stays() -> None:
+    graphs = Graphs()
+    a, b = (t.detach().float() for t in given(((6, 5), (5, 7))))
+    scale = torch.tensor(2.0, dtype=torch.float64)
+
+    def f(a, b):
+        return PRODUCT(a, b) * scale + 1
+
+    y = torch.compile(f, backend=graphs.backend)(a, b)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, f(a, b))
+
+
+def test_the_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_FUSE_NEIGHBOURS", "0")
+    graphs, inputs = Graphs(), [t.detach() for t in given(((6, 5), (5, 7), (7,)))]
+    torch.testing.assert_close(torch.compile(mlp, backend=graphs.backend)(*inputs), mlp(*inputs))
+    assert graphs.left()
+
+
+def test_inductor_runs_it() -> None:
+    assert isinstance(config.post_grad_custom_pre_pass, FuseNeighbours)
+    seen = []
+    whole = FuseNeighbours(("cpu",), before=None)
+
+    class Kept(FuseNeighbours):
+        def __call__(self, graph):
+            whole(graph)
+            seen.append([str(n.target) for n in graph.nodes if n.op == "call_function"])
+
+    inputs = [t.detach() for t in given(((6, 5), (5, 7), (7,)))]
+    with config.patch(post_grad_custom_pre_pass=Kept(), fx_graph_cache=False):
+        torch.testing.assert_close(torch.compile(mlp)(*inputs), mlp(*inputs))
+    (targets,) = seen
+    assert len(targets) == 2, "a call and its output"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "softmax" else pytest.mark.slow) for n in EXAMPLES])
+def test_beside_every_example(name: str) -> None:
+    example, f, graphs = EXAMPLES[name], compiled(name), Graphs()
+    inputs = [t.requires_grad_() for t in example.inputs()]
+
+    def beside(f):
+        return lambda *x: F.relu(f(*[torch.sin(t) * 2 for t in x])) + 0.5
+
+    y = torch.compile(beside(f), backend=graphs.backend, fullgraph=True)(*inputs)
+    found = [y, *torch.autograd.grad(total(y), inputs)]
+    y = beside(example.torch)(*inputs)
+    for ours, theirs in zip(found, [y, *torch.autograd.grad(total(y), inputs)], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not [t for t in graphs.left() if "relu" in t], "what follows the call is part of it"

@@ -1,0 +1,115 @@
+"""Operations of torch's graphs that are Tile's too, as expressions of whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.fx import Node
+
+from tilec.arguments import DTYPE_NAMES
+from tilec.ir.program import Call, Expr, Float, Int
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_UNARY = (
+    "abs acos asin atan ceil cos cosh erf exp expm1 floor log log1p neg relu round rsqrt sigmoid sign sin sinh sqrt "
+    "tan tanh"
+)
+_COMPARED = "eq ne lt le gt ge"
+
+
+def _table() -> dict[Any, str | Callable[..., Expr]]:
+    """Functions of torch that are Tile's too, with arguments in the same order."""
+    made: dict[Any, str | Callable[..., Expr]] = {getattr(aten, name).default: name for name in _UNARY.split()}
+    made[aten.reciprocal.default] = "recip"
+    made[aten.maximum.default], made[aten.minimum.default] = "max", "min"
+    made[aten.atan2.default] = "atan2"
+    for name in ("add", "sub"):
+        made[getattr(aten, name).Tensor] = _scaled(name)
+    for name in ("mul", "div"):
+        made[getattr(aten, name).Tensor] = name
+    made[aten.pow.Tensor_Scalar] = made[aten.pow.Tensor_Tensor] = "pow"
+    for name in _COMPARED.split():
+        made[getattr(aten, name).Tensor] = made[getattr(aten, name).Scalar] = name
+    for name, ours in (("and", "and"), ("or", "or"), ("xor", "xor"), ("not", "not")):
+        for form in ("Tensor", "default"):
+            for kind in (f"bitwise_{name}", f"logical_{name}"):
+                if hasattr(getattr(aten, kind, None), form):
+                    made[getattr(getattr(aten, kind), form)] = ours
+    made[aten.where.self] = "select"
+    made[aten.clamp.default] = _clamped
+    made[aten.clamp_min.default] = lambda x, low: Call("max", (x, low))
+    made[aten.clamp_max.default] = lambda x, high: Call("min", (x, high))
+    return made
+
+
+def _scaled(name: str) -> Callable[..., Expr]:
+    def made(a: Expr, b: Expr, *, alpha: Expr | None = None) -> Expr:
+        return Call(name, (a, b if alpha is None else Call("mul", (b, alpha))))
+
+    return made
+
+
+def _clamped(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+    x = x if low is None else Call("max", (x, low))
+    return x if high is None else Call("min", (x, high))
+
+
+FUNCTIONS = _table()
+TRUTHS = frozenset(("and", "or", "xor", "not"))  # of booleans alone: on integers torch's logical ones differ
+
+
+class NotTile(Exception):
+    """An argument that Tile has no word for."""
+
+
+def expression(node: Node, value_of: Callable[[Node], Expr]) -> Expr:
+    """The operation as an expression of whole tensors."""
+    if node.target is prims.convert_element_type.default:
+        x, dtype = cast(Any, node.args)
+        return Call(DTYPE_NAMES[dtype], (value_of(x),))
+    ours = FUNCTIONS[node.target]
+    args = [_argument(a, value_of) for a in node.args]
+    given = {k: _argument(a, value_of) for k, a in node.kwargs.items()}
+    if callable(ours):
+        return ours(*args, **given)
+    if given or None in args:
+        raise NotTile
+    return Call(ours, tuple(a for a in args if a is not None))
+
+
+def _argument(a: Any, value_of: Callable[[Node], Expr]) -> Expr | None:
+    if isinstance(a, Node) and not isinstance(a.meta.get("val"), torch.Tensor):
+        raise NotTile
+    if isinstance(a, Node):
+        return number_in(a) or value_of(a)
+    if a is None:
+        return None
+    if isinstance(a, bool) or not isinstance(a, (int, float)):
+        raise NotTile
+    return _literal(a)
+
+
+def _literal(n: int | float) -> Expr:
+    number: Expr = Int(abs(n)) if isinstance(n, int) else Float(abs(n))
+    return Call("neg", (number,)) if n < 0 else number
+
+
+def number_in(node: Node) -> Expr | None:
+    """A tensor that holds a number alone."""
+    shape, number = (), None
+    if node.target is aten.full.default:
+        shape, number = cast(Any, node.args)
+    elif node.target is aten.scalar_tensor.default:
+        (number,) = cast(Any, node.args)
+    if shape or isinstance(number, bool) or not isinstance(number, (int, float)):
+        return None
+    return _literal(number)
+
+
+def known(node: Node) -> bool:
+    """Is this an operation that Tile has?"""
+    return node.op == "call_function" and (
+        node.target in FUNCTIONS or node.target is prims.convert_element_type.default
+    )
