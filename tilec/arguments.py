@@ -116,11 +116,16 @@ def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection
     for name, t in zip(names, tensors, strict=True):
         if t.dtype not in DTYPE_NAMES:
             raise _unsupported(name, str(t.dtype).removeprefix("torch."))
-        if t.layout is not torch.strided or t.is_nested:
-            what = "nested" if t.is_nested else str(t.layout).removeprefix("torch._").removeprefix("torch.")
-            hint = f"pass {name}.to_padded_tensor(0.0)" if t.is_nested else f"pass {name}.to_dense()"
-            raise InputMistake(f"{name} is a {what} tensor; Tile reads dense ones alone", hint=hint)
+        check_dense(name, t)
     return Arguments(_on_one_device(names, tensors, values), weak, numpy)
+
+
+def check_dense(name: str, t: torch.Tensor) -> None:
+    """Raises InputMistake for sparse, compressed, mkldnn and nested tensors."""
+    if t.layout is not torch.strided or t.is_nested:
+        what = "nested" if t.is_nested else str(t.layout).removeprefix("torch._").removeprefix("torch.")
+        hint = f"pass {name}.to_padded_tensor(0.0)" if t.is_nested else f"pass {name}.to_dense()"
+        raise InputMistake(f"{name} is a {what} tensor; Tile reads dense ones alone", hint=hint)
 
 
 def to_array(name: str, t: torch.Tensor) -> np.ndarray:

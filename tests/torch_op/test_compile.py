@@ -120,18 +120,6 @@ def test_fake_and_meta(name: str) -> None:
         assert [g.shape for g in torch.autograd.grad(y.sum(), given)] == [t.shape for t in inputs]
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "softmax" else pytest.mark.slow) for n in EXAMPLES])
-def test_opcheck(name: str) -> None:
-    example = EXAMPLES[name]
-    from tilec.torch_op.text import text_of
-
-    function = tilec.compile(example.source)
-    given = [*[t.requires_grad_() for t in example.inputs()], *map(torch.tensor, example.integers)]
-    arguments = (text_of(function._specialiser), given, [], [])
-    torch.library.opcheck(torch.ops.tilec.call.default, arguments)
-
-
 def test_sizes_that_are_numbers() -> None:
     f = tilec.compile("function (X[N], K[]) -> (Y) { Y[i, k : N, K] = X[i] * k; }")
     whole = compiled_whole(lambda x, k: f(x, k) + 1)

@@ -77,6 +77,14 @@ def test_refused(name: str) -> None:
         f(make(), W)
 
 
+def test_a_sparse_cotangent() -> None:
+    f, w = tilec.compile(SOURCE), W.clone().requires_grad_()
+    for _ in range(2):  # the second backward pass is one like another
+        with pytest.raises(tilec.InputMistake, match="DY is a sparse_coo tensor"):
+            torch.autograd.grad(f(X, w), w, torch.ones(3).to_sparse())
+        torch.autograd.grad(f(X, w), w, torch.ones(3))
+
+
 def test_zeros_without_memory() -> None:
     f = tilec.compile(SOURCE)
     f(X, W)

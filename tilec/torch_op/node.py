@@ -20,6 +20,7 @@ import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
+from tilec.arguments import check_dense
 from tilec.errors import TileError, Unsupported
 from tilec.errors.tracebacks import hide_frames
 from tilec.ir.at_sizes import with_numbers
@@ -64,6 +65,8 @@ def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, valu
 
 def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
     """The outputs of a call of `torch.ops.tilec.call`."""
+    for name, t in zip(function.inputs, tensors, strict=True):
+        check_dense(name, t)  # cotangents too, which torch brings
     numbers = [place for place, w in enumerate(weak) if w]
     try:
         results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))

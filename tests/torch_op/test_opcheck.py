@@ -1,0 +1,62 @@
+"""torch's own checks of the operator: of the examples' programs and their gradients."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilec
+from tests.support.torch_programs import EXAMPLES
+from tilec import call_cache
+from tilec.specialise import Specialiser
+from tilec.torch_op.text import text_of
+
+SCRIPTS = sorted(p for p in (Path(__file__).parents[2] / "examples").glob("*.py") if p.name != "checks.py")
+LARGEST = 4096  # elements of a call that is checked
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def check(function: Specialiser, tensors, weak=(), values=()) -> None:
+    given = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    numbers = [p for p, w in enumerate(weak) if w]
+    arguments = (text_of(function), given, numbers, list(values))
+    for test, result in torch.library.opcheck(torch.ops.tilec.call.default, arguments).items():
+        assert result == "SUCCESS", f"{test}: {function.source}"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "softmax" else pytest.mark.slow) for n in EXAMPLES])
+def test_table(name: str) -> None:
+    example = EXAMPLES[name]
+    function = tilec.compile(example.source)
+    given = [*example.inputs(), *map(torch.tensor, example.integers)]
+    check(function._specialiser, given)
+    wrt = [n for n, t in zip(function.inputs, given, strict=True) if t.is_floating_point()]
+    check(function.grad(wrt)._specialiser, [*given, torch.randn_like(function(*given))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_scripts(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each function that an example calls, with what it is first called with that is not large."""
+    calls: dict[str, tuple] = {}
+    original = call_cache.call
+
+    def call(function, tensors, weak, values):
+        plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+        if plain and sum(t.numel() for t in tensors) <= LARGEST and not torch._C._are_functorch_transforms_active():
+            calls.setdefault(text_of(function), (function, tensors, weak, values))
+        return original(function, tensors, weak, values)
+
+    monkeypatch.setattr(call_cache, "call", call)
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    for arguments in calls.values():
+        check(*arguments)
+    print(len(calls), "functions")
