@@ -68,7 +68,7 @@ def made_graphed(f, r, example, x):
 
     static = tuple(t.clone().requires_grad_() for t in x)
     module = torch.cuda.make_graphed_callables(Module(), static)
-    found = [differentiated(module, given) for given in varied(x)]
+    found = [[g.clone() for g in differentiated(module, given)] for given in varied(x)]  # the graph's own
     return found, [differentiated(lambda *t: 2 * r(*t), given) for given in varied(x)]
 
 

@@ -62,7 +62,7 @@ def package(name: str, parts: Iterable[str], folder: Path, device: str = "cpu", 
     """For each part the results of a package loaded in a process of its own, for several inputs (for other sizes too
     where they are open), and torch's."""
     example, parts = EXAMPLES[name], tuple(parts)
-    inputs = example.inputs(device=device)
+    inputs = example.inputs(device=device, more=int(dynamic))  # a size of 1 would stay closed
     f = compiled(name)
     f(*inputs)  # what a program keeps on the device is made before torch traces
     shapes = {"x": ({0: torch.export.Dim.AUTO}, *[None] * (len(inputs) - 1))} if dynamic else None

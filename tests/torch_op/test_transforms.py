@@ -78,6 +78,16 @@ def checkpointed(f, inputs, reentrant):
     return torch.autograd.grad(y.sum(), inputs) if not reentrant else (y.sum().backward(), [t.grad for t in inputs])[1]
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_checkpoints_of_calls_like_ones_before(name: str) -> None:
+    """What is kept may be asked for once."""
+    f, inputs = compiled(name), EXAMPLES[name].inputs()
+    expected = checkpointed(EXAMPLES[name].torch, inputs, False)
+    for _ in range(3):
+        for ours, theirs in zip(checkpointed(f, inputs, False), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
 def without(mode, f, inputs):
     inputs = [t.clone().requires_grad_() for t in inputs]
     with mode():

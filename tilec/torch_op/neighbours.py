@@ -7,7 +7,8 @@ A pass over the graphs that Inductor compiles, forward and backward ones. Around
   reads an output or an intermediate goes on to, since the program may have several outputs.
 
 Everything is checked on the result: its outputs must have the shapes and element types that torch gave the operations,
-else the graph stays as it is. Reductions, views, random numbers and other calls are torch's.
+and it must launch no more kernels than the call did alone; else what is before, or after, or all of it stays as it is.
+Reductions, views, random numbers and other calls are torch's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tilec.backends import choose
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, walk
 from tilec.specialise import Specialiser
+from tilec.torch_op import symbolic
 from tilec.torch_op.aten import FUNCTIONS, TRUTHS, NotTile, expression, known, number_in
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
@@ -205,6 +207,9 @@ class _Region:
         for node, value in zip(kept, found, strict=True):
             if value.dtype != node.meta["val"].dtype or not _same(node, value.shape):
                 return False
+        before = [self.inputs[n].meta["val"] for n in self.function.inputs]
+        if _launches(function, values[1], values[2:]) > _launches(self.function, before, _values(self.call.args[2:])):
+            return False
         with self.graph.inserting_before(self.call):
             whole = self.graph.call_function(torch.ops.tilec.call.default, arguments)
             whole.meta["val"] = found
@@ -301,6 +306,16 @@ def _operands(node: Node) -> list[Node]:
     if not known(node):
         return []
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor) and number_in(n) is None]
+
+
+def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> int:
+    """Kernels of a call, for the sizes that stand for the class. The torch backend's have one."""
+    numbers, sizes = scalars
+    weak = [p in numbers for p in range(len(tensors))]
+    types = symbolic.example_types(function, tensors, weak)
+    values = dict(zip(function.sizes, map(symbolic.example, sizes), strict=True))
+    _, prepared = function.lower(types, values, function.backend, tensors[0].device.type, None, False)
+    return len(prepared.executable.kernels)
 
 
 def _same(node: Node, shape: Sequence[Any]) -> bool:

@@ -411,23 +411,27 @@ class TileCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+        return TileCall.pulled_back(ctx, ctx.saved_tensors, d_outputs)
+
+    @staticmethod
+    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
+        """The gradients from what was kept, which a checkpoint lets be asked for once."""
         try:
-            return TileCall._backward(ctx, d_outputs)
+            return TileCall._pulled_back(ctx, kept, d_outputs)
         except TileError as error:
             hide_frames(error)
             raise
 
     @staticmethod
-    def _backward(ctx: Any, d_outputs: Results) -> Results:
+    def _pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
         recorded: Recorded = ctx.recorded
         needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
         if not any(needed) or not any(there):
             return (None,) * (1 + len(recorded.inputs))
         backward = recorded.backward(needed, there)
-        kept = ctx.saved_tensors
         if backward.replaced:
             kept = [backward.replaced[i](t) if i in backward.replaced else t for i, t in enumerate(kept)]
-        given = (*kept, *d_outputs)
+        given: Any = (*kept, *d_outputs)
         like = next(d for d in d_outputs if d is not None)
         tensors = [given[s] if isinstance(s, int) else _standing_in(s, like) for s in backward.sources]
         results = backward.run(tensors)

@@ -75,14 +75,14 @@ class SettledCall(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
         settled: Settled = ctx.settled
         key = ctx.needs_input_grad, tuple([d is not None for d in d_outputs])
+        kept = ctx.saved_tensors
         fast = settled.passes.get(key)
         if fast is None:
-            results = TileCall.backward(ctx, *d_outputs)
-            _settle(settled, key, ctx, d_outputs)
+            results = TileCall.pulled_back(ctx, kept, d_outputs)
+            _settle(settled, key, kept, d_outputs)
             return results
-        kept = ctx.saved_tensors
         if not _plain(settled, kept, d_outputs):
-            return TileCall.backward(ctx, *d_outputs)
+            return TileCall.pulled_back(ctx, kept, d_outputs)
         results = fast.run(*fast.pick((*kept, *d_outputs)))
         return tuple([None if place is None else results[place] for place in fast.places])
 
@@ -95,13 +95,13 @@ def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callabl
     return partial(_apply, Settled(recorded, tensors))
 
 
-def _settle(settled: Settled, key: tuple, ctx: Any, d_outputs: Results) -> None:
+def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Results) -> None:
+    """Let later backward passes with such cotangents go straight to what they run."""
     needed, there = key[0][1:], key[1]
-    kept = ctx.saved_tensors
     if any(needed) and any(there) and _plain(settled, kept, d_outputs):
         backward = settled.recorded.backward(needed, there)
         if not backward.replaced and all(isinstance(s, int) for s in backward.sources):
-            given = (*kept, *d_outputs)
+            given: Any = (*kept, *d_outputs)
             settled.passes[key] = FastPass(backward, [given[s] for s in backward.sources if isinstance(s, int)])
 
 

@@ -1,4 +1,7 @@
-"""A function as a text from which another process makes the same one: Tile, after a comment that says how it runs."""
+"""A function as a text from which another process makes the same one: Tile, after a word that says how it runs.
+
+It is one line: compilers write the arguments of calls into comments of what they generate.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tilec.language import parse, show
 from tilec.prepare.prepared import Bounded
 from tilec.specialise import Specialiser
 
-MARK = "# tilec "
+MARK = "tilec "
 _texts: WeakKeyDictionary[Specialiser, str] = WeakKeyDictionary()
 _functions: WeakValueDictionary[str, Specialiser] = WeakValueDictionary()
 _made: Bounded = Bounded()  # functions of texts that came from elsewhere
@@ -37,7 +40,8 @@ def _text(function: Specialiser) -> str:
     how["gradients"] = gradients
     if function.chunks is not None:
         how["chunks"] = base64.b64encode(pickle.dumps(function.chunks)).decode()
-    return f"{MARK}{json.dumps({k: v for k, v in how.items() if v})}\n{show(function.program)}"
+    source = " ".join(show(function.program).split())
+    return f"{MARK}{json.dumps({k: v for k, v in how.items() if v})}: {source}"
 
 
 def function_of(text: str) -> Specialiser:
@@ -50,10 +54,10 @@ def function_of(text: str) -> Specialiser:
 
 
 def _function(text: str) -> Specialiser:
-    head, _, source = text.partition("\n")
-    if not head.startswith(MARK):
+    if not text.startswith(MARK):
         raise InputMistake("the program of tilec.call is none that tilec wrote", hint="call a tilec.Function instead")
-    how = json.loads(head.removeprefix(MARK))
+    how, end = json.JSONDecoder().raw_decode(text, len(MARK))
+    source = text[end + 1 :]
     chunks = pickle.loads(base64.b64decode(how["chunks"])) if "chunks" in how else None
     flags = (how.get("tune", False), how.get("exact", False), chunks)
     function = Specialiser(parse(source), source, "<tile>", how.get("backend"), None, *flags)
