@@ -28,7 +28,7 @@ from torch.fx.node import map_arg
 
 from tilec import knobs
 from tilec.arguments import DTYPE_NAMES
-from tilec.backends import choose
+from tilec.backends import choose_backend
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, walk
 from tilec.specialise import Specialiser
@@ -128,7 +128,7 @@ class _Region:
     def device(self) -> str:
         device = next((n.meta["val"].device.type for n in self.inputs.values()), "")
         try:
-            served = choose(self.function.backend, device).name
+            served = choose_backend(self.function.backend, device).name
         except TileError:
             return ""
         return device if served == "triton" or device == "cpu" else ""
