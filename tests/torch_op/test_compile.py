@@ -173,8 +173,7 @@ def test_training_of_what_is_exported_with_open_sizes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_size_that_depends_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-    softmax = compiled("softmax")
-    with pytest.raises(Exception, match="a size that depends on data"):
+def test_a_size_that_depends_on_data() -> None:
+    softmax, whole = compiled("softmax"), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with whole, pytest.raises(Exception, match="a size that depends on data"):
         compiled_whole(lambda x: softmax(x.nonzero().float()))(torch.ones(4))
