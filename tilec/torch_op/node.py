@@ -20,8 +20,7 @@ import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
-from tilec.arguments import check_dense
-from tilec.errors import TileError, Unsupported
+from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
@@ -31,14 +30,12 @@ from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
+from tilec.torch_op.dispatch import Values, Weak, operator, run
 from tilec.torch_op.levels import Results, through_levels
-from tilec.torch_op.state import PLAIN, asking, exporting, ordinary, recording, transforming
-from tilec.torch_op.text import text_of
+from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
 from tilec.transforms.simplify.simplify import simplify
 
 Written = TypeVar("Written")
-Weak = tuple[bool, ...]
-Values = tuple[int, ...]
 
 
 def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
@@ -52,31 +49,6 @@ def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, val
     if recording(tensors):
         return TileCall.apply(record(function, tensors, weak, values), *tensors)[: len(function.outputs)]
     return run(function, tensors, weak, values)
-
-
-def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
-    """The outputs, not recorded."""
-    if ordinary(tensors):
-        return function.prepared(tensors, weak, values)(tensors)
-    if any(map(dtensors.is_distributed, tensors)):
-        return dtensors.run(function, tensors, weak, values)
-    return operator(function, tensors, weak, values)
-
-
-def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
-    """The outputs of a call of `torch.ops.tilec.call`."""
-    for name, t in zip(function.inputs, tensors, strict=True):
-        check_dense(name, t)  # cotangents too, which torch brings
-    numbers = [place for place, w in enumerate(weak) if w]
-    try:
-        results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))
-    except (TypeError, NotImplementedError) as error:
-        kinds = [(n, type(t).__name__) for n, t in zip(function.inputs, tensors, strict=True) if type(t) not in PLAIN]
-        if not kinds:
-            raise
-        (name, what), *_ = kinds
-        raise Unsupported(f"{name} is a {what}, which does not say what a call of tilec does with it") from error
-    return tuple([next(results) if there else None for there in function.there([t.dtype for t in tensors])])
 
 
 def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:

@@ -295,7 +295,7 @@ def log_cumulative(t: Tensor, dim: int) -> Tensor:
     return torch.logcumsumexp(t, dim)
 
 
-def gathered(t: Tensor, *index: Tensor | int) -> Tensor:
+def elements_at(t: Tensor, *index: Tensor | int) -> Tensor:
     """`t[index]`, for which torch would ask a device for the value of an index of rank 0."""
     if t.device.type == "cpu":
         return t[index]

@@ -216,7 +216,7 @@ class TensorFrame:
             parts.append(text)
         picked = self._picked(access, forms, shape, parts)
         tensor, at = self.local[access.tensor], ", ".join(parts)
-        text = picked or (f"{tensor}[{at}]" if self.order else f"rt.gathered({tensor}, {at})")
+        text = picked or (f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})")
         name = self._line(stem_of(access.tensor), text)
         if picked is None and any(f.terms for f in forms) or ".index_select(" in text:
             self._copies.add(name)

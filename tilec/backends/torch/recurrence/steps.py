@@ -272,7 +272,7 @@ class Level:
                 continue
             variables |= depends
             parts.append(self._steps(f"({text}).clamp(0, {n - 1})", depends))
-        text = f"rt.gathered({self.state}, {', '.join(parts)})"
+        text = f"rt.elements_at({self.state}, {', '.join(parts)})"
         read: Expr = self.pseudo("state", element, self.step.assign_new("h", text), frozenset(variables))
         if padded:
             return read
