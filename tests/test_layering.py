@@ -66,6 +66,7 @@ LAYERS = (
     ("tilec.nn",),
     ("tilec.gallery",),
     ("tilec.torch_import",),
+    ("tilec.lsp",),
     ("tilec",),
     ("tilec.bench",),
     ("tilec.cli",),

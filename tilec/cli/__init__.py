@@ -1,4 +1,4 @@
-"""The command line: check, show, grad, run, tune, build, explain, bench, fmt, doctor, opt, gallery.
+"""The command line: check, show, grad, run, tune, build, explain, bench, fmt, doctor, opt, gallery, lsp.
 
 Bad input ends in exit code 1 with the diagnostic on standard error, wrong usage in exit code 2 (argparse's), Ctrl-C in
 130.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import tilec
-from tilec.cli import bench, build, doctor, explain, fmt, gallery, opt, programs
+from tilec.cli import bench, build, doctor, explain, fmt, gallery, lsp, opt, programs
 from tilec.cli.options import check_source
 from tilec.errors import TileError
 
@@ -45,6 +45,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    for group in (programs, build, explain, bench, fmt, doctor, opt, gallery):
+    for group in (programs, build, explain, bench, fmt, doctor, opt, gallery, lsp):
         group.add(command)
     return parser
