@@ -8,6 +8,7 @@ types of products' operands and of outputs stay what they were.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -27,10 +28,12 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     children,
+    expressions,
     index_variables,
     reads,
     reads_itself,
     rebuild,
+    walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
@@ -127,7 +130,41 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
                 else:
                     s = replace(s, body=call(old, s.body))
         add(s)
-    return replace(program, statements=tuple(done))
+    made = replace(program, statements=tuple(done))
+    return _rounded_where_made(made, types, known)
+
+
+def _rounded_where_made(program: Program, types: Types, known: Types) -> Program:
+    """The program with values that all readers round to the type that they had rounded where they are made: stored,
+    they take half the room, and products read them as they are."""
+    read = Counter(a.tensor for s in program.statements for a in accesses_in(*expressions(s)))
+    every = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    rounded = Counter(
+        (e.function, *(a.tensor for a in accesses_in(*e.args))) for e in every if isinstance(e, Call) and _is_rounded(e)
+    )
+    chosen = {
+        s.output: types[s.output].dtype
+        for s in program.statements
+        if s.output in types and types[s.output].dtype in NARROW and known[s.output].dtype == "float32"
+        if read[s.output] == rounded[types[s.output].dtype, s.output] > 0
+        if s.output not in program.outputs and not reads_itself(s) and not reduction_variables(s)
+    }
+
+    def visit(e: Expr) -> Expr:
+        match e:
+            case Call(_, (Access(tensor) as a,)) if tensor in chosen and _is_rounded(e):
+                return a
+        return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
+
+    def changed(s: Statement) -> Statement:
+        s = replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard))
+        return replace(s, body=call(chosen[s.output], s.body)) if s.output in chosen else s
+
+    return replace(program, statements=tuple(map(changed, program.statements))) if chosen else program
+
+
+def _is_rounded(e: Call) -> bool:
+    return e.function in NARROW and len(e.args) == 1 and isinstance(e.args[0], Access)
 
 
 def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:
