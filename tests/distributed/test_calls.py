@@ -150,6 +150,17 @@ def test_plan_of_specs():
     assert "reads up to 2 beyond" in halo.reason
 
 
+def test_rows_are_exchanged_for_heads():
+    """Where that moves less than all keys and values: what was sharded along rows is then along heads."""
+    source = ATTENTION.replace("[", "[b, ").replace("function (Q[b, N", "function (Q[B, N").replace("K[b, M", "K[B, M")
+    source = (
+        source.replace("V[b, M", "V[B, M").replace("i, j : N, M", "i, j : B, N, M").replace("f : N, F", "f : B, N, F")
+    )
+    told = tilec.compile(source).sharding(dict.fromkeys("QKV", 1), *[tilec.spec((4, 64, 8))] * 3, ranks=2)
+    assert str(told.outputs["O"]) == "Shard(0)"
+    assert [c.collective for c in told.communications] == ["all-to-all"] * 3
+
+
 def test_exact_recurrences_pass_states():
     told = [
         tilec.compile(SCAN, exact=exact).sharding(

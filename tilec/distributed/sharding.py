@@ -364,7 +364,7 @@ class _Planner:
         assert d is not None, "what is on every rank is at hand"
         if all(n == whole(self.types[tensor].shape) for n in need):
             collective, reason = "all-gather", self._why(s, tensor, split)
-        elif _from_neighbours(have, need):
+        elif _from_neighbours(have, need, d):
             rows = max(max(h[d][0] - n[d][0], n[d][1] - h[d][1], 0) for n, h in zip(need, have, strict=True))
             collective = "halo exchange"
             reason = f"{s.output} reads up to {rows} beyond a rank's part of dimension {d}"
@@ -407,9 +407,11 @@ class _Planner:
         return copy
 
 
-def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...]) -> bool:
-    """Does each rank need of the ranks beside it alone, and not all that these hold?"""
+def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...], dim: int) -> bool:
+    """Does each rank need more along one dimension, of the ranks beside it alone, and not all that these hold?"""
     for r, n in enumerate(need):
+        if count(n) and any(n[d] != h for d, h in enumerate(have[r]) if d != dim):
+            return False
         for other, h in enumerate(have):
             taken = count(overlap(h, n))
             if other != r and taken and (abs(other - r) > 1 or taken == count(h)):
