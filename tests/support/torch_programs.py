@@ -35,15 +35,9 @@ def compiled(name: str, backend: str | None = None) -> Callable[..., torch.Tenso
     function = tilec.compile(example.source, backend=backend)
     if not example.integers:
         return function
-    integers = {"cpu": [torch.tensor(i) for i in example.integers]}
-
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        device = inputs[0].device
-        if str(device) not in integers:
-            integers[str(device)] = [i.to(device) for i in integers["cpu"]]
-        return function(*inputs, *integers[str(device)])
-
-    return call
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    integers = {device: [torch.tensor(i, device=device) for i in example.integers] for device in devices}
+    return lambda *inputs: function(*inputs, *integers[inputs[0].device.type])
 
 
 def _convolution(i: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
