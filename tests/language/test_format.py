@@ -114,3 +114,8 @@ def test_command(tmp_path, capsys, monkeypatch) -> None:
     path.write_text("Y = X +")
     assert main(["fmt", str(path), str(good)]) == 1
     assert f"{path}:1:8: " in capsys.readouterr().err and path.read_text() == "Y = X +"
+
+
+def test_a_comment_before_a_closing_brace_is_inside() -> None:
+    source = "function (X) -> (Y) {\n    Y = X;\n    // the end\n}\n"
+    assert format_source(source) == source

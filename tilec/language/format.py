@@ -53,7 +53,8 @@ def format_source(source: str) -> str:
         if lines and (first.blank and first.token != "}" and before != "{" or before == "}"):
             lines.append("")
         before = str(statement[-1].token)
-        lines += [INDENT * depth + comment for comment in first.before]
+        inner = depth + (first.token == "}")  # what stands before a closing brace is inside
+        lines += [INDENT * inner + comment for comment in first.before]
         lines += _laid_out(statement, INDENT * depth)
         depth += statement[-1].token == "{"
     lines += rest
