@@ -279,3 +279,34 @@ def test_elements_that_a_quotient_in_an_index_leaves_out(text):
 @pytest.mark.parametrize("text", NO_GAPS)
 def test_quotients_in_an_index_that_leave_no_gap(text):
     tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")(torch.ones(4))
+
+
+POINTLESS = {
+    "O[i : 4] = A[i] + sum(B[k] * A[k + 5]);": "no point of this aggregation is valid at these sizes: it is 0",
+    "O[i : 4] = A[i] * sum(B[k - i - 20]), k < 3;": "no point of this aggregation",
+    "O[i : 4] = A[i] - max(B[k] * A[k - 5]);": "it is -inf everywhere",
+    "O[i : 4] = tanh(mean(A[i + k] * B[i + k + 9]));": "no point of this aggregation",
+    "O[i : 4] = A[i] + (i < 2 ? A[i + 3] * B[i - 1] : 1);": "never inside their tensors together",
+    "O[i : 4] = A[i] + sum(k < 2 ? B[k + 4] * A[k - 1] : 0);": "no point of this aggregation",
+}
+WITH_POINTS = [
+    "O[i : 4] = A[i] + sum(B[k + 5]);",  # over k from -5
+    "O[i : 4] = A[i] + (i < 2 ? A[i + 2] * B[i - 1] : 1);",
+    "O[i : 4] = A[i] + sum(k < 2 ? B[k + 3] * A[k - 1] : 0);",
+    "O[i : 4] = A[i] + (i < 2 ? pad(A[i + 3], 0) * B[i - 1] : 1);",
+    "O[i : 4] = A[i] + sum(pad(B[k - 20], 1) * A[k]);",
+    "O[i : 4] = A[i] + (i < 2 ? (i < 1 ? A[i + 3] : B[i - 1]) : 1);",
+    "O[i : 4] = A[i] + (i < 2 ? sum(A[k + 3] * A[k]) * B[i] : 1);",
+]
+
+
+@pytest.mark.parametrize("text", [*POINTLESS, *WITH_POINTS])
+def test_aggregations_and_branches_that_never_have_a_point(text: str) -> None:
+    f = tilec.compile(f"function (A[4], B[5]) -> (O) {{ {text} }}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f(torch.ones(4), torch.ones(5))
+    said = [str(w.message) for w in caught if w.category is tilec.TileWarning]
+    assert len(said) == (text in POINTLESS), said
+    if said:
+        assert POINTLESS[text] in said[0] and "^" in said[0] and "hint: " in said[0]
