@@ -119,7 +119,8 @@ class DotWriter:
         self.dot, self.space, self.seen, self.config = dot, space, seen, config
         self.precision, self.riding = precision, tuple(riding)
         s = space.statement
-        self.kernel = Kernel(python_name(s.output) + suffix, space, seen.types, seen.strides, wide)
+        name = python_name(s.output) + suffix
+        self.kernel = Kernel(name, space, seen.types, seen.strides, wide, powers=self.repairs)
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if wide else "tl.int32"
 

@@ -59,10 +59,16 @@ def library_steps(
     return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
 
 
+SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
+
+
 def is_plain(dot: Dot, space: Space, seen: Viewed) -> bool:
     """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
     variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
-    result."""
+    result. A result whose last axis is short is the library's too: rows of its own product are longer."""
+    last = next((v for e in reversed(space.statement.index or ()) if (v := linear(e).bare) is not None), None)
+    if last is None or space.largest(last) < SHORT_ROWS:
+        return True
     many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
     if max(many) > 1:
         merged = coalesce(seen)
