@@ -18,7 +18,7 @@ from tilec.errors import InputMistake, NameMistake, TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.symbolic import Pinned, symbols_of
+from tilec.ir.symbolic import Pinned, Recorder, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
@@ -138,20 +138,24 @@ class Specialiser:
 
     def _for_class(self, types: dict[str, TensorType], values: tuple[int, ...], device: str) -> Prepared | None:
         """What serves a class of shapes, these among them; None where sizes cannot be left open, or are not yet."""
-        if not self.may_leave_open(device):
+        if not self.may_leave_open():
             return None
         sizes = dict(zip(self.sizes, values, strict=True))
         how = self.backend, device, None, False
 
         def make(opened: Opened) -> Prepared:
-            return self.lower(opened.types, sizes, *how, opened.symbols)[1]
+            return self.lower(opened.types, sizes, *how, opened.recorder)[1]
 
-        found = self._classes.get((device,), types, values, make)
+        found = self._classes.get((device,), types, values, self.divisor(device), make)
         return None if found is None else found[0].at(found[1])
 
-    def may_leave_open(self, device: str) -> bool:
+    def may_leave_open(self) -> bool:
         """May sizes be left open? What is tuned or dumped has sizes."""
-        return not self.tune and knobs.DUMP.value is None and choose_backend(self.backend, device).open_sizes
+        return not self.tune and knobs.DUMP.value is None
+
+    def divisor(self, device: str) -> int:
+        """What open sizes are told apart by."""
+        return choose_backend(self.backend, device).tells_apart
 
     def open_program(self, opened: Opened, program: Program) -> OpenProgram[Specialiser]:
         """A program derived from this one whose inputs leave sizes open."""
@@ -159,7 +163,7 @@ class Specialiser:
 
         def run(opened: Opened, device: str) -> Prepared:
             how = self.backend, device, None, False
-            return made.lower(opened.types, {}, *how, opened.symbols)[1]
+            return made.lower(opened.types, {}, *how, opened.recorder)[1]
 
         return OpenProgram(opened, made, run)
 
@@ -171,24 +175,24 @@ class Specialiser:
         device: str,
         target: str | None,
         tune: bool,
-        symbols: tuple[str, ...] = (),
+        recorder: Recorder | None = None,
     ) -> tuple[Lowering, Prepared]:
-        """Lowering and executable for these types; for a gradient, without the results that are None. `symbols`: names
-        of sizes that are left open."""
+        """Lowering and executable for these types; for a gradient, without the results that are None. `recorder`: of
+        sizes that are left open."""
         try:
             chosen = choose_backend(backend, device, target)
             special = self.specialised(types, values)
             lowering = lower(special.program, special.types, values)
-            if symbols:
-                lowering = replace(lowering, symbols=symbols)
+            if recorder is not None:
+                lowering = replace(lowering, recorder=recorder)
             if self.gradient is None:
                 self.warn(types, values, lowering.stages["bound"])
             options = Options.from_environment(tune, self.exact)
             calls = self._calls(special, values, lowering)
             if calls is None:
                 executable = chosen.build(lowering, options)
-            elif symbols:
-                raise Pinned(symbols)
+            elif recorder is not None:
+                raise Pinned(recorder.names)
             else:
                 executable = ChunkedProgram(calls, partial(_built, chosen, options))
             return lowering, Prepared(executable, special.results, special.replaced)
@@ -397,7 +401,7 @@ class AtSizes(Specialiser):
         return with_numbers(self._open.program.program, self._open_sizes)
 
     def _for_class(self, types: dict[str, TensorType], values: tuple[int, ...], device: str) -> Prepared | None:
-        return self._open.prepared(self._open_sizes, types, device) if self.may_leave_open(device) else None
+        return self._open.prepared(self._open_sizes, types, device) if self.may_leave_open() else None
 
 
 def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from support.programs import PHASES, Case, Options, programs
+from support.shapes import PROGRAMS, check_at, drawn
 
 import tilec
 from tilec import knobs
@@ -44,54 +45,6 @@ def small_sizes_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     served.clear()
 
 
-def result(f: tilec.Function, inputs: list[torch.Tensor]) -> tuple | str:
-    try:
-        found = f(*inputs)
-    except tilec.TileError as error:
-        return type(error).__name__ + error.message
-    return found if isinstance(found, tuple) else (found,)
-
-
-def gradients(f: tilec.Function, inputs: list[torch.Tensor], which: int) -> tuple | str:
-    """Gradients by the floating inputs, of all outputs or of the last alone; by every third, gradients of these."""
-    given = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    found = result(f, given)
-    if isinstance(found, str):
-        return found
-    outputs = [y for y in found if y.requires_grad][which % 2 * -1 :]
-    sources = [t for t in given if t.requires_grad]
-    if not outputs or not sources:
-        return ()
-    seeds = [torch.linspace(-1, 2, y.numel(), dtype=torch.float64).to(y.dtype).reshape(y.shape) for y in outputs]
-    twice = which % 3 == 0
-    made = torch.autograd.grad(outputs, sources, seeds, allow_unused=True, create_graph=twice)
-    if twice and (again := [g for g in made if g is not None and g.requires_grad]):
-        more = torch.autograd.grad(again, sources, [torch.ones_like(g) for g in again], allow_unused=True)
-        made = (*made, *more)
-    return tuple(g for g in made if g is not None)
-
-
-def check_at(source: str, f: tilec.Function, inputs: list[torch.Tensor], which: int | None = None) -> None:
-    """Outputs, and gradients where `which` is given, beside those of a fresh compilation."""
-    fresh = tilec.compile(source)
-    pairs = [(result(f, inputs), result(fresh, inputs))]
-    if which is not None:
-        pairs.append((gradients(f, inputs, which), gradients(fresh, inputs, which)))
-    where = f"{source}{[tuple(t.shape) for t in inputs]}"
-    for found, wanted in pairs:
-        if isinstance(wanted, str) or isinstance(found, str):
-            assert found == wanted, where
-            continue
-        for a, b in zip(found, wanted, strict=True):
-            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), where
-            assert torch.equal(bits(a), bits(b)), where
-
-
-def bits(t: torch.Tensor) -> torch.Tensor:
-    """The elements as bytes: zeros of either sign are told apart, and NaN equals itself."""
-    return t.detach().reshape(-1).view(torch.uint8)
-
-
 def resized(case: Case, sizes: dict[str, int]) -> list[torch.Tensor]:
     """The case's inputs with dimensions of these names as long as that."""
     made = []
@@ -122,74 +75,13 @@ def test_random_programs_at_many_sizes() -> None:
     assert served["found"] > 10 and served["made"] > 10, served
 
 
-PROGRAMS = {
-    "elementwise": ("Y = exp(X) * 2.0 + Z", ("n m", "m")),
-    "softmax": ("Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))", ("n m",)),
-    "product": ("function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = +(A[i, k] * B[k, j]); }", ("n m", "m p")),
-    "product of three": (
-        "function (A[M, K], B[K, N], D[N]) -> (C) { C[i : M] = +(A[i, k] * B[k, j] * D[j]); }",
-        ("n m", "m p", "p"),
-    ),
-    "convolution": (
-        "function (I[N, C], K[M, C]) -> (O) { O[n : N - M + 1] = +(I[n + j, c] * K[j, c]); }",
-        ("n m", "p m"),
-    ),
-    "same": (
-        "function (I[N, C], K[M, C, D]) -> (O) { O[n, d : N, D] = +(I[n + j - 1, c] * K[j, c, d]); }",
-        ("n m", "3 m p"),
-    ),
-    "strided": ("function (I[N], K[M]) -> (O) { O[n : (N + 1)/2] = +(I[2*n + j - 1] * K[j]); }", ("n", "p")),
-    "transposed": ("function (I[N], K[M]) -> (O) { O[2*n + j : 2*N + M] = +(I[n] * K[j]); }", ("n", "p")),
-    "fractional": ("function (I[N]) -> (O) { O[n : 2*N] = +(I[n/2]); }", ("n",)),
-    "pooling": ("function (I[N]) -> (O) { O[n : N/2] = >(I[2*n + j]), j < 2; }", ("n",)),
-    "windows": ("function (I[N]) -> (O) { O[n : N] = +(I[n + j - 2]), j < 5; }", ("n",)),
-    "cumulative": ("function (X[N, T]) -> (Y) { Y[n, t : N, T] = +(s <= t ? X[n, s]); }", ("p n",)),
-    "recurrence": ("function (B[T, D]) -> (H) { H[t, i : T, D] = tanh(B[t, i] + H[t - 1, (i - 1) % D]); }", ("p n",)),
-    "roll": ("function (X[N]) -> (Y) { Y[i : N] = X[(i + 3) % N]; }", ("n",)),
-    "reversed": ("function (X[N, M]) -> (Y) { Y[i, j : N, M] = X[N - 1 - i, j]; }", ("n m",)),
-    "transpose": ("function (X[N, M]) -> (Y, Z) { Y[j, i : M, N] = X[i, j]; Z[i : N] = X[i, i]; }", ("n n",)),
-    "reshape": ("function (X[N, M]) -> (Y) { Y = reshape(X, N * M); }", ("n m",)),
-    "flattened": ("function (X[N, M]) -> (Y) { Y[i*M + j : N * M] = X[i, j]; }", ("n m",)),
-    "quarters": ("function (X[N]) -> (Y) { Y[i, j : N/4, 4] = X[4*i + j]; }", ("n",)),
-    "log product": (
-        "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + B[k, j]); }".replace(
-            "logsumexp(A", "logsumexp(A"
-        ),
-        ("n m", "m p"),
-    ),
-    "triangle": ("function (A[N, N]) -> (C) { C[i : N] = +(i <= j ? A[i, j] * N : 0.5), j < N; }", ("n n",)),
-    "mean": (
-        "function (A[N, M]) -> (C, V) { C[i : N] = +(A[i, j] / M); V = A - C[i] ; }".replace(
-            "V = A - C[i] ;", "V[i, j : N, M] = A[i, j] - C[i];"
-        ),
-        ("n m",),
-    ),
-    "argmax": ("function (A[N, M]) -> (C) { C[i : N] = argmax(A[i, j]); }", ("n m",)),
-    "random": ("function (A[N, M]) -> (C) { C = A + rand(5); }", ("n m",)),
-    "indices": ("function (A[N, M]) -> (C) { C[i, j : N, M] = A[i, j] * (i*M + j) + N; }", ("n m",)),
-    "clamped": ("function (A[N]) -> (C) { C[i : N] = A[clamp(2*i - 3, 0, N - 1)]; }", ("n",)),
-    "attention": (
-        """function (Q[N, D], K[M, D], V[M, D]) -> (O) {
-            S[i, j : N, M] = +(Q[i, d] * K[j, d]);
-            P[i, j] = exp(S[i, j] - max(S[i, k]));
-            O[i, d : N, D] = +(P[i, j] * V[j, d] / sum(P[i, k]));
-        }""",
-        ("n p", "m p", "m p"),
-    ),
-}
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("block", ["64", pytest.param(str(knobs.BLOCK.default), marks=pytest.mark.slow)])
 def test_programs_at_many_sizes(name: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.BLOCK.name, block)
-    source, shapes = PROGRAMS[name]
-    f, random = tilec.compile(source), Random(name)
-    sizes = {"p": 4}
+    source, _ = PROGRAMS[name]
+    f, random, sizes = tilec.compile(source), Random(name), {"p": 4}
     for step in range(6 * SCALE):
-        for letter in "nm":
-            sizes[letter] = random.choice((random.randint(5, 30), random.randint(0, 6), 8, 16))
-        sizes["p"] = random.choice((3, 4, 9)) if step % 3 == 0 else sizes["p"]
         generator = torch.Generator().manual_seed(step)
-        made = [[int(d) if d.isdigit() else sizes[d] for d in shape.split()] for shape in shapes]
+        made = drawn(name, random, sizes, step)
         check_at(source, f, [torch.randn(s, generator=generator) for s in made], step if step > 1 else None)

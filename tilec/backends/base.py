@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tilec import knobs
 from tilec.ir.program import Program
+from tilec.ir.symbolic import Recorder
 from tilec.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
 class Lowering:
     """A program after each pass, in order, and the type of every tensor of the "flat" stage.
 
-    Statements of "flat", "reduced" and "defracted" correspond by the name of their output. `symbols`: names of
+    Statements of "flat", "reduced" and "defracted" correspond by the name of their output. `recorder`: of
     sizes that are left open.
     """
 
     stages: Mapping[str, Program]
     types: Mapping[str, TensorType]
-    symbols: tuple[str, ...] = ()
+    recorder: Recorder | None = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Names of the sizes that are left open."""
+        return () if self.recorder is None else self.recorder.names
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,8 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
-    def open_sizes(self) -> bool:
-        """May sizes be left open in what it builds?"""
+    def tells_apart(self) -> int:
+        """Open sizes are told apart by their greatest common divisor with this, which plans depend on anyway."""
         ...
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable: ...

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -25,11 +26,26 @@ def with_numbers(x: Any, numbers: Mapping[str, int]) -> Any:
     if type(x) is tuple:
         made = tuple([with_numbers(y, numbers) for y in x])
         return x if all(map(operator.is_, x, made)) else made
-    if type(x) is dict:
+    if isinstance(x, Mapping):
         return {k: with_numbers(v, numbers) for k, v in x.items()}
+    if type(x) is list:
+        return [with_numbers(y, numbers) for y in x]
     if is_dataclass(x) and not isinstance(x, type):
         new = {
             f.name: v for f in fields(x) if f.init and (v := with_numbers(o := getattr(x, f.name), numbers)) is not o
         }
         return replace(x, **new) if new else x
     return x
+
+
+def mentions(x: Any, names: Collection[str]) -> bool:
+    """Does a text in such a tree name one of these sizes?"""
+    if isinstance(x, str):
+        return any(re.search(rf"\b{name}\b", x) for name in names)
+    if isinstance(x, tuple | list):
+        return any(mentions(y, names) for y in x)
+    if isinstance(x, Mapping):
+        return any(mentions(y, names) for y in x.values())
+    if is_dataclass(x) and not isinstance(x, type):
+        return any(mentions(getattr(x, f.name), names) for f in fields(x))
+    return False

@@ -14,7 +14,7 @@ from tilec.ir.at_sizes import value_at
 from tilec.ir.symbolic import Pinned, Recorder, Size
 
 SMALLEST_OPEN = 8  # sizes below that are never left open: programs tell small numbers apart
-MOST_TRIES = 16  # compilations with open sizes for one kind of call; each costs as much as one without
+MOST_TRIES = 64  # compilations with open sizes for one kind of call; each costs as much as one without
 
 SizeTuple = tuple[int, ...]
 Outcome = TypeVar("Outcome")

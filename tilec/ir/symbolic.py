@@ -36,6 +36,7 @@ class Recorder:
         self.pinned: set[str] = set()
         self.symbols_of: dict[str, frozenset[str]] = {}
         self._names: list[str] = []
+        self._values: dict[str, int] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,8 +45,16 @@ class Recorder:
 
     def symbol(self, name: str, value: int) -> Size:
         self._names.append(name)
-        self.symbols_of[name] = frozenset((name,))
-        return Size(self, (((name,), 1),), value)
+        return self.name(name, value, frozenset((name,)))
+
+    def polynomial(self, terms: Mapping[Monomial, int]) -> Any:
+        """The size of these terms, a number where none is open."""
+        return _made(self, terms, sum(c * math.prod(self._values[a] for a in m) for m, c in terms.items()))
+
+    def name(self, text: str, value: int, symbols: frozenset[str]) -> Size:
+        """What stands in polynomials under one name."""
+        self.symbols_of[text], self._values[text] = symbols, value
+        return Size(self, (((text,), 1),), value)
 
     def ask(self, text: str) -> None:
         self.guards.setdefault(text)
@@ -370,16 +379,17 @@ def _atom(size: Size, sign: str, a: Any, b: Any, operation: Callable[[int, int],
     if type(b) is Size and b == 0:
         raise ZeroDivisionError
     value = operation(value_of(a), value_of(b))
-    exact = type(b) is int and b and all(c % b == 0 for _, c in _terms(a))
-    if exact:
-        return _made(size.recorder, {m: c // b for m, c in _terms(a)}, value) if sign == "//" else 0
+    if type(a) is Size and type(b) is int and b > 0:  # multiples of the divisor come out
+        multiples = {m: c // b for m, c in a.terms if c % b == 0}
+        if multiples:
+            rest = a.recorder.polynomial({m: c for m, c in a.terms if c % b})
+            return a.recorder.polynomial(multiples) + rest // b if sign == "//" else rest % b
     return _named(size.recorder, f"({_text(a)}{sign}{_text(b)})", value, (a, b))
 
 
 def _named(recorder: Recorder, text: str, value: int, of: Iterable[Any]) -> Size:
     """What is no sum or product, under its text."""
-    recorder.symbols_of[text] = symbols_of(of)
-    return Size(recorder, (((text,), 1),), value)
+    return recorder.name(text, value, symbols_of(of))
 
 
 def _operands(a: Any, b: Any) -> tuple[str, Any, str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Generic
 from tilec import knobs
 from tilec.errors import TileError
 from tilec.ir.shape_class import MOST_TRIES, Opening, Outcome, ShapeClass, predicate
-from tilec.ir.symbolic import Pinned, Recorder, is_symbolic
+from tilec.ir.symbolic import Pinned, Recorder, gcd, is_symbolic
 from tilec.ir.types import TensorType, Types
 from tilec.prepare.prepared import Prepared
 
@@ -33,7 +33,7 @@ class Classes(Generic[Outcome]):
         self._classes: dict[object, ShapeClass[Outcome]] = {}
 
     def get(
-        self, kind: tuple, types: Types, values: tuple[int, ...], make: Callable[[Opened], Outcome]
+        self, kind: tuple, types: Types, values: tuple[int, ...], divisor: int, make: Callable[[Opened], Outcome]
     ) -> tuple[Outcome, dict[str, int]] | None:
         """What serves inputs of these types, and sizes of these values, which stay as they are: made by `make` where
         it is not there yet. None where sizes cannot be left open, and for the first of a kind."""
@@ -51,6 +51,9 @@ class Classes(Generic[Outcome]):
         def opened(opening: Opening) -> Outcome:
             if late := [name for position, name in opening.symbols.items() if position >= count]:
                 raise Pinned(late)
+            for n in opening.sizes:
+                if is_symbolic(n) and divisor > 1:
+                    gcd(n, divisor)
             rest = iter(opening.sizes)
             shapes = {name: tuple(next(rest) for _ in t.shape) for name, t in types.items()}
             return make(Opened(opening.recorder, {n: replace(t, shape=shapes[n]) for n, t in types.items()}))

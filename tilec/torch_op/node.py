@@ -97,7 +97,7 @@ def _for_class(
     """The same of what serves a class of shapes; None where sizes cannot be left open, or are not yet."""
     if not any(asked) or transforming() or forward_ad._current_level >= 0 or not ordinary(tensors):
         return None
-    if not function.may_leave_open(tensors[0].device.type):
+    if not function.may_leave_open():
         return None
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
@@ -108,7 +108,8 @@ def _for_class(
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)
         return Shared(opened, special, parts, forward)
 
-    found = function.recorded_classes.get((asked, weak), function.types(tensors, weak), values, make)
+    types, divisor = function.types(tensors, weak), function.divisor(tensors[0].device.type)
+    found = function.recorded_classes.get((asked, weak, divisor), types, values, divisor, make)
     if found is None:
         return None
     shared, sizes = found

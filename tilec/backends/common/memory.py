@@ -6,15 +6,14 @@ import ast
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
 from tilec.cost import size_in_bytes
 from tilec.errors import OutOfMemory
+from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
-from tilec.ir.symbolic import Size
 from tilec.ir.types import TensorType
 
 FAILED = (torch.OutOfMemoryError, RuntimeError, MemoryError)  # what torch and NumPy raise, among other things
@@ -37,7 +36,7 @@ class TensorMemory:
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
         if not known or isinstance(error, OutOfMemory):
             return
-        types = {name: _settled(t, sizes) for name, t in self._types.items()}
+        types: dict[str, TensorType] = with_numbers(self._types, sizes)
         bytes_of = {name: size_in_bytes(t) for name, t in types.items()}
         asked = _asked(text)
         name = max(
@@ -52,10 +51,6 @@ class TensorMemory:
         own = abs(bytes_of[name] - asked) <= ROUNDED_SHARE * asked
         more = "" if own else f"; it is the largest, and {_text(asked)} more were asked for" if asked else ""
         raise OutOfMemory(f"{device}: {what}{more}", hint=_hint(name, name in self._outputs)) from error
-
-
-def _settled(t: TensorType, sizes: Mapping[str, int]) -> TensorType:
-    return replace(t, shape=tuple(eval(n.text, dict(sizes)) if isinstance(n, Size) else n for n in t.shape))
 
 
 def _hint(name: str, output: bool) -> str:

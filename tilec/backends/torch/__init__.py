@@ -8,7 +8,7 @@ from tilec.backends.torch.program import TorchProgram, build_program
 
 class TorchBackend:
     name = "torch"
-    open_sizes = True
+    tells_apart = 1
 
     def build(self, lowering: Lowering, options: Options | None = None) -> TorchProgram:
         """The executable of a lowered program; options come from the environment unless given."""

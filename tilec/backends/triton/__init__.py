@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import identifier
 from tilec.backends.common.memory import TensorMemory
-from tilec.backends.triton.fusion.groups import grouped
+from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import with_feeds
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
-from tilec.backends.triton.runtime.executable import TritonProgram
+from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
 from tilec.backends.triton.runtime.host import program_text
+from tilec.backends.triton.runtime.open_plans import MakePlan, OpenPlans
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, within
+from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
 from tilec.language.show import show_statement
 
@@ -26,7 +29,7 @@ class TritonBackend:
     convolutions serve where they are exact?"""
 
     name = "triton"
-    open_sizes = False
+    tells_apart = 16
 
     def __init__(self, target: str | None = None, library: bool = False):
         self.target, self.library = target, library
@@ -35,25 +38,16 @@ class TritonBackend:
         """The executable of a lowered program. Raises Unsupported for a recurrence that no step can compute."""
         flat = lowering.stages["flat"]
         check_recurrences(flat)
-        chosen = options or Options.from_environment()
-        library, tunes = self.library and chosen.library, chosen.tune
-        budget = budget_of(lowering, chosen.device_budget)
         names = flat.input_names()
         together = grouped(with_feeds(flat, lowering.types), lowering.types)
-
-        def plan(
-            strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
-        ) -> Plan:
-            setting = replace(setting, library=library, known=known_choice, exact=chosen.exact)
-            made = within(planned(lowering, strides, setting, together), budget)
-            if tunes and inputs is not None and not any(made.plan.parts()):
-                tune_products(lowering, strides, setting, inputs)
-                made = within(planned(lowering, strides, setting, together), budget)
-            return made.plan
-
         title = identifier(flat.name) if flat.name else "program"
+        chosen = options or Options.from_environment()
+        opened = None
+        if lowering.recorder is not None:
+            opened = OpenPlans(lowering, names, partial(self._planner, chosen=chosen), _nothing_tuned)
+            opened.make(target_setting(self.target))
         return TritonProgram(
-            plan,
+            self._planner(lowering, chosen, together),
             names,
             [lowering.types[n].shape for n in names],
             together.types,
@@ -61,4 +55,31 @@ class TritonBackend:
             self.target,
             TensorMemory(flat, lowering.types),
             (together.marked(), together.types) if together.groups or together.chains else None,
+            opened,
         )
+
+    def _planner(self, lowering: Lowering, chosen: Options, together: Grouped | None = None) -> MakePlan:
+        """What makes plans of a lowered program for strides and a setting."""
+        flat = lowering.stages["flat"]
+        groups = together or grouped(with_feeds(flat, lowering.types), lowering.types)
+        library, tunes = self.library and chosen.library, chosen.tune
+        budget = budget_of(lowering, chosen.device_budget)
+
+        def plan(
+            strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
+        ) -> Plan:
+            setting = replace(
+                setting, library=library, known=None if lowering.recorder else known_choice, exact=chosen.exact
+            )
+            made = within(planned(lowering, strides, setting, groups), budget)
+            if tunes and inputs is not None and not any(made.plan.parts()):
+                tune_products(lowering, strides, setting, inputs)
+                made = within(planned(lowering, strides, setting, groups), budget)
+            return made.plan
+
+        return plan
+
+
+def _nothing_tuned() -> bool:
+    """Tuned choices are kept by shapes, which plans with open sizes do not have."""
+    return not torch.cuda.is_available() or default_store().empty()

@@ -16,6 +16,7 @@ from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int
+from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, TensorType, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
@@ -49,11 +50,11 @@ class Emitter:
     def form(self, form: Affine) -> Value:
         """An affine form of index variables as an integer."""
         b = self.b
-        total = b.number(int(form.constant))
+        total = b.number(as_int(form.constant))
         for atom, c in form.terms:
             assert isinstance(atom, Index)
             term = self.positions[atom.name]
-            total = b.apply("add", total, b.apply("mul", term, b.number(int(c))))
+            total = b.apply("add", total, b.apply("mul", term, b.number(as_int(c))))
         return total
 
     def read(self, a: Access) -> Value:

@@ -18,6 +18,7 @@ from tilec.backends.common.chains.places import Tiling, size_name
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
+from tilec.ir.rational import as_int
 from tilec.ir.types import Types, kind
 
 WIDE = "int64"
@@ -208,12 +209,12 @@ class _Lists:
     def _bound(self, form: Affine) -> _Truth:
         """Where the form is not negative."""
         b = self.b
-        low = high = b.number(int(form.constant), WIDE)
+        low = high = b.number(as_int(form.constant), WIDE)
         for atom, c in form.terms:
             assert isinstance(atom, Index)
             ends = self.ends[atom.name]
-            low = b.apply("add", low, b.apply("mul", ends[c < 0], b.number(int(c), WIDE)))
-            high = b.apply("add", high, b.apply("mul", ends[c > 0], b.number(int(c), WIDE)))
+            low = b.apply("add", low, b.apply("mul", ends[c < 0], b.number(as_int(c), WIDE)))
+            high = b.apply("add", high, b.apply("mul", ends[c > 0], b.number(as_int(c), WIDE)))
         zero = b.number(0, WIDE)
         return _Truth(b.apply("ge", high, zero), b.apply("ge", low, zero))
 
@@ -296,7 +297,7 @@ class _Lists:
         """The least and the greatest element that a block reads."""
         b, t = self.b, self.types[a.tensor]
         forms = [linear(i) for i in a.index]
-        index = [b.number(int(f.constant)) if f.bare is None else self.positions[f.bare] for f in forms]
+        index = [b.number(as_int(f.constant)) if f.bare is None else self.positions[f.bare] for f in forms]
         x = b.cast(b.load(a.tensor, t.dtype, index), WIDE)
         names = {f.bare for f in forms}
         for v, axis in ((self.row, "rows"), (self.column, "columns")):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.ir.index import Affine, Index
+from tilec.ir.rational import as_int
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,15 @@ def limits(
     full_first: Value | None = None
     full_last: Value | None = None
     for form in bounds:
-        c = int(form.coefficient(looped))
+        c = as_int(form.coefficient(looped))
         if not c:
             continue
-        low = high = b.number(int(form.constant))
+        low = high = b.number(as_int(form.constant))
         for atom, k in form.terms:
             assert isinstance(atom, Index)
             if atom.name == looped:
                 continue
-            n = b.number(int(k))
+            n = b.number(as_int(k))
             below, above = ends[atom.name] if k > 0 else ends[atom.name][::-1]
             low = b.apply("add", low, b.apply("mul", below, n))
             high = b.apply("add", high, b.apply("mul", above, n))

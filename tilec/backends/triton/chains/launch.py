@@ -17,6 +17,7 @@ from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
@@ -209,7 +210,7 @@ def _launched(
     maps: Mapping[str, Descriptor],
 ) -> Launch:
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    text = kernel_text(made, wide, [show_statement(s) for s in kernel.statements], loads)
+    text = kernel_text(made, wide, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
     arguments: list[tuple[str, object]] = list(maps.items())
     arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
     arguments += list(made.sizes.items())

@@ -13,6 +13,7 @@ from tilec.backends.triton.plan.sizes import NARROWEST
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
+from tilec.ir.rational import as_int
 
 
 class Frame:
@@ -69,7 +70,7 @@ class Frame:
     def index(self, form: Affine) -> str:
         """The form's value; where it is no integer, some integer."""
         scale = form.denominator
-        text = self.sum([(self.atom(a), int(c * scale)) for a, c in form.terms], int(form.constant * scale), form)
+        text = self.sum([(self.atom(a), as_int(c * scale)) for a, c in form.terms], as_int(form.constant * scale), form)
         return text if scale == 1 else f"({text}) // {scale}"
 
     def sum(self, terms: Sequence[tuple[str, int]], constant: int, key: object) -> str:
@@ -199,8 +200,8 @@ class Frame:
                 text += f" + ({self.index(form)}) * {step}"
                 continue
             for a, c in form.terms:
-                moves[a] = moves.get(a, 0) + int(c) * stride
-            start += int(form.constant) * stride
+                moves[a] = moves.get(a, 0) + as_int(c) * stride
+            start += as_int(form.constant) * stride
         if self.kernel.powers:
             moves = self._together(moves)
         for a, move in moves.items():

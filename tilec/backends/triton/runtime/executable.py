@@ -40,9 +40,11 @@ from tilec.backends.triton.runtime.compiled import (
     own_storage,
 )
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.open_plans import OpenPlans
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.backends.triton.runtime.straight import Operation, Run, straight
 from tilec.errors import InputMistake, TileError, Unsupported
+from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 
@@ -267,12 +269,25 @@ class TritonProgram:
         target: str | None,
         memory: TensorMemory,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
+        opened: OpenPlans | None = None,
     ):
+        """`opened`: where sizes are left open."""
         self.grouped = grouped
+        self._opened = opened
         self._make_plan = make_plan
         self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
         self._text, self._target, self._memory = text, target, memory
+        self._sizes: Mapping[str, int] = {}
         self._calls: dict[object, PlannedCall] = {}
+
+    def at(self, sizes: Mapping[str, int]) -> TritonProgram:
+        """The program for sizes that it leaves open."""
+        assert self._opened is not None
+        shapes, types = with_numbers((self._shapes, self._types), sizes)
+        plan = partial(self._opened.plan, sizes)
+        made = TritonProgram(plan, self._names, shapes, types, self._text, self._target, self._memory)
+        made._sizes = sizes
+        return made
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
@@ -282,7 +297,7 @@ class TritonProgram:
                 call = self._prepare(key, inputs)
             return call(inputs)
         except FAILED as error:
-            self._memory.explain(error)
+            self._memory.explain(error, self._sizes)
             raise
 
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
@@ -307,7 +322,7 @@ class TritonProgram:
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
         strides = [contiguous(s) for s in self._shapes]
-        return self._make_plan(strides, _target_setting(self._target))
+        return self._make_plan(strides, target_setting(self._target))
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
@@ -358,7 +373,8 @@ def _setting(device: torch.device) -> Setting:
     return Setting(precision(), device=device_info(device))
 
 
-def _target_setting(target: str | None) -> Setting:
+def target_setting(target: str | None) -> Setting:
+    """What plans depend on for a target, or on the device here."""
     if target is None:
         here = torch.cuda.is_available() and not interpreting()
         return _setting(torch.device("cuda", torch.cuda.current_device()) if here else torch.device("cpu"))

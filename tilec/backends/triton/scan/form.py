@@ -32,6 +32,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
 from tilec.transforms.recurrence import initial
 
@@ -230,7 +231,7 @@ def _side(c: Condition, i: str, k: str, box: Domain) -> tuple[bool, int] | None:
     # 0 <= sign * (i - k) + constant, or sign * (i - k) + constant <= bound - 1
     limit = c.form.constant if low < 0 else c.bound - 1 - c.form.constant
     rising = (sign > 0) == (low < 0)
-    return rising, int(limit if rising else -limit)
+    return rising, as_int(limit if rising else -limit)
 
 
 # recurrences
@@ -287,14 +288,14 @@ def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple
                 gap = linear(inner) - Affine.variable(v)
                 if gap.terms or gap.constant.denominator != 1:
                     return None
-                if int(gap.constant) % n:
-                    turns[v] = -int(gap.constant) % n
+                if as_int(gap.constant) % n:
+                    turns[v] = -as_int(gap.constant) % n
                 continue
         gap = linear(e) - (Affine.variable(v) if size[v] > 1 or linear(e).terms else 0)
         if gap.terms or gap.constant.denominator != 1:
             return None
         if gap.constant:
-            steps.append((v, int(gap.constant)))
+            steps.append((v, as_int(gap.constant)))
     if len(steps) != 1 or abs(steps[0][1]) != 1:
         return None
     along, gap_ = steps[0]

@@ -19,6 +19,7 @@ from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
 from tilec.backends.triton.scan.lanes import LaneWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement, walk
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 
 WANTED = {
@@ -85,7 +86,7 @@ def runs_along_steps(scan: Scan, seen: Viewed) -> bool:
     moves = {v: 0 for v in (*scan.lanes, scan.along)}
     for e, stride in zip(largest.index, seen.strides[largest.tensor], strict=True):
         for v in moves:
-            moves[v] += int(linear(e).coefficient(v) * stride)
+            moves[v] += as_int(linear(e).coefficient(v) * stride)
     return all(not m or abs(moves[scan.along]) <= abs(m) for v, m in moves.items() if scan.space.largest(v) > 1)
 
 

@@ -105,6 +105,16 @@ class TuningStore:
             self._known[key] = tuned
         return tuned
 
+    def empty(self) -> bool:
+        """Is nothing kept, by this process or another?"""
+        if self._known:
+            return False
+        try:
+            with os.scandir(self.directory) as found:
+                return next(found, None) is None
+        except OSError:
+            return True
+
     def put(self, key: TuningKey, tuned: Tuned) -> None:
         """Keep a choice, in place of an earlier one. Raises ValueError for a choice that JSON would not give back."""
         text = json.dumps(

@@ -1,0 +1,73 @@
+"""A plan made with open sizes is, at other sizes, the plan that is made for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from support.shapes import PROGRAMS
+
+import tilec
+from tilec import knobs
+from tilec.backends.triton import TritonBackend
+from tilec.backends.triton.plan.plan import Plan, Setting
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime import open_plans
+from tilec.ir.symbolic import Pinned, Recorder
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
+
+OPEN = 200  # the sizes that plans are made for
+FIXED = {"recurrence", "fractional", "reshape", "flattened"}  # index sets and quotients ask for these sizes
+IN_TEXT = {"triangle", "mean", "argmax", "random", "indices", "roll"}  # kernels hold a size as a value
+
+
+def types_of(name: str, sizes: dict[str, int]) -> dict[str, TensorType]:
+    source, shapes = PROGRAMS[name]
+    names = tilec.compile(source).inputs
+    dims = [tuple(int(d) if d.isdigit() else sizes[d] for d in shape.split()) for shape in shapes]
+    return {n: TensorType(s, "float32") for n, s in zip(names, dims, strict=True)}
+
+
+def fresh(name: str, sizes: dict[str, int]) -> Plan:
+    lowering = lower(tilec.compile(PROGRAMS[name][0]).program, types_of(name, sizes), {})
+    return TritonBackend("sm_90").build(lowering).plan
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.VERIFY.name, "1")
+    served = []
+
+    def counting(x: object, sizes: dict[str, int]) -> object:
+        if isinstance(x, Plan):
+            served.append(sizes)
+        return with_numbers(x, sizes)
+
+    with_numbers = open_plans.with_numbers
+    monkeypatch.setattr(open_plans, "with_numbers", counting)
+    recorder, random = Recorder(), Random(name)
+    letters = [letter for letter in "nm" if letter in "".join(PROGRAMS[name][1])]
+    values = dict(zip("nm", (OPEN, OPEN + 60), strict=True))
+    sizes = {letter: recorder.symbol(f"size_{letter}", values[letter]) for letter in letters}
+    try:
+        lowering = lower(tilec.compile(PROGRAMS[name][0]).program, types_of(name, {**sizes, "p": 4}), {})
+        program = TritonBackend("sm_90").build(replace(lowering, recorder=recorder))
+    except Pinned:
+        assert name in FIXED | IN_TEXT, "these sizes can be left open"
+        return
+    for step in range(6):
+        numbers = {letter: random.choice((random.randint(8, 40), 16 * random.randint(2, 40))) for letter in letters}
+        if step < 2:
+            numbers = {letter: values[letter] + 16 * step for letter in letters}
+        types = types_of(name, {**numbers, "p": 4})
+        given = {f"size_{letter}": n for letter, n in numbers.items()}
+        made = program.at(given)._make_plan([contiguous(t.shape) for t in types.values()], Setting(), None)
+        assert made == fresh(name, {**numbers, "p": 4})
+    assert served, "where it was made, it serves"
+
+
+def test_kernels_of_chains_are_one_text_for_all_lengths() -> None:
+    texts = [[launch.text for launch in fresh("attention", {"n": n, "m": n, "p": 16}).launches()] for n in (1000, 1040)]
+    assert texts[0] == texts[1]
