@@ -243,3 +243,17 @@ def test_a_recorded_call_reads_the_statistics_of_the_next_row_ahead(dtype):
     assert ("row = first + BM" in g.lower(x, m, d).source()) == (dtype.itemsize == 2)
     for mine, theirs in zip(g(x, m, d), tilec.compile(source, backend="torch")(x, m, d), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize("function", ["argmax", "argmin"])
+def test_first_places_of_long_rows_take_one_walk(function, dtype):
+    x = torch.randint(-50, 50, (6, 16500), generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 3000:] = x[0, 16000] = 60 if function == "argmax" else -60
+    x[1] = 7
+    if dtype.is_floating_point:
+        x[2], x[3] = float("-inf"), float("inf")
+        x[4, 9000], x[4, 9500] = float("nan"), float("nan")
+    f = tilec.compile(f"function (X[M, N]) -> (Y) {{ Y[m : M] = {function}(X[m, n]); }}", backend="triton")
+    assert torch.equal(f(x), getattr(torch, function)(x, 1))
+    assert f.lower(x).source().count("for first in") == 1

@@ -64,6 +64,29 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
     "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),
 }
 
+SIZED = {  # how a tensor that is computed is asked for, and the flat statement
+    "inside": ("+(A[i] * in(V[i]))", "O[i : 5] = +(A[i]);"),
+    "part of it": ("+(A[i] * in(V[i - 2]))", "O[i : 5] = +(A[i]), i - 2 < 5;"),
+    "clamped": ("+(A[i] * in(V[clamp(i - 2, 0, 4)]))", "O[i : 5] = +(A[i]);"),
+    "clamped to the outside": ("+(A[i] * in(V[clamp(i - 2, 0, 7)]))", None),
+    "what bounds a variable": ("+(A[i] * in(V[j + 1]))", "O[i : 5] = +(j == j ? A[i]), j + 1 < 5;"),
+    "no affine index": ("+(A[i] * in(V[min(2*j, 3)]) * in(A[j]))", None),
+    "read as well": ("+(V[i] * in(V[i - 2]))", None),
+    "in a branch": ("+(A[i] > 0 ? A[i] * in(V[i - 2]) : 0)", None),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_a_tensor_is_not_computed_for_its_size(name: str) -> None:
+    body, wanted = SIZED[name]
+    program = parse(f"function (A[N]) -> (O) {{ V[i : N] = exp(A[i]); O[i : N] = {body}; }}")
+    arrays = [np.array([1.0, 0.0, 2.0, 1.0, 3.0])]
+    setting = setting_of(program, arrays)
+    flat = lower(program, setting.types, setting.values).stages["flat"].statements
+    if name != "read as well":
+        check(program, arrays)
+    assert [show_statement(s) for s in flat] == [wanted] if wanted is not None else flat[0].output == "V"
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_becomes_of_it(name: str) -> None:

@@ -1,5 +1,6 @@
 """Smaller domains for the same points: what a guard says of an index becomes a constraint, and an output index that
-only turns a variable round, or moves it, becomes that variable.
+only turns a variable round, or moves it, becomes that variable. What asks no more of a tensor that is computed than
+whether an index lies inside asks its size, so that it need not be computed for that.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
 which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
@@ -7,11 +8,30 @@ which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, whi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.errors import UnboundIndex
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Call, Constraint, Expr, Index, Inside, Int, Pad, Program, Statement, reads_itself
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    children,
+    expressions,
+    reads_itself,
+    rebuild,
+    walk,
+)
 from tilec.ir.rational import as_int
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
@@ -20,15 +40,65 @@ from tilec.transforms.simplify.simplify import is_bool
 
 def narrow(program: Program) -> Program:
     """A flat program with both done wherever they can be; recurrences stay as they are."""
-    shapes = shapes_of(program)
-    return replace(program, statements=tuple(narrowed(s, shapes) for s in program.statements))
+    shapes, computed = shapes_of(program), frozenset(s.output for s in program.statements)
+    return replace(program, statements=tuple(narrowed(s, shapes, computed) for s in program.statements))
 
 
-def narrowed(s: Statement, shapes: Shapes) -> Statement:
-    """One statement."""
+def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset()) -> Statement:
+    """One statement. `computed`: tensors that are no inputs."""
     if reads_itself(s):
         return s
-    return _moved_back(_turned_back(_confined(s, shapes), shapes))
+    return _sized(_moved_back(_turned_back(_confined(s, shapes), shapes)), shapes, computed)
+
+
+# sizes
+
+
+def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
+    """With conditions on indices in the place of `in(...)` of tensors that are computed and not read."""
+    read = {e.tensor for e in _read(s)}
+    asked = [a for a in constraining(s.body) if Inside(a) in set(walk(s.body)) and a.tensor in computed - read]
+    for a in dict.fromkeys(asked):
+        forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
+        if not all(form.is_affine and form.is_integral or _clamped_inside(form, n) for form, n in forms):
+            continue
+        affine = [(form, n) for form, n in forms if form.is_affine]
+        known = replace(s, body=_without(s.body, Inside(a)))
+        box = _box_of(known, shapes)
+        spans = [(form, n, None if box is None else _interval(form, box)) for form, n in affine]
+        limits = (Constraint(f.to_expr(), Int(n)) for f, n, span in spans if not span or span[0] < 0 or span[1] >= n)
+        s = keep_constraint_variables(replace(known, constraints=(*s.constraints, *limits)))
+    return s
+
+
+def _box_of(s: Statement, shapes: Shapes) -> Box | None:
+    """The ranges of a statement's variables, None where there are no points or nothing bounds some variable."""
+    try:
+        return bounds_of(domain(s, shapes))
+    except UnboundIndex:
+        return None
+
+
+def _read(s: Statement) -> Iterator[Access]:
+    """Accesses of a statement, those that are only asked whether they lie inside left out."""
+    pending = [*expressions(s)]
+    while pending:
+        e = pending.pop()
+        if isinstance(e, Access):
+            yield e
+        pending += [i for i in e.access.index] if isinstance(e, Inside) else children(e)
+
+
+def _without(e: Expr, part: Expr) -> Expr:
+    return Int(1) if e == part else rebuild(e, lambda x: _without(x, part))
+
+
+def _clamped_inside(form: Affine, n: int) -> bool:
+    """Whether a clamped index can only lie inside."""
+    match form.terms:
+        case ((Call("clamp", (inner, Int(low), Int(high))), c),) if c == 1 and not form.constant:
+            return linear(inner).is_affine and linear(inner).is_integral and 0 <= low <= high < n
+    return False
 
 
 # guards

@@ -32,7 +32,9 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     tests_of_reads,
     whole_blocks,
 )
+from tilec.backends.triton.pointwise.taps import TapSums, TapWriter, tap_sums
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining, passes_once
+from tilec.backends.triton.pointwise.windows import stripe_of, striped_windows
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
@@ -44,9 +46,27 @@ def pointwise(
     """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
     With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
     tiling = choose_pointwise_tiling(space, seen)
+    stripe = stripe_of(space) if tiling.reduction is None and not tiling.outer else None
+    if stripe is not None and (space.covers or not riding):
+        return striped_windows(stripe, space, seen, flat, wide, riding)
+    taps = tap_sums(space) if tiling.reduction is not None and not riding else None
+    if taps is not None:
+        return _by_taps(taps, space, seen, flat, wide)
     if riding and (tiling.parts > 1 or not space.covers):
         return None
     return _steps(space, seen, flat, tiling, wide, riding)
+
+
+def _by_taps(how: TapSums, space: Space, seen: Viewed, flat: Statement, wide: bool) -> list[Step]:
+    s = space.statement
+    accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    parts = f"{s.output}.parts"
+    return [
+        Allocate(parts, (how.parts, math.prod(seen.types[s.output].shape)), accumulator.dtype),
+        TapWriter(how, space, seen, wide).launch(flat, parts),
+        *combine_parts(space, seen, flat, how.parts, accumulator, wide),
+        Release((parts,)),
+    ]
 
 
 def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:

@@ -53,8 +53,10 @@ class RowWriter:
         maxima: Mapping[str, str] = NOTHING,
         heads: Collection[str] = (),
         aligned: Alignment | None = None,
+        places: Mapping[str, str] = NOTHING,
     ):
-        """`maxima` and `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and are walked."""
+        """`maxima` and `heads`: see `levels`; `places`: see `Rescaled`. `aligned`: where rows begin anywhere in
+        vectors, and are walked."""
         self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
         self.aligned = aligned
         zero = dict.fromkeys(group.extent, 0)
@@ -64,7 +66,8 @@ class RowWriter:
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.k.blockwise = True
         self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
-        self.running = Running(self.k.names, maxima)
+        self.places = places
+        self.running = Running(self.k.names, maxima, places)
         self.count = 0
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
@@ -180,7 +183,7 @@ class RowWriter:
             begin(k, self.aligned, end)
             rows_begin(k, self.aligned)
             end = "span"
-        found = levels(group, self.maxima, self.heads)
+        found = levels(group, {**self.maxima, **self.places}, self.heads)
         for level in range(found.depth):
             here = [s for s in group.statements if found.of[s.output] == level]
             statistics = [s for s in here if group.reductions(s)]

@@ -4,6 +4,9 @@ A sum over a row that weighs exponentials relative to the row's maximum needs no
 is known so far, what is added up is scaled down whenever a greater value comes (Milakov and Gimelshein, "Online
 normalizer calculation for softmax", 2018). So that more sums are of this form, what members compute at each point is
 written into the sums that read it, and factors that a row shares leave them.
+
+The first place of a row's greatest or least value is found with it likewise: where a column's value beats those before
+it, its number is kept.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ MOST_INLINED_NODES = 200  # of a body with everything written into it
 @dataclass(frozen=True)
 class Rescaled:
     """A group in which some sums are over `weights * exp(value - maximum)`: their bodies are the weights, and `maxima`
-    names the maximum of each. `types` has those of the statements that were made."""
+    names the maximum of each. `places`: by first places of a greatest or least value, whose. `types` has those of the
+    statements that were made."""
 
     group: Group
     types: Types
     maxima: Mapping[str, str]
+    places: Mapping[str, str]
 
 
 def rescaled(group: Group, types: Types) -> Rescaled:
@@ -47,7 +52,9 @@ def rescaled(group: Group, types: Types) -> Rescaled:
     columns = {v for v in group.columns if group.extent[v] > 1}
     bodies: dict[str, Expr] = {}  # what members compute at each point
     largest: dict[str, Expr] = {}  # what the maxima are taken of
+    extremes: dict[str, Statement] = {}  # with what they are of
     maxima: dict[str, str] = {}
+    places: dict[str, str] = {}
     known = dict(types)
     members = {s.output for s in group.statements}
     statements: list[Statement] = []
@@ -56,13 +63,20 @@ def rescaled(group: Group, types: Types) -> Rescaled:
         body = inlined(s.body, bodies)
         small = sum(1 for _ in walk(body)) <= MOST_INLINED_NODES
         moving = bool(columns & set(variables_of(s)))
-        if not group.reductions(s):
+        first = _first_place(s, bodies, extremes, columns)
+        if first is not None and first[0] not in maxima.values() and s.output not in group.sums:
+            places[s.output], s = first
+        elif not group.reductions(s):
             if plain and moving and small and is_floating(types[s.output].dtype) and s.index is not None:
                 bodies[s.output] = body
         elif plain and small and s.output not in group.sums:
+            if s.aggregation in ("max", "min"):
+                extremes[s.output] = replace(s, body=body)
             if s.aggregation == "max" and types[s.output].dtype in ("float32", "float64"):
                 largest[s.output] = body
             found = _relative(body, columns, largest) if s.aggregation == "sum" else None
+            if found is not None and found[0] in places.values():
+                found = None
             if found is not None and is_floating(types[s.output].dtype) and not members & tensors_read(found[1]):
                 maximum, weight, shared = found
                 total = f"{s.output}.scaled"
@@ -71,7 +85,31 @@ def rescaled(group: Group, types: Types) -> Rescaled:
                 statements.append(replace(s, output=total, body=weight))
                 s = replace(s, body=Call("mul", (Access(total, s.index or ()), shared)), aggregation="assign")
         statements.append(s)
-    return Rescaled(replace(group, statements=tuple(statements)), known, maxima)
+    return Rescaled(replace(group, statements=tuple(statements)), known, maxima, places)
+
+
+def _first_place(
+    s: Statement, bodies: Mapping[str, Expr], extremes: Mapping[str, Statement], columns: set[str]
+) -> tuple[str, Statement] | None:
+    """The extreme that a least number of columns is the place of, and the numbers at all of its points; None where it
+    is none such."""
+    match s.guard:
+        case Call("or", (Call("eq", (x, Access(m, index))), Call("ne", (y, z)))) if x == y == z:
+            pass
+        case Call("eq", (x, Access(m, index))):
+            pass
+        case _:
+            return None
+    extreme = extremes.get(m)
+    if s.aggregation != "min" or s.constraints or extreme is None or extreme.index != index:
+        return None
+    alone = not any(isinstance(e, (Access, Pad)) for e in walk(s.body)) and columns & set(index_variables(s.body))
+    if inlined(x, bodies) != extreme.body or not alone or s.index != extreme.index:
+        return None
+    body = s.body
+    for a in dict.fromkeys(e for e in walk(extreme.body) if isinstance(e, Access)):
+        body = body * Inside(a)  # the points are those of the extreme
+    return m, replace(s, guard=None, body=body)
 
 
 def tensors_read(e: Expr) -> set[str]:

@@ -46,19 +46,20 @@ def row_launch(
     `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_row_tiling(merged, merged_strides, merged_types)
-    made = Rescaled(merged, merged_types, NOTHING)
+    made = Rescaled(merged, merged_types, NOTHING, NOTHING)
     heads: frozenset[str] = frozenset()
     aligned: Alignment | None = None
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         about = centred(made.group, made.types, tiling.columns - (aligned.vector if aligned is not None else 0))
-        if levels(about.group, made.maxima, about.heads).depth < levels(made.group, made.maxima).depth:
+        kept = {**made.maxima, **made.places}
+        if levels(about.group, kept, about.heads).depth < levels(made.group, kept).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
     elif tiling.form == "tiled" and merged.sums:
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         tiling, aligned = _by_vectors(tiling, aligned)
-    writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned)
+    writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned, made.places)
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.ir.types import is_floating
 
 JOINT = {4: "add_four_", 2: "add_two_"}
 
@@ -29,12 +30,14 @@ def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]
 
 
 class Running:
-    """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which."""
+    """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which.
+    `places`: by first places of an extreme, of which."""
 
-    def __init__(self, names: FreshNames, maxima: Mapping[str, str]):
-        self.names, self.maxima = names, maxima
+    def __init__(self, names: FreshNames, maxima: Mapping[str, str], places: Mapping[str, str]):
+        self.names, self.maxima, self.places = names, maxima, places
         self.accumulators: dict[str, Accumulator] = {}
         self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
+        self._better: dict[str, str] = {}  # by extreme: whether a block's values beat those before
 
     def stepped(self, output: str, code: str) -> list[str]:
         """Lines that take a block of values, of that name, into a statistic."""
@@ -52,18 +55,35 @@ class Running:
         if output in self.maxima:
             fading, part = self._relative[self.maxima[output]]
             return [f"{acc} = {acc} * {fading} + {code} * {part}"]
+        if output in self.places.values():
+            better = self._better[output] = self.names.fresh("better")
+            test = f"{code} {'>' if accumulator.aggregation == 'max' else '<'} {acc}"
+            test = f"({test}) | (({code} != {code}) & ({acc} == {acc}))" if is_floating(accumulator.dtype) else test
+            return [f"{better} = {test}", *accumulator.step(code)]
+        if output in self.places:
+            better = self._better[self.places[output]]
+            return [f"{acc} = tl.where({better} | ({acc} == {accumulator.identity_text}), {code}, {acc})"]
         return accumulator.step(code)
 
     def ended(self, outputs: Sequence[str]) -> list[str]:
         """Lines that make rows' statistics of the blocks' of their columns."""
         lines: list[str] = []
         ended: list[str] = []
+        lanes: dict[str, str] = {}
         sums: dict[str, list[Accumulator]] = {}
         for output in outputs:
             accumulator = self.accumulators[output]
             (acc, *_) = accumulator.state
             if output in self.maxima.values():
                 continue
+            if output in self.places.values():
+                lanes[output] = self.names.fresh("lanes")
+                lines.append(f"{lanes[output]} = {acc}")
+            if output in self.places:
+                of = lanes[self.places[output]]
+                (top,) = self.accumulators[self.places[output]].state
+                there = f"({of} == {top}[:, None]) | ({of} != {of})"
+                lines.append(f"{acc} = tl.where({there}, {acc}, {accumulator.identity_text})")
             if output in self.maxima:
                 (top,) = self.accumulators[self.maxima[output]].state
                 ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)

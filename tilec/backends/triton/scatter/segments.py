@@ -25,7 +25,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.program import Statement
 
 LONGEST = 512  # points of a run that one program combines
-BLOCK_TERMS = 4096  # elements of a program's block
+BLOCK_TERMS, WIDE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,19 @@ class RunBlocks:
     def of(runs: Runs) -> RunBlocks:
         columns = min(power_of_two(runs.width), 256)
         mean = -(-runs.points // max(runs.count, 1))
-        points = min(power_of_two(mean), max(8, min(BLOCK_TERMS // columns, LONGEST)))
-        beside = max(1, BLOCK_TERMS // (points * columns))
+        terms = block_terms(columns)
+        points = min(power_of_two(mean), max(4, min(terms // columns, LONGEST)))
+        beside = max(1, terms // (points * columns))
         return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
 
     @property
     def warps(self) -> int:
-        return max(1, min(8, self.runs * self.points * self.columns // 1024))
+        return max(1, min(8, self.runs * self.points * self.columns // 512))
+
+
+def block_terms(columns: int) -> int:
+    """Elements of a program's block: few, since a program waits for its points and then for what they read."""
+    return WIDE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
 
 
 def segment_steps(runs: Runs) -> list[Step]:
@@ -79,7 +85,7 @@ def segment_steps(runs: Runs) -> list[Step]:
     launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps)
     if not split:
         return [launch]
-    alone = RunBlocks(1, min(LONGEST, max(8, BLOCK_TERMS // blocks.columns)), blocks.columns)
+    alone = RunBlocks(1, min(LONGEST, max(8, block_terms(blocks.columns) // blocks.columns)), blocks.columns)
     pieces = -(-runs.points // LONGEST)
     first = _Writer(runs, alone).pieces().launch((pieces, across, 2), alone.warps)
     parts = Allocate(runs.name("parts"), (2 * pieces, runs.width), runs.accumulator.dtype)

@@ -1,0 +1,103 @@
+"""Windows whose neighbours share what they read, interpreted: every aggregation, strides, edges, infinities, riders."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.pointwise import taps, windows
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+IMAGE, KERNEL = (2, 5, 16, 33), (3, 3, 33)
+SAME = "O[n, y, x, c : N, H, W, C] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c]);"
+CASES = {  # source, image, kernel
+    "same": (SAME, IMAGE, KERNEL),
+    "an odd width": (SAME, (1, 3, 15, 32), (3, 5, 32)),
+    "stride 2": ("O[n, y, x, c : N, H/2, W/2, C] = +(I[n, 2*y + j - 1, 2*x + i - 1, c] * K[j, i, c]);", IMAGE, KERNEL),
+    "turned round": ("O[n, y, x, c : N, H, W, C] = +(I[n, y - j + 1, x - i + 1, c] * K[j, i, c]);", IMAGE, KERNEL),
+    "rows alone": ("O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]);", IMAGE, KERNEL),
+    "columns first": ("O[n, x, y, c : N, W, H, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]);", IMAGE, KERNEL),
+    "maximum": ("O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3;", IMAGE, KERNEL),
+    "a guard": ("O[n, y, x, c : N, H, W, C] = +(i != j ? I[n, y + j, x + i - 2, c]), j < 2, i < 4;", IMAGE, KERNEL),
+    "logsumexp": ("O[n, y, x, c : N, H, W, C] = logsumexp(I[n, y + j, x + i, c] - K[j, i, c]);", IMAGE, (2, 3, 33)),
+    "ridden": (
+        "A[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]); O = relu(A + I);",
+        IMAGE,
+        (3, 3, 33),
+    ),
+    "over a larger output": (
+        "O[n, y, x, c : N, H, W + 4, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]);",
+        IMAGE,
+        (3, 3, 33),
+    ),
+}  # fmt: skip
+
+
+def image(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "LEAST_OUTPUTS", 0)
+    monkeypatch.setattr(taps, "LEAST_PLACES", 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_neighbours_at_once(name: str) -> None:
+    text, *shapes = CASES[name]
+    source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
+    f = tilec.compile(source, backend="triton")
+    for dtype in (torch.float32, torch.float16):
+        tensors = [image(s, dtype) for s in shapes]
+        wanted = tilec.compile(source, backend="torch")(*(t.double() for t in tensors))
+        torch.testing.assert_close(f(*tensors).double(), wanted, rtol=2e-3, atol=1e-5)
+    assert "acc_3" in f.lower(*tensors).source() or "top_3" in f.lower(*tensors).source()
+
+
+def test_gradients() -> None:
+    text, *shapes = CASES["stride 2"]
+    source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaves = [image(s, dtype).requires_grad_() for s in shapes]
+        value = tilec.compile(source, backend=backend)(*leaves)
+        found.append(torch.autograd.grad(value, leaves, image(tuple(value.shape), dtype)))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 1)])
+def test_zeros_outside_do_not_meet_infinities(place: tuple[int, int]) -> None:
+    text, *shapes = CASES["same"]
+    source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
+    i, k = map(image, shapes)
+    k[place[0], place[1], 3], i[1, 2, 3, 5] = float("inf"), float("nan")
+    wanted = tilec.compile(source, backend="torch")(i.double(), k.double())
+    got = tilec.compile(source, backend="triton")(i, k)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+TAPS = {  # a sum over all places for each tap; whether zeros are read outside
+    "same": "G[j, i, c : 3, 3, C] = +(D[n, y, x, c] * I[n, y + j - 1, x + i - 1, c]);",
+    "stride 2": "G[j, i, c : 5, 5, C] = +(D[n, y, x, c] * I[n, 2*y + j - 2, 2*x + i - 2, c]);",
+    "a guard": "G[j, i, c : 3, 3, C] = +(x != y ? D[n, y, x, c] - I[n, y + j - 1, x + i - 1, c]);",
+    "greatest": "G[i, c : 3, C] = >(D[n, y, x, c] - I[n, y, x + i - 1, c]), x < 5;",
+}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TAPS)
+def test_all_taps_from_what_they_share(name: str, special: bool) -> None:
+    source = f"function (I[N, H, W, C], D[N, P, Q, C]) -> (G) {{ {TAPS[name]} }}"
+    i, d = image((4, 6, 15, 33)), image((4, 3, 7, 33) if name == "stride 2" else (4, 6, 15, 33))
+    if special:
+        d[0, 0, 0, 3], i[1, 2, 3, 5] = float("inf"), float("nan")
+    f = tilec.compile(source, backend="triton")
+    wanted = tilec.compile(source, backend="torch")(i.double(), d.double())
+    torch.testing.assert_close(f(i, d).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert f.lower(i, d).kernels[0].name == "G_taps"

@@ -1,0 +1,240 @@
+"""Windows of few channels: a program computes several neighbours along an axis of the window, from what they share.
+
+In `O[y, x, c] = +(I[y + j, x + i, c] * K[j, i, c])` neighbours along x read the same elements of I. The loop over i is
+written out for eight values of x at once, in which each element of I and K is read, and converted, one time. Any
+aggregation of any body will do.
+
+A sum of products whose points may lie outside reads zeros there, which is nothing while the other factor is finite:
+where a sum comes out infinite or NaN, the block is computed again with each point tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import access_conditions, point_conditions, size_of
+from tilec.backends.common.terms import split_factors
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.plan import Launch, Step, python_name
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import Access, Constraint, Int, Statement, accesses_in
+from tilec.ir.types import TensorType, is_floating
+from tilec.transforms.util.naming import all_variables, fresh_variable
+
+NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
+MOST_TAPS = 8  # of the axis that are written out
+LARGEST_WINDOW = 64  # of a window
+STRIPE_WASTE = 1.15  # neighbours or columns of blocks over those that there are
+LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
+SMALL_WINDOW = 16  # of a window, up to which blocks are twice as large
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """`count` neighbours along the output variable `across`, `taps` values of the summed variable written out."""
+
+    across: str
+    tap: str
+    count: int
+    taps: int
+
+
+def stripe_of(space: Space) -> Stripe | None:
+    """The axis of a window that overlaps itself, where there is enough work beside; None elsewhere."""
+    s = space.statement
+    outputs = [v for v in space.outputs if space.largest(v) > 1]
+    reductions = [v for v in space.reductions if not space.single(v)]
+    if len(space.classes) != 1 or space.residues or s.default is not None or len(outputs) < 2 or not reductions:
+        return None
+    if space.largest(outputs[-1]) < 32 or space.count(tuple(reductions)) > LARGEST_WINDOW:
+        return None
+    forms = [linear(e) for a in accesses_in(s.body, s.guard) for e in a.index]
+    if not all(form.is_affine and form.is_integral for form in forms):
+        return None
+    for v in reversed(outputs[:-1]):
+        taps = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
+        best = [w for w in reductions if w in taps and space.largest(w) <= MOST_TAPS]
+        if best and any(_overlaps(f, v, best[-1], space) for f in forms):
+            n = space.largest(v)
+            counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= STRIPE_WASTE * n]
+            if counts and space.count(tuple(outputs)) >= LEAST_OUTPUTS:
+                return Stripe(v, best[-1], counts[0], space.largest(best[-1]))
+    return None
+
+
+def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
+    """Whether neighbours along v read some of the same elements."""
+    step, move = form.coefficient(v), form.coefficient(tap)
+    return bool(step and move) and abs(step) < abs(move) * space.largest(tap) and step % move == 0
+
+
+def striped_windows(
+    stripe: Stripe, space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement]
+) -> list[Step]:
+    """Steps that compute a statement, and those riding on it, into the allocated output."""
+    return [_StripeWriter(stripe, space, seen, wide, riding).launch(flat)]
+
+
+class _StripeWriter:
+    """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
+
+    def __init__(self, stripe: Stripe, space: Space, seen: Viewed, wide: bool, riding: Sequence[Statement]):
+        self.stripe, self.seen, self.riding, self.whole = stripe, seen, riding, space
+        s = space.statement
+        self.tile = tile = fresh_variable(stripe.across, all_variables(s))
+        low, extent = dict(space.low[0]), dict(space.extent[0])
+        self.first = low.pop(stripe.across)
+        low[tile], extent[tile] = 0, -(-extent.pop(stripe.across) // stripe.count)
+        outputs = tuple(tile if v == stripe.across else v for v in space.outputs)
+        self.space = replace(space, outputs=outputs, low=(low,), extent=(extent,), valid=(), stored=())
+        self.k = Kernel(python_name(s.output) + "_kernel", self.space, seen.types, seen.strides, wide, powers=True)
+        base = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+        self.sums = [replace(base, suffix=f"_{u}") for u in range(stripe.count)]
+        self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
+        columns = space.largest([v for v in outputs if self.space.largest(v) > 1][-1])
+        few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
+        self.columns = 64 if few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns else 32
+        self.rows = (1024 if few else 512) // self.columns
+        self.exact = not _may_read_zeros(space, seen.types)
+
+    def launch(self, flat: Statement) -> Launch:
+        k, s = self.k, self.space.statement
+        k.constants = {"BM": self.rows, "BN": self.columns}
+        self._axes()
+        for a in self.sums:
+            k.scopes[0].lines += a.start("(BM, BN)")
+        self._walk(unrolled=True, tested=self.exact)
+        if not self.exact:
+            finite = " & ".join(f"({name} - {name} == 0)" for name in self.names)
+            k.scopes.append(Scope())
+            for a in self.sums:
+                k.scopes[-1].lines += a.start("(BM, BN)")
+            self._walk(unrolled=False, tested=True)
+            k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
+        for u, a in enumerate(self.sums):
+            self._store(u, a)
+        rows, columns = self._split()
+        tiles = -(-self.space.count(rows) // self.rows) * -(-self.space.count(columns) // self.columns)
+        text, constants = module_text(k.text(flat, *self.riding)), tuple(k.constants.items())
+        outputs = (s.output, *(r.output for r in self.riding))
+        return Launch(k.name, text, (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs)
+
+    def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
+        last = max(k for k, v in enumerate(many) if v != self.tile)
+        return (*many[:last], *many[last + 1 :]), (many[last],)
+
+    def _axes(self) -> None:
+        k, (rows, columns) = self.k, self._split()
+        if self.tile not in rows:  # one tile of all neighbours
+            k.value_of[self.tile] = "0"
+        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.wide else ''}")
+        k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
+        k.emit("row = (tile // across) * BM + tl.arange(0, BM)")
+        k.emit(f"row_in = row < {k.count(rows)}")
+        k.decode(Axis("row", rows, "BM"))
+        k.emit("col = (tile % across) * BN + tl.arange(0, BN)")
+        k.emit(f"col_in = col < {k.count(columns)}")
+        k.decode(Axis("col", columns, "BN"))
+        for v in (*self.space.outputs, *self.space.reductions):
+            if v not in k.value_of:
+                k.value_of[v] = k.low(v)
+
+    def _walk(self, *, unrolled: bool, tested: bool) -> None:
+        """Lines that combine all points of the window, into the innermost scope."""
+        k, stripe, space = self.k, self.stripe, self.space
+        depth = len(k.scopes)
+        around = tuple(v for v in space.reductions if not space.single(v) and v != stripe.tap)
+        headers: list[str] = []
+        scopes: list[frozenset[str]] = [frozenset()] * (depth - 1)
+        for name, variables in (("window", around), ("red", () if unrolled else (stripe.tap,))):
+            if variables:
+                k.scopes.append(Scope())
+                integer = "tl.int64" if k.wide else "tl.int32"
+                k.emit(f"{name} = tl.full((), 0, {integer}) + at_{name}")
+                k.decode(Axis(name, variables, None))
+                headers.append(f"for at_{name} in range(0, {k.count(variables)}):")
+                scopes.append(frozenset((*variables, name)))
+        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *scopes)
+        terms = [(u, n) for u in range(stripe.count) for n in (range(stripe.taps) if unrolled else (None,))]
+        for u, n in sorted(terms, key=self._place):
+            self._term(frame, u, n, tested)
+        for header in reversed(headers):
+            k.close(header)
+        for v in (*around, *(() if unrolled else (stripe.tap,))):
+            k.value_of.pop(v, None)
+
+    def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
+        """The order of terms: by the place that they read, so that what is read is let go of."""
+        u, n = term
+        forms = (linear(e) for a in accesses_in(self.whole.statement.body) for e in a.index)
+        step, move = next(
+            (int(f.coefficient(self.stripe.across)), int(f.coefficient(self.stripe.tap)))
+            for f in forms
+            if f.coefficient(self.stripe.across) and f.coefficient(self.stripe.tap)
+        )
+        return step * u + move * (n or 0), u
+
+    def at(self, u: int, n: int | None) -> Statement:
+        """The statement of neighbour u, and of tap n where it is written out."""
+        stripe = self.stripe
+        change = {stripe.across: Affine.variable(self.tile, stripe.count) + (self.first + u)}
+        if n is not None:
+            change[stripe.tap] = Affine.of((), self.space.low[0][stripe.tap] + n)
+        return substitute_affine(self.whole.statement, change)
+
+    def _term(self, frame: Frame, u: int, n: int | None, tested: bool) -> None:
+        k, s, a = self.k, self.at(u, n), self.sums[u]
+        roots = (s.body,) if s.guard is None else (s.guard, s.body)
+        evaluator = Evaluator(frame, *roots)
+        tests = frame.tests(point_conditions(roots, s.constraints, self.seen.types)) if tested else []
+        if s.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(s.guard)))
+        value = evaluator.value(s.body)
+        truth = a.aggregation in ("any", "all") or a.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
+        if tests:
+            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})"
+        name = k.line("value", code)
+        for line in a.step(name):
+            k.emit(line)
+
+    def _store(self, u: int, a: Accumulator) -> None:
+        k, s = self.k, self.at(u, None)
+        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
+        limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
+        tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
+        tests += frame.tests(point_conditions((), (*limits, self._inside(u)), self.seen.types))
+        value, held = finish(frame, replace(self.space, statement=s), a.result(), a.dtype, self.riding)
+        output = self.riding[-1].output if self.riding else s.output
+        dtype = self.seen.types[output].dtype
+        cast = "" if held == dtype else f".to({triton_type(dtype)})"
+        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
+        mask = " & ".join(dict.fromkeys(tests))
+        k.emit(f"tl.store({address}, tl.broadcast_to({value}, (BM, BN)){cast}, mask=tl.broadcast_to({mask}, (BM, BN)))")
+
+    def _inside(self, u: int) -> Constraint:
+        """That neighbour u is one of those that there are."""
+        form = Affine.variable(self.tile, self.stripe.count) + u
+        return Constraint(form.to_expr(), Int(self.whole.extent[0][self.stripe.across]))
+
+
+def _may_read_zeros(space: Space, types: Mapping[str, TensorType]) -> bool:
+    """Whether a point that does not count is one at which a factor of a floating product is read as zero."""
+    s = space.statement
+    if s.aggregation != "sum" or s.guard is not None or s.constraints or not is_floating(types[s.output].dtype):
+        return False
+    split = split_factors(s.body, types)
+    if split is None or not space.valid:
+        return False
+    read = {c for f in split[0] if isinstance(f, Access) for c in access_conditions(f, types)}
+    return math.isfinite(split[1]) and set(space.valid) <= read and len(split[0]) > 1
