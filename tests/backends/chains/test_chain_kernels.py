@@ -193,3 +193,10 @@ def test_wide_mixtures_are_apart():
     found = recognise.chained(lowered.stages["flat"], lowered.types)
     made = [tuple(s.output for s in k.statements if s.output in ("DQ", "DK", "DV")) for k in found.kernels.values()]
     assert sorted(made) == [("DK",), ("DQ",), ("DV",)]
+
+
+@pytest.mark.parametrize("width, chains", [(3, 0), (8, 1)])
+def test_rows_of_few_narrow_elements_are_no_chain(width, chains):
+    types = {n: TensorType((2, 64, width), "bfloat16") for n in "QKV"}
+    lowered = lower(tilec.compile(VARIANTS["causal"].text).program, types, {})
+    assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains

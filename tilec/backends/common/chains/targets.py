@@ -9,6 +9,7 @@ from tilec.backends.common.chains.chain import Inner, Target
 from tilec.backends.common.chains.values import (
     DTYPES,
     LEAST,
+    NARROWEST_ROW,
     SHORT,
     WIDEST,
     as_inner,
@@ -29,7 +30,7 @@ from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
-from tilec.ir.types import TensorType, Types, kind
+from tilec.ir.types import NARROW, TensorType, Types, kind
 
 REDUCED = ("sum", "max", "min", "logsumexp")
 
@@ -210,6 +211,8 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     if len(features) > 1 or any(extent[v] > WIDEST for v in features) or s.aggregation == "assign" and features:
         return None
     feature = features[0] if features else None
+    if feature is not None and types[s.output].dtype in NARROW and extent[feature] < NARROWEST_ROW:
+        return None
     if feature is not None and s.aggregation != "sum":
         return None
     ordered = tuple(sorted(bounds, key=repr))

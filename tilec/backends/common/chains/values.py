@@ -27,10 +27,13 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import Types, kind
+from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 LEAST = 16  # rows and columns of a matrix, at least
+# elements of 16-bit rows, at least: gradients by rows of 3 came out wrong on an H200 with Triton 3.6; interpreters of
+# block programs and of Triton compute them rightly
+NARROWEST_ROW = 8
 WIDEST = 256  # terms of an inner product, at most
 UNROLLED = 16  # terms of an inner sum that is no product, at most
 SHORT = 8  # terms of a product of float32 that are added up one by one, at most
@@ -153,6 +156,8 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
         left, right, row, column = product
         used = [v for v in index if v in index_variables(left, right)]
         dtype, left, right = _as_stored(left, right, types)
+        if dtype in NARROW and extent[axis] < NARROWEST_ROW:
+            return None
         inner = Inner(name, tuple(used), axis, extent[axis], left, right, left * right, dtype)
     else:
         terms = [Access(a.tensor, a.index) for a in accesses_in(s.body) if axis in index_variables(a)]
