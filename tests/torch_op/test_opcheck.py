@@ -22,7 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def check(function: Specialiser, tensors, weak=(), values=()) -> None:
-    given = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    asking = [t.requires_grad for t in tensors]
+    if not any(asking):
+        asking = [t.is_floating_point() for t in tensors]
+    given = [t.detach().clone().requires_grad_(a) for t, a in zip(tensors, asking, strict=True)]
     numbers = [p for p, w in enumerate(weak) if w]
     arguments = (text_of(function), given, numbers, list(values))
     for test, result in torch.library.opcheck(torch.ops.tilec.call.default, arguments).items():
