@@ -62,9 +62,8 @@ def test_found_beside_and_inside_the_package(tmp_path):
     )
     for place in ("grammar", "tilec/grammar"):
         root = tmp_path / place.replace("/", "-")
-        for package in ("language", "ir"):
+        for package in ("errors", "language", "ir"):
             shutil.copytree(ROOT / "tilec" / package, root / "tilec" / package)
-        shutil.copy(ROOT / "tilec" / "errors.py", root / "tilec" / "errors.py")
         (root / "tilec" / "__init__.py").write_text("")
         shutil.copytree(ROOT / "grammar", root / place)
         run = subprocess.run([sys.executable, "-I", "-c", program, str(root)], capture_output=True, text=True)
