@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.gluon import run
 
+import tilec
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import side_by_side as module
@@ -155,3 +156,15 @@ def test_what_is_infinite_stays_in_its_group(tmp_path: Path, anywhere):
     given = {n: tensors[a.tensor] if isinstance(a, Pointer) else a for n, a in launch.arguments}
     getattr(kernels, launch.kernel)[launch.grid](**given, **dict(launch.constants))
     np.testing.assert_array_equal(tensors["O"].double().numpy(), torch.tensor(want).bfloat16().double().numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_batches_that_stand_last_everywhere(dtype: str) -> None:
+    """A batch beside no channel: a depthwise convolution's."""
+    source = """function (I[N, H, W, C], K[R, S, C]) -> (O) {
+        O[n, y, x, c : N, H - R + 1, W - S + 1, C] = +(I[n, y + j, x + i, c] * K[j, i, c]);
+    }"""
+    shapes = (33, 16, 5, 7), (2, 3, 7), (33, 15, 3, 7)
+    specs = [tilec.spec(shape, dtype) for shape in shapes]
+    gradient = tilec.compile(source, backend="triton").grad().lower(*specs, target="sm_90")
+    assert {"DI", "DK"} <= {name for kernel in gradient.kernels for name in kernel.statements}

@@ -7,6 +7,11 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "sums over rows of which one has fewer": (
+        "function (A[N, M], D[4, 3, 2]) -> (S, T)"
+        " { S[] = +(k >= 1 ? D[j, i, k]); T[] = +(-D[j, i, k] * (k >= 2 ? 1 : in(A[i, i]))); }",
+        [F[:4].reshape(1, 4), np.arange(24.0).reshape(4, 3, 2)],
+    ),
     "a sum over a window into a single element": (
         "function (A[N]) -> (T) { T[] = +(0.5 * pad(in(A[i]), 0)), i < 2; }",
         [F[:1]],

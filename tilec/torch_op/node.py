@@ -384,19 +384,15 @@ class TileCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
-        return TileCall.pulled_back(ctx, ctx.saved_tensors, d_outputs)
-
-    @staticmethod
-    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
-        """The gradients from what was kept, which a checkpoint lets be asked for once."""
         try:
-            return TileCall._pulled_back(ctx, kept, d_outputs)
+            return TileCall.pulled_back(ctx, ctx.saved_tensors, d_outputs)
         except TileError as error:
             hide_frames(error)
             raise
 
     @staticmethod
-    def _pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
+    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
+        """The gradients from what was kept, which a checkpoint lets be asked for once."""
         recorded: Recorded = ctx.recorded
         needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
         if not any(needed) or not any(there):

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tilec.errors import TileError
+from tilec.errors.tracebacks import hide_frames
 from tilec.torch_op.node import Pass, Recorded, Results, TileCall
 from tilec.torch_op.state import PLAIN, untouched
 
@@ -73,6 +75,14 @@ class SettledCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+        try:
+            return SettledCall._backward(ctx, d_outputs)
+        except TileError as error:
+            hide_frames(error)
+            raise
+
+    @staticmethod
+    def _backward(ctx: Any, d_outputs: Results) -> Results:
         settled: Settled = ctx.settled
         key = ctx.needs_input_grad, tuple([d is not None for d in d_outputs])
         kept = ctx.saved_tensors

@@ -59,9 +59,20 @@ def factor(program: Program, inputs: Types) -> Program:
 
 def _count(s: Statement, types: Types) -> int | None:
     """The number of points of each element, where the statement adds up ones."""
-    if s.aggregation != "sum" or s.default is not None or s.index is None or s.guard is not None:
+    if s.aggregation != "sum" or s.default is not None or s.index is None or not _holds(s.guard):
         return None
+    s = replace(s, guard=None)
     return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
+
+
+def _holds(guard: Expr | None) -> bool:
+    """Whether it is there only to name variables: `i == i`."""
+    match guard:
+        case Call("and", (a, b)):
+            return _holds(a) and _holds(b)
+        case Call("eq", (Index() as a, b)):
+            return a == b
+    return guard is None
 
 
 def _product(e: Expr) -> list[Expr]:

@@ -396,14 +396,15 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
 
 def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
     """What a member is: "plain" (a value at each point, row or column, or a statistic of each row), a "sum" over rows
-    for each column, a "cut" aggregation over columns and rows; None where it is none of these."""
+    for each column, a "cut" aggregation over columns and rows; None where it is none of these. A row that a statement
+    has no variable for would count its sums again."""
     summed = reduced(s, extent)
     written = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
     if not summed or (summed == along and written == across):
         return "plain"
     if summed == across and written == along:
         return "sum"
-    if along and along < summed and not written & along and s.aggregation != "assign":
+    if along and along < summed and across <= summed | written and not written & along and s.aggregation != "assign":
         return "cut"
     return None
 

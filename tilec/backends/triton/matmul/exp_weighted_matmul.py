@@ -32,7 +32,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     where_text,
 )
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Statement
+from tilec.ir.program import Access, Call, Expr, Float, Statement, reads
 
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
@@ -63,6 +63,8 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     """The statement as such a sum, None where it is none or too small."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
+        return None
+    if repeated_among_uneven(s, seen):
         return None
     split = split_factors(s.body, seen.types)
     element = expression_type(s.body, seen.types).dtype
@@ -122,6 +124,13 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     inside = added_terms(weight, dtype) if weight else None
     first = found.left == (left,)
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
+
+
+def repeated_among_uneven(s: Statement, seen: Viewed) -> bool:
+    """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) beside rows whose strides are
+    no multiples of 16: Triton 3.6 does not compile products of such weights."""
+    steps = [(step, n) for t in reads(s) for step, n in zip(seen.strides[t], seen.types[t].shape, strict=True) if n > 1]
+    return any(step == 0 for step, _ in steps) and any(step > 1 and step % 16 for step, _ in steps)
 
 
 class WeightedWriter(ExponentialWriter):

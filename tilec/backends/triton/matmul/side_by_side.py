@@ -74,7 +74,8 @@ def side_by_side(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Side
         places = [[linear(e).bare == g for e in a.index].count(True) for a in accesses]
         if places != [1, 1, 1] or any(sum(g in index_variables(e) for e in a.index) != 1 for a in accesses):
             continue
-        width = max(held[v] for a in accesses for v in [_beside(a, g, seen.types, seen.strides)] if v is not None)
+        beside = (_beside(a, g, seen.types, seen.strides) for a in accesses)
+        width = max((held[v] for v in beside if v is not None), default=0)
         count = _groups(held[g], width) if width >= LEAST_GROUP else 1
         if count > 1:
             return _apart(s, accesses, small, g, count, seen, setting)
