@@ -29,17 +29,21 @@ def mistakes(source: str) -> list[Mistake]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", TileWarning)
         try:
-            compile_source(source, warnings="default")
+            compile_source(source)
         except TileError as error:
-            span = error.span or Span(0, 0)
-            text = error.message + (f"\n{error.hint}" if error.hint else "")
-            return [Mistake(span, text, "error")]
-    try:
+            return [_mistake(error, "error")]
+    if not any(issubclass(w.category, TileWarning) for w in told):
+        return []
+    try:  # once more, since an error has a place
         compile_source(source, warnings="error")
     except TileError as error:
-        span = error.span or Span(0, 0)
-        return [Mistake(span, error.message + (f"\n{error.hint}" if error.hint else ""), "warning")]
+        return [_mistake(error, "warning")]
     return [Mistake(Span(0, 0), str(w.message), "warning") for w in told if issubclass(w.category, TileWarning)]
+
+
+def _mistake(error: TileError, severity: str) -> Mistake:
+    text = error.message + (f"\n{error.hint}" if error.hint else "")
+    return Mistake(error.span or Span(0, 0), text, severity)
 
 
 def word_at(source: str, offset: int) -> tuple[str, Span] | None:

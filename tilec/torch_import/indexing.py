@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.elementwise import number
+from tilec.torch_import.elementwise import infix, number
 from tilec.torch_import.writer import Value, Writer, name_of, refuse
 
 aten = torch.ops.aten
@@ -230,7 +230,7 @@ def scattered(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, sour
     dim = place(dim, x.rank)
     i = w.indices(at.rank)
     added = w.state([*i[:dim], w.access(at, i), *i[dim + 1 :]], meta.shape, f"+({w.access(source, i)})", meta.dtype)
-    return Value(f"{x.text if x.is_name else f'({x.text})'} + {added.text}", tuple(meta.shape), meta.dtype, 7, False)
+    return infix("+")(w, meta, x, added)
 
 
 def rows_added(
@@ -241,7 +241,7 @@ def rows_added(
     i = w.indices(x.rank)
     body = w.access(source, i) if alpha == 1 else f"{number(alpha)} * {w.access(source, i)}"
     added = w.state([*i[:dim], w.access(at, [i[dim]]), *i[dim + 1 :]], meta.shape, f"+({body})", meta.dtype)
-    return Value(f"{x.text if x.is_name else f'({x.text})'} + {added.text}", tuple(meta.shape), meta.dtype, 7, False)
+    return infix("+")(w, meta, x, added)
 
 
 def one_hot(w: Writer, meta: torch.Tensor, at: Value, classes: int = -1) -> Value:

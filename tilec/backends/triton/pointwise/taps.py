@@ -24,8 +24,9 @@ from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.pointwise.windows import STRIPE_WASTE, index_forms, window_axes
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Statement, accesses_in
+from tilec.ir.program import Access, Statement
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -49,22 +50,21 @@ class TapSums:
 
 def tap_sums(space: Space) -> TapSums | None:
     """How such sums are spread; None where a statement is none."""
-    s = space.statement
-    outputs = [v for v in space.outputs if space.largest(v) > 1]
-    reductions = [v for v in space.reductions if not space.single(v)]
-    if len(space.classes) != 1 or space.residues or s.default is not None or len(outputs) < 2 or not reductions:
+    axes = window_axes(space)
+    if axes is None:
         return None
+    outputs, reductions = axes
     places = space.count(tuple(reductions))
     if space.largest(outputs[-1]) < TAP_COLUMNS or places < LEAST_PLACES or not space.covers:
         return None
-    forms = [linear(e) for a in accesses_in(s.body, s.guard) for e in a.index]
-    if not all(form.is_affine and form.is_integral for form in forms):
+    forms = index_forms(space)
+    if forms is None:
         return None
     for v in reversed(reductions):
         beside = {w for f in forms if v in f.variables() for w in f.variables() if w in outputs[:-1]}
         found = [w for w in outputs if w in beside and 1 < space.largest(w) <= MOST_TAPS_AT_ONCE]
         n = space.largest(v)
-        counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= 1.15 * n]
+        counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= STRIPE_WASTE * n]
         if found and counts:
             across = space.count(tuple(outputs)) // space.largest(found[-1]) // space.largest(outputs[-1])
             across *= -(-space.largest(outputs[-1]) // TAP_COLUMNS)

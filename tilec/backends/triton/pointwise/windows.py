@@ -48,17 +48,32 @@ class Stripe:
     taps: int
 
 
-def stripe_of(space: Space) -> Stripe | None:
-    """The axis of a window that overlaps itself, where there is enough work beside; None elsewhere."""
-    s = space.statement
+def window_axes(space: Space) -> tuple[list[str], list[str]] | None:
+    """Output and summed variables of more than one value, of a statement whose sums may be spread over neighbours: one
+    class of points, nothing by default, two outputs or more."""
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
-    if len(space.classes) != 1 or space.residues or s.default is not None or len(outputs) < 2 or not reductions:
+    spread = len(space.classes) == 1 and not space.residues and space.statement.default is None
+    return (outputs, reductions) if spread and len(outputs) >= 2 and reductions else None
+
+
+def index_forms(space: Space) -> list[Affine] | None:
+    """Every index that the statement reads at; None where one is not affine with integers."""
+    s = space.statement
+    forms = [linear(e) for a in accesses_in(s.body, s.guard) for e in a.index]
+    return forms if all(form.is_affine and form.is_integral for form in forms) else None
+
+
+def stripe_of(space: Space) -> Stripe | None:
+    """The axis of a window that overlaps itself, where there is enough work beside; None elsewhere."""
+    found = window_axes(space)
+    if found is None:
         return None
+    outputs, reductions = found
     if space.largest(outputs[-1]) < 32 or space.count(tuple(reductions)) > LARGEST_WINDOW:
         return None
-    forms = [linear(e) for a in accesses_in(s.body, s.guard) for e in a.index]
-    if not all(form.is_affine and form.is_integral for form in forms):
+    forms = index_forms(space)
+    if forms is None:
         return None
     for v in reversed(outputs[:-1]):
         taps = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
