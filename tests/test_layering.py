@@ -178,9 +178,6 @@ Definition = tuple[str, str]  # where, and what without comments and places
 
 # packages whose names are not held to this yet
 PENDING = (
-    "backends/common/blocks",
-    "backends/common/chains",
-    "backends/triton/blocks",
     "distributed",
     "torch_op",
     "torch_import",
@@ -198,7 +195,7 @@ EXCEPTIONS = {
     "normal": "the generator in NumPy and in torch",
     "Tensor": "torch's, shortened",
     "Evaluator": "scalar bodies in torch and in Triton",
-    "Value": "a value in torch's text and in Triton's",
+    "ScalarValue": "a value in torch's text and in Triton's",
 }
 
 

@@ -12,7 +12,7 @@ from tilec.backends.common.blocks.interpret import rounded, run_kernel
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.places import Tiling
 from tilec.backends.common.chains.recognise import Chained, chained
-from tilec.backends.common.chains.visits import build_lists, shapes_of, visits_of
+from tilec.backends.common.chains.visits import block_shapes, build_lists, visits_of
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
@@ -153,7 +153,7 @@ def run(
             visits = visits_of(kernel, found.types) if listed else None
             if visits is not None:
                 lists = build_lists("lists", visits, kernel, found.types, tiling)
-                empty = {n: np.empty(s, np.int32) for n, s in shapes_of(visits, kernel, tiling).items()}
+                empty = {n: np.empty(s, np.int32) for n, s in block_shapes(visits, kernel, tiling).items()}
                 ran.values.update(run_kernel(lists, {**ran.values, **empty}))
                 ran.visited.append(ran.values[visits.counts])
             made = build_kernel("chain", kernel, found.types, tiling, visits)

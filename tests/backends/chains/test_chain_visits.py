@@ -9,7 +9,7 @@ from tilec.backends.common.blocks.ir import Load
 from tilec.backends.common.chains.places import Tiling
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.visits import visits_of
-from tilec.backends.triton.blocks.boxes import boxes
+from tilec.backends.triton.blocks.boxes import box_loads
 from tilec.backends.triton.chains import launch
 from tilec.backends.triton.chains.launch import block_program, chain_steps
 from tilec.backends.triton.plan.plan import Launch, Setting
@@ -127,19 +127,19 @@ def test_boxes_are_of_aligned_tensors():
     shapes = {t.name: types[t.name].shape for t in made.tensors if t.name in types}
     shapes |= {t.name: (1,) * t.rank for t in made.tensors if t.name not in types}
     strides |= {n: (1,) * len(s) for n, s in shapes.items() if n not in strides}
-    loads, maps = boxes(made, shapes, strides, ())
+    loads, maps = box_loads(made, shapes, strides, ())
     assert {d.tensor for d in maps.values()} == {"Q", "K", "V"} and len(loads) == 5
     assert {d.block for d in maps.values()} == {(1, 64, 64)}
     for changed, misaligned in (({"K": (1, 64 * 16, 16)}, ()), ({"K": (4096 * 68, 68, 1)}, ()), ({}, ("K",))):
-        loads, maps = boxes(made, shapes, {**strides, **changed}, misaligned)
+        loads, maps = box_loads(made, shapes, {**strides, **changed}, misaligned)
         assert {d.tensor for d in maps.values()} == {"Q", "V"}
     narrower = {**types, **{n: TensorType((16, 4096, 64), "float32") for n in "QKV"}}
     made, _ = block_program(kernel, narrower, Setting(), Tiling(64, 64))
-    assert any(isinstance(op, Load) for op in made.body) and boxes(made, shapes, strides, ()) == ({}, {})
+    assert any(isinstance(op, Load) for op in made.body) and box_loads(made, shapes, strides, ()) == ({}, {})
 
 
 def test_a_launch_by_boxes_compiles(monkeypatch):
-    monkeypatch.setattr(launch, "MANY", 0)
+    monkeypatch.setattr(launch, "_MANY", 0)
     f = tilec.compile(softmax(PLAIN, "i >= j | j < 32"), backend="triton")
     lowered = f.lower(*[tilec.spec((16, 256, 64), "bfloat16")] * 3, target="sm_90")
     assert "maps.TensorDescriptor(" in lowered.source() and "O_chain_blocks" in lowered.source()

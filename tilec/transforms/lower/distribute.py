@@ -38,7 +38,7 @@ from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import Factor, added, factors_of, held, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
-FEWEST = 9  # rows, columns and terms from which a product is one of matrices
+_FEWEST = 9  # rows, columns and terms from which a product is one of matrices
 DistributedTerms = list[tuple[bool, Expr]]
 
 
@@ -145,7 +145,7 @@ def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: M
     rows, columns = (own - mixed) & outputs, (mixed - own) & outputs
     known = set(index_variables(*(e for _, e in leaving))) & rows
     counts = [math.prod(extent[v] for v in side) for side in (rows, columns, reduced & mixed)]
-    return _Cut(shared, outer, leaving, summed) if known and min(counts) >= FEWEST else None
+    return _Cut(shared, outer, leaving, summed) if known and min(counts) >= _FEWEST else None
 
 
 def _extents(s: Statement, types: Types) -> dict[str, int] | None:

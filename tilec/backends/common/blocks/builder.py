@@ -13,17 +13,17 @@ from tilec.backends.common.blocks.ir import (
     Apply,
     BlockType,
     Cast,
-    Dot,
-    Fill,
+    CumulativeSum,
+    DotOp,
+    Full,
     Load,
     Loop,
     Number,
     Op,
     Positions,
-    Program,
+    ProgramId,
     Reduce,
-    Running,
-    Size,
+    SizeArgument,
     Store,
     Value,
     operands,
@@ -73,17 +73,17 @@ class Builder:
     def size(self, name: str, value: int) -> Value:
         assert self.sizes.setdefault(name, value) == value
         dtype = INDEX_TYPE if abs(value) < 2**31 else "int64"
-        return self._add((Size, name), (), dtype, name, lambda out: Size(out, name))
+        return self._add((SizeArgument, name), (), dtype, name, lambda out: SizeArgument(out, name))
 
     def program(self) -> Value:
-        return self._add((Program,), (), INDEX_TYPE, "program", Program)
+        return self._add((ProgramId,), (), INDEX_TYPE, "program", ProgramId)
 
     def positions(self, axis: str) -> Value:
         return self._add((Positions, axis), (axis,), INDEX_TYPE, axis, Positions)
 
     def fill(self, axes: Sequence[str], value: float | int | bool, dtype: str = "float32") -> Value:
-        key = (Fill, tuple(axes), value, dtype)
-        return self._add(key, self._sorted(axes), dtype, "fill", lambda out: Fill(out, value))
+        key = (Full, tuple(axes), value, dtype)
+        return self._add(key, self._sorted(axes), dtype, "fill", lambda out: Full(out, value))
 
     # values
 
@@ -141,17 +141,22 @@ class Builder:
         return self._add(key, axes, dtype, hint, lambda out: Reduce(out, aggregation, axis, value, careful))
 
     def running_sum(self, axis: str, value: Value, hint: str = "t") -> Value:
-        key = (Running, axis, value)
-        return self._add(key, value.type.axes, value.type.dtype, hint, lambda out: Running(out, axis, value))
+        key = (CumulativeSum, axis, value)
+        return self._add(key, value.type.axes, value.type.dtype, hint, lambda out: CumulativeSum(out, axis, value))
 
     def dot(
-        self, axis: str, left: Value, right: Value, accumulator: Value | None = None, precision: str | None = None
+        self,
+        axis: str,
+        left: Value,
+        right: Value,
+        accumulator: Value | None = None,
+        precision: str | None = None,
     ) -> Value:
         axes = self._sorted((set(left.type.axes) | set(right.type.axes)) - {axis})
         if axes and axes[0] not in left.type.axes:
             left, right = right, left
-        key = (Dot, axis, left, right, accumulator, precision)
-        make = lambda out: Dot(out, axis, left, right, accumulator, precision)  # noqa: E731
+        key = (DotOp, axis, left, right, accumulator, precision)
+        make = lambda out: DotOp(out, axis, left, right, accumulator, precision)  # noqa: E731
         return self._add(key, axes, "float32", "dot", make)
 
     # memory

@@ -12,19 +12,19 @@ import numpy as np
 
 from tilec.backends.common.blocks.ir import (
     Apply,
+    BlockProgram,
     Cast,
-    Dot,
-    Fill,
-    Kernel,
+    CumulativeSum,
+    DotOp,
+    Full,
     Load,
     Loop,
     Number,
     Op,
     Positions,
-    Program,
+    ProgramId,
     Reduce,
-    Running,
-    Size,
+    SizeArgument,
     Store,
     Value,
 )
@@ -69,7 +69,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(x).astype(numpy_type(dtype))
 
 
-def run_kernel(kernel: Kernel, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_kernel(kernel: BlockProgram, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs. `tensors`: every tensor, outputs for their shapes; 16-bit ones held in float32."""
     outputs: dict[str, np.ndarray] = {}
     for t in (t for t in kernel.tensors if t.written):
@@ -84,7 +84,9 @@ def run_kernel(kernel: Kernel, tensors: Mapping[str, np.ndarray]) -> dict[str, n
 
 
 class _Run:
-    def __init__(self, kernel: Kernel, tensors: Mapping[str, np.ndarray], written: dict[str, np.ndarray], number: int):
+    def __init__(
+        self, kernel: BlockProgram, tensors: Mapping[str, np.ndarray], written: dict[str, np.ndarray], number: int
+    ):
         self.kernel, self.tensors, self.written, self.number = kernel, tensors, written, number
         self.values: dict[int, np.ndarray] = {}
 
@@ -134,13 +136,13 @@ class _Run:
         match op:
             case Number(out, value):
                 return np.asarray(value, numpy_type(out.type.dtype))
-            case Size(_, name):
+            case SizeArgument(_, name):
                 return np.asarray(kernel.sizes[name])
-            case Program():
+            case ProgramId():
                 return np.asarray(self.number)
             case Positions(out):
                 return np.arange(kernel.axes[out.type.axes[0]])
-            case Fill(out, value):
+            case Full(out, value):
                 return np.full([kernel.axes[a] for a in out.type.axes], value, numpy_type(out.type.dtype))
             case Apply(out, function, args):
                 of = NUMPY_EXTRA.get(function) if function in NUMPY_EXTRA else FUNCTIONS[function].numpy
@@ -163,9 +165,9 @@ class _Run:
                 return NUMPY_REDUCTIONS[aggregation, careful and aggregation != "sum"](
                     self.values[value.number], axis=place
                 )
-            case Running(_, axis, value):
+            case CumulativeSum(_, axis, value):
                 return np.cumsum(self.values[value.number], axis=value.type.axes.index(axis))
-            case Dot(out, axis, left, right, accumulator, _):
+            case DotOp(out, axis, left, right, accumulator, _):
                 a = np.moveaxis(self.values[left.number], left.type.axes.index(axis), -1)
                 b = np.moveaxis(self.values[right.number], right.type.axes.index(axis), 0)
                 found = a.astype(np.float32) @ b.astype(np.float32)

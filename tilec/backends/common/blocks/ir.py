@@ -43,7 +43,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Size:
+class SizeArgument:
     """An integer that is known at the launch: the kernel's argument of that name."""
 
     out: Value
@@ -51,7 +51,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramId:
     """The number of this program in the grid."""
 
     out: Value
@@ -65,7 +65,7 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class Fill:
+class Full:
     """A block whose elements are all one number."""
 
     out: Value
@@ -122,7 +122,7 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Running:
+class CumulativeSum:
     """Sums along one axis from its beginning to each place, that included."""
 
     out: Value
@@ -131,7 +131,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Dot:
+class DotOp:
     """The sum of products along one axis that both operands have, in float32, added to the accumulator.
     `precision`: of float32 operands, as Triton names them; None for 16-bit ones."""
 
@@ -159,7 +159,21 @@ class Loop:
     results: tuple[Value, ...]
 
 
-Op = Number | Size | Program | Positions | Fill | Apply | Cast | Load | Store | Reduce | Running | Dot | Loop
+Op = (
+    Number
+    | SizeArgument
+    | ProgramId
+    | Positions
+    | Full
+    | Apply
+    | Cast
+    | Load
+    | Store
+    | Reduce
+    | CumulativeSum
+    | DotOp
+    | Loop
+)
 
 # beside the rows of the table of scalar functions: powers and logarithms to base 2, quotients of integers that are not
 # negative and what these leave, extremes that need not propagate NaN, quotients within two units in the last place
@@ -178,7 +192,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class BlockProgram:
     """`axes`: extent of each axis, in the order in which blocks have them. `grid`: programs."""
 
     name: str

@@ -6,25 +6,25 @@ from collections.abc import Iterator, Sequence
 
 from tilec.backends.common.blocks.ir import (
     Apply,
+    BlockProgram,
     Cast,
-    Dot,
-    Fill,
-    Kernel,
+    CumulativeSum,
+    DotOp,
+    Full,
     Load,
     Loop,
     Number,
     Op,
     Positions,
-    Program,
+    ProgramId,
     Reduce,
-    Running,
-    Size,
+    SizeArgument,
     Store,
     Value,
 )
 
 
-def show_kernel(kernel: Kernel) -> str:
+def show_kernel(kernel: BlockProgram) -> str:
     """The kernel as text, one operation a line."""
     axes = ", ".join(f"{a} = {n}" for a, n in kernel.axes.items())
     tensors = ", ".join(f"{'out ' if t.written else ''}{t.name}: {t.dtype}" for t in kernel.tensors)
@@ -55,13 +55,13 @@ def _right(op: Op) -> str:
     match op:
         case Number(_, value):
             return repr(value)
-        case Size(_, name):
+        case SizeArgument(_, name):
             return f"size {name}"
-        case Program():
+        case ProgramId():
             return "program"
         case Positions(out):
             return f"positions {out.type.axes[0]}"
-        case Fill(_, value):
+        case Full(_, value):
             return f"fill {value!r}"
         case Apply(_, function, args):
             return f"{function}({_listed(args)})"
@@ -71,9 +71,9 @@ def _right(op: Op) -> str:
             return f"load {tensor}[{_listed(index)}]" + (f" where {condition} else {other}" if condition else "")
         case Reduce(_, aggregation, axis, value, _):
             return f"{aggregation} of {value} over {axis}"
-        case Running(_, axis, value):
+        case CumulativeSum(_, axis, value):
             return f"running sum of {value} along {axis}"
-        case Dot(_, axis, left, right, accumulator, precision):
+        case DotOp(_, axis, left, right, accumulator, precision):
             added = f"{accumulator} + " if accumulator is not None else ""
             return f"{added}dot({left}, {right}) over {axis}" + (f" in {precision}" if precision else "")
     raise AssertionError(f"no operation: {op!r}")

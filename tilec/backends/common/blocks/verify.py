@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from tilec.backends.common.blocks.ir import (
     COMPARED,
     Apply,
+    BlockProgram,
     Cast,
-    Dot,
-    Kernel,
+    CumulativeSum,
+    DotOp,
     Load,
     Loop,
     Op,
     Positions,
     Reduce,
-    Running,
     Store,
     Value,
     operands,
@@ -26,7 +26,7 @@ from tilec.errors import InternalMistake
 INDEX_TYPES = ("int32", "int64")
 
 
-def verify_kernel(kernel: Kernel) -> Kernel:
+def verify_kernel(kernel: BlockProgram) -> BlockProgram:
     """The kernel itself. Raises InternalMistake where a value is used outside of its scope or before it is defined, or
     where axes, types or tensors do not fit."""
     _verify(kernel.body, set(), kernel)
@@ -38,7 +38,7 @@ def _expect(condition: bool, op: Op, what: str) -> None:
         raise InternalMistake(f"a block program is wrong: {what}: {op!r}")
 
 
-def _verify(ops: Sequence[Op], defined: set[int], kernel: Kernel) -> None:
+def _verify(ops: Sequence[Op], defined: set[int], kernel: BlockProgram) -> None:
     known = set(defined)
     for op in ops:
         for v in operands(op):
@@ -64,7 +64,7 @@ def _axes(values: Sequence[Value]) -> set[str]:
     return {a for v in values for a in v.type.axes}
 
 
-def _check(op: Op, kernel: Kernel) -> None:
+def _check(op: Op, kernel: BlockProgram) -> None:
     match op:
         case Positions(out):
             _expect(len(out.type.axes) == 1, op, "positions have one axis")
@@ -90,9 +90,9 @@ def _check(op: Op, kernel: Kernel) -> None:
         case Reduce(out, _, axis, value, _):
             _expect(set(out.type.axes) == set(value.type.axes) - {axis}, op, "axes")
             _expect(axis in value.type.axes, op, "nothing to reduce")
-        case Running(out, axis, value):
+        case CumulativeSum(out, axis, value):
             _expect(out.type == value.type and axis in value.type.axes, op, "axes")
-        case Dot(out, axis, left, right, accumulator, _):
+        case DotOp(out, axis, left, right, accumulator, _):
             _expect(axis in left.type.axes and axis in right.type.axes, op, "an operand lacks the axis")
             _expect(len(left.type.axes) == len(right.type.axes) == len(out.type.axes) == 2, op, "two axes each")
             _expect(left.type.dtype == right.type.dtype, op, "operands of different types")
@@ -100,7 +100,7 @@ def _check(op: Op, kernel: Kernel) -> None:
             _expect(accumulator is None or accumulator.type == out.type, op, "accumulator")
 
 
-def _index(op: Op, tensor: str, index: Sequence[Value], condition: Value | None, kernel: Kernel) -> None:
+def _index(op: Op, tensor: str, index: Sequence[Value], condition: Value | None, kernel: BlockProgram) -> None:
     _expect(len(index) == kernel.tensor(tensor).rank, op, "one index a dimension")
     _expect(all(v.type.dtype in INDEX_TYPES for v in index), op, "indices are integers")
     _expect(condition is None or condition.type.dtype == "bool", op, "a condition is a bool")

@@ -12,24 +12,24 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
-from tilec.backends.common.blocks.ir import Kernel, Tensor, Value
+from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.places import Places, Tiling, tensors_of
-from tilec.backends.common.chains.visits import Visits, shapes_of
+from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.lower.factor import quotient_of
 
-INFINITY = math.inf
+_INFINITY = math.inf
 
 
 def build_kernel(
     name: str, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling, visits: Visits | None = None
-) -> Kernel:
+) -> BlockProgram:
     """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks."""
     return verify_kernel(_Build(kernel, types, tiling, visits).program(name))
 
@@ -41,7 +41,7 @@ class _Build(Places):
         super().__init__(kernel, types, tiling)
         self.visits = visits
 
-    def program(self, name: str) -> Kernel:
+    def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
         positions = self._positions()
         self._rows(positions)
@@ -57,11 +57,13 @@ class _Build(Places):
         used = _tensors(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
         if self.visits is not None:
-            tensors += [Tensor(n, INDEX_TYPE, len(s)) for n, s in shapes_of(self.visits, kernel, self.tiling).items()]
+            tensors += [
+                Tensor(n, INDEX_TYPE, len(s)) for n, s in block_shapes(self.visits, kernel, self.tiling).items()
+            ]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
         grid = math.prod(self.extent[v] for v in kernel.batch)
         grid *= math.prod(-(-self.extent[v] // self.axes[v]) for v in kernel.blocked)
-        return Kernel(name, self.axes, tuple(tensors), dict(b.sizes), grid, body)
+        return BlockProgram(name, self.axes, tuple(tensors), dict(b.sizes), grid, body)
 
     # what is carried
 
@@ -73,7 +75,7 @@ class _Build(Places):
         for r in self.kernel.targets:
             t = r.target
             axes = self._walked_axes() + ([f"d{self.extent[t.feature]}"] if t.feature and not r.unrolled else [])
-            first = {"max": -INFINITY, "min": INFINITY, "logsumexp": -INFINITY}.get(t.aggregation, 0.0)
+            first = {"max": -_INFINITY, "min": _INFINITY, "logsumexp": -_INFINITY}.get(t.aggregation, 0.0)
             own = [b.fill(axes, first)] * (r.unrolled or 1)
             if t.aggregation == "logsumexp":
                 own.append(b.fill(axes, 0.0))
@@ -208,7 +210,7 @@ class _Build(Places):
                     x
                     if mask is None
                     else b.apply(
-                        "select", mask, x, b.number(-INFINITY if t.aggregation == "max" else INFINITY, "float32")
+                        "select", mask, x, b.number(-_INFINITY if t.aggregation == "max" else _INFINITY, "float32")
                     )
                 )
                 x = self._along(t.aggregation, self._full(x), careful=True)
@@ -261,7 +263,7 @@ class _Build(Places):
             x = self._full(at.product(rest) if later else at.scaled(t.body, LOG2E))
         else:
             x = self._full(at.value(t.body, "float32"))
-        low, unit = b.number(-INFINITY, "float32"), b.number(number * LOG2E, "float32")
+        low, unit = b.number(-_INFINITY, "float32"), b.number(number * LOG2E, "float32")
         x = x if mask is None else b.apply("select", mask, x, low)
         highest = self._along("max", x, careful=not scaled)
         if later:
@@ -331,7 +333,7 @@ class _Build(Places):
             tops = found[own[0]]
             top = found[own[0]] = b.reduce("max" if scaled else t.aggregation, looped, tops, careful=not scaled)
             if scaled or t.output in anchors:
-                low, zero = b.number(-INFINITY, "float32"), b.number(0.0, "float32")
+                low, zero = b.number(-_INFINITY, "float32"), b.number(0.0, "float32")
                 below = b.apply("sub", tops, b.apply("select", b.apply("eq", top, low), zero, top))
                 below = below if scaled else b.apply("mul", b.number(LOG2E, "float32"), below)
                 scale[t.output] = b.apply("exp2", below, hint="scale")
@@ -351,7 +353,7 @@ class _Build(Places):
             if t.aggregation == "logsumexp":
                 total = more[0]
                 value = b.apply("mul", b.apply("add", first, b.apply("log2", total)), b.number(LN2, "float32"))
-                value = b.apply("select", b.apply("eq", first, b.number(INFINITY, "float32")), first, value)
+                value = b.apply("select", b.apply("eq", first, b.number(_INFINITY, "float32")), first, value)
             else:
                 value = first
                 if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":

@@ -75,7 +75,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowStatement:
     """A value of each row that a kernel computes before it walks: `statement` over the kernel's variables, summed over
     `feature` where it has one. `stored`: others read it too."""
 
@@ -97,7 +97,7 @@ class ChainKernel:
     looped: str | None
     walked: tuple[str, ...]
     extent: Mapping[str, int]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RowStatement, ...] = ()
 
     @property
     def statements(self) -> tuple[Statement, ...]:

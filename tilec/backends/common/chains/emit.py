@@ -23,7 +23,7 @@ from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
-def held_as(t: ElementType) -> str:
+def _held_as(t: ElementType) -> str:
     """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
     if t.dtype in NARROW or t.weak and kind(t.dtype) == 2:
         return "float32"
@@ -98,7 +98,7 @@ class Emitter:
         """The value, held in `dtype` or as its own type asks."""
         n = self.number(e)
         if n is not None:
-            wanted = dtype or held_as(expression_type(e, self.types))
+            wanted = dtype or _held_as(expression_type(e, self.types))
             return self.b.number(fit(n, wanted), wanted)
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
@@ -164,7 +164,7 @@ class Emitter:
                 given = self._given(e)
                 if given is not None:
                     return given
-                return b.cast(self.read(e), held_as(self.types[e.tensor].element()))
+                return b.cast(self.read(e), _held_as(self.types[e.tensor].element()))
             case Call("ident" | "reverse_grad", (x, *_)):
                 return self.value(x)
             case Call():
@@ -175,7 +175,7 @@ class Emitter:
         b, f = self.b, e.function
         types = [expression_type(a, self.types) for a in e.args]
         result = call_type(f, types, e.span)
-        held = held_as(result)
+        held = _held_as(result)
         if f in COMPARED:
             return b.apply(f, *self._alike(e.args))
         if f == "select":
@@ -206,9 +206,9 @@ class Emitter:
     def _alike(self, args: tuple[Expr, ...]) -> list[Value]:
         """Operands of a comparison in their common type, rounded as it is stored."""
         common = call_type(
-            "add" if kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]
+            "add" if _kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]
         )
-        held = held_as(common)
+        held = _held_as(common)
         values = [self.value(a, held) for a in args]
         if common.dtype not in NARROW:
             return values
@@ -218,12 +218,12 @@ class Emitter:
         n = self.b.number_of(v)
         if n is not None and (n == 0 or math.isinf(n)):
             return v
-        return self.b.cast(self.b.cast(v, dtype), held_as(ElementType(dtype)))
+        return self.b.cast(self.b.cast(v, dtype), _held_as(ElementType(dtype)))
 
     def _converted(self, x: Expr, result: ElementType) -> Value:
         if result.dtype == "bool":
             return self.condition(x)
-        v = self.value(x, held_as(result))
+        v = self.value(x, _held_as(result))
         return self._round(v, result.dtype) if result.dtype in NARROW else v
 
 
@@ -251,6 +251,6 @@ def _terms_of(e: Expr) -> tuple[Expr | None, list[Factor]]:
     return None, factors_of(e, False)
 
 
-def kind_of(args: tuple[Expr, ...], types: Mapping[str, TensorType]) -> bool:
+def _kind_of(args: tuple[Expr, ...], types: Mapping[str, TensorType]) -> bool:
     """Whether all are more than truth values, which have no sum."""
     return all(kind(expression_type(a, types).dtype) > 0 for a in args)

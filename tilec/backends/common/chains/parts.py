@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.chains.targets import REDUCED, matrices_of, roles_of
-from tilec.backends.common.chains.values import DTYPES, extents_of, plain_index, reduction_variables
+from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, reduction_variables
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.program import Access, Index, Int, Program, Statement
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
-
-Types = Mapping[str, TensorType]
 
 
 def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
@@ -27,7 +24,7 @@ def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[s
         roles = None if s.output in matrices.values or s.aggregation not in REDUCED else roles_of(s, matrices)
         index, extent = plain_index(s), extents_of(s, types)
         summed = reduction_variables(s)
-        whole = roles is not None and set(roles) <= set(summed) and types[s.output].dtype in DTYPES
+        whole = roles is not None and set(roles) <= set(summed) and types[s.output].dtype in DOT_DTYPES
         if not whole or roles is None or index is None or extent is None:
             made.append(s)
             continue

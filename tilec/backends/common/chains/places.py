@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
-from tilec.backends.common.chains.chain import ChainKernel, Inner, Row
+from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling
 from tilec.ir.index import Affine, linear, replace_indices
@@ -131,7 +131,7 @@ class Places:
         made = Emitter(b, self.types, here, within, given)
         return made
 
-    def _width(self, row: Row) -> int:
+    def _width(self, row: RowStatement) -> int:
         """How many terms a row's value has."""
         found = [
             n

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.parts import by_rows
 from tilec.backends.common.chains.rows import with_rows
-from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed, targets_of
-from tilec.backends.common.chains.values import WIDEST, extents_of
+from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed_target, targets_of
+from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Program, Statement, accesses_in, index_variables, reads, walk
@@ -26,7 +26,7 @@ from tilec.transforms.util.naming import fresh_variable
 
 MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
-FEWEST = 32  # programs of a kernel that walks far
+_FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
 
 
@@ -48,11 +48,11 @@ def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
     """The program with what chains read among its outputs: it has to be in memory, although the matrix values that read
     it are no statements any more."""
     stated = {s.output for s in program.statements}
-    read = [n for k in kernels for n in reads_of(k) if n in stated]
+    read = [n for k in kernels for n in kernel_reads(k) if n in stated]
     return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
 
 
-def reads_of(kernel: ChainKernel) -> tuple[str, ...]:
+def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
     """Names of the tensors that a kernel may read."""
     roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
     roots += [i.body for i in kernel.inners.values()]
@@ -106,7 +106,7 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
             if v not in names:
                 names[v] = v if v not in taken else fresh_variable(v, set(taken))
                 taken.add(names[v])
-        t = renamed(t, names)
+        t = renamed_target(t, names)
         for a in accesses_in(t.body, *t.conditions):
             if a.tensor in matrices.inners:
                 bare = [linear(e).bare for e in a.index]
@@ -151,7 +151,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
 def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
     """Whether mixtures as wide as these fit into registers side by side."""
     mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
-    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= WIDEST
+    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= LONGEST_INNER
 
 
 def _read(t: Target) -> set[str]:
@@ -313,7 +313,7 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
     for k in kernels:
         programs = math.prod(k.extent[v] for v in k.batch) * math.prod(-(-k.extent[v] // 64) for v in k.blocked)
         far = math.prod(k.extent[v] for v in (*k.walked, *(() if k.looped is None else (k.looped,))))
-        if programs < FEWEST and far > FAR:
+        if programs < _FEWEST and far > FAR:
             return False
         most = max(
             most,
@@ -341,7 +341,7 @@ def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collectio
     for key, unit in units.items():
         needs[key] = {n for s in unit for n in reads(s) if n not in matrices}
         if isinstance(key, int):
-            needs[key] = set(reads_of(kernels[key]))
+            needs[key] = set(kernel_reads(kernels[key]))
     made = {s.output for s in program.statements}
     there: set[str] = set()
     order: list[tuple[str, ...]] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.chains.chain import ChainKernel, Row
+from tilec.backends.common.chains.chain import ChainKernel, RowStatement
 from tilec.backends.common.chains.values import (
-    DTYPES,
-    WIDEST,
+    DOT_DTYPES,
+    LONGEST_INNER,
     extents_of,
     is_computable,
     open_conditions,
@@ -27,7 +27,7 @@ def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) ->
     taken = {s.output for k in kernels for s in k.statements}
     found = []
     for kernel in kernels:
-        rows: dict[str, Row] = {}
+        rows: dict[str, RowStatement] = {}
         for r in kernel.targets:
             for a in accesses_in(r.target.body, *r.target.conditions):
                 _take(a, kernel, program, types, taken, rows)
@@ -36,7 +36,7 @@ def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) ->
     return found
 
 
-def _stored(row: Row, rows: Mapping[str, Row], program: Program, kernel: ChainKernel) -> Row:
+def _stored(row: RowStatement, rows: Mapping[str, RowStatement], program: Program, kernel: ChainKernel) -> RowStatement:
     """The row, stored if the program gives it back or others read it."""
     name = row.statement.output
     own = {*rows, *(r.target.output for r in kernel.targets)}
@@ -45,7 +45,7 @@ def _stored(row: Row, rows: Mapping[str, Row], program: Program, kernel: ChainKe
 
 
 def _take(
-    a: Access, kernel: ChainKernel, program: Program, types: Types, taken: set[str], rows: dict[str, Row]
+    a: Access, kernel: ChainKernel, program: Program, types: Types, taken: set[str], rows: dict[str, RowStatement]
 ) -> None:
     """Make a row of what an access of the kernel reads, and first of what that reads, if it is one."""
     s = next((s for s in program.statements if s.output == a.tensor), None)
@@ -59,7 +59,7 @@ def _take(
     rows[a.tensor] = row
 
 
-def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> Row | None:
+def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> RowStatement | None:
     index, extent = plain_index(s), extents_of(s, types)
     names = [linear(e).bare for e in a.index]
     wanted = {*kernel.blocked, *(v for v in kernel.batch if kernel.extent[v] > 1)}
@@ -69,11 +69,11 @@ def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> Row | No
     if not wanted <= set(names) or sizes != types[s.output].shape:
         return None
     summed = reduction_variables(s)
-    if len(summed) > 1 or types[s.output].dtype not in DTYPES or not is_computable(s.body):
+    if len(summed) > 1 or types[s.output].dtype not in DOT_DTYPES or not is_computable(s.body):
         return None
     if s.aggregation not in (("sum",) if summed else ("sum", "assign")):
         return None
-    if summed and not 1 < extent[summed[0]] <= WIDEST:
+    if summed and not 1 < extent[summed[0]] <= LONGEST_INNER:
         return None
     if open_conditions(s, extent, types) or set(names) - wanted - {v for v in kernel.batch if kernel.extent[v] == 1}:
         return None
@@ -82,4 +82,4 @@ def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> Row | No
     if summed:
         feature = fresh_variable(summed[0], {*kernel.extent, *extent})
         mapping[summed[0]] = Affine.variable(feature)
-    return Row(substitute_affine(s, mapping), feature, False)
+    return RowStatement(substitute_affine(s, mapping), feature, False)

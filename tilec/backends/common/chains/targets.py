@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import Inner, Target
 from tilec.backends.common.chains.values import (
-    DTYPES,
-    LEAST,
+    DOT_DTYPES,
+    LONGEST_INNER,
     NARROWEST_ROW,
     SHORT,
-    WIDEST,
+    SMALLEST_MATRIX,
     as_inner,
     as_value,
     bound_of,
@@ -23,7 +23,7 @@ from tilec.backends.common.chains.values import (
     plain_index,
     rebuilt,
     reduction_variables,
-    substituted,
+    value_of_access,
     written_apart,
 )
 from tilec.backends.common.chains.zeros import where, zero_outside
@@ -52,7 +52,7 @@ class Matrices:
             if a.tensor not in self.values:
                 return a
             index, value = self.values[a.tensor]
-            return rebuilt(substituted(value, index, a), change)
+            return rebuilt(value_of_access(value, index, a), change)
 
         return rebuilt(e, change)
 
@@ -174,10 +174,10 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     roles, index, extent = roles_of(s, matrices), plain_index(s), extents_of(s, types)
     if roles is None or index is None or extent is None or s.aggregation not in (*REDUCED, "assign"):
         return None
-    if types[s.output].dtype not in DTYPES or 0 in extent.values() or not is_computable(s.body, s.guard):
+    if types[s.output].dtype not in DOT_DTYPES or 0 in extent.values() or not is_computable(s.body, s.guard):
         return None
     summed = tuple(v for v in reduction_variables(s) if extent[v] > 1)
-    if s.aggregation == "assign" and summed or extent[roles[0]] < LEAST or extent[roles[1]] < LEAST:
+    if s.aggregation == "assign" and summed or extent[roles[0]] < SMALLEST_MATRIX or extent[roles[1]] < SMALLEST_MATRIX:
         return None
     conditions = open_conditions(s, extent, types)
     if any(not c.form.is_affine or not c.form.is_integral for c in conditions):
@@ -208,7 +208,7 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     if not inner or not set(summed) <= inner or _compares(matrices, body, *others):
         return None
     features = [v for v in index if v not in inner and v not in roles and extent[v] > 1]
-    if len(features) > 1 or any(extent[v] > WIDEST for v in features) or s.aggregation == "assign" and features:
+    if len(features) > 1 or any(extent[v] > LONGEST_INNER for v in features) or s.aggregation == "assign" and features:
         return None
     feature = features[0] if features else None
     if feature is not None and types[s.output].dtype in NARROW and extent[feature] < NARROWEST_ROW:
@@ -240,7 +240,7 @@ def _implied(form, extent: Mapping[str, int]) -> bool:
     return low >= 0
 
 
-def renamed(t: Target, names: Mapping[str, str]) -> Target:
+def renamed_target(t: Target, names: Mapping[str, str]) -> Target:
     """The target with other index variables."""
     from tilec.ir.index import Affine, replace_indices, substitute_affine
 

@@ -30,14 +30,14 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
-LEAST = 16  # rows and columns of a matrix, at least
+SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
 # elements of 16-bit rows, at least: gradients by rows of 3 came out wrong on an H200 with Triton 3.6; interpreters of
 # block programs and of Triton compute them rightly
 NARROWEST_ROW = 8
-WIDEST = 256  # terms of an inner product, at most
+LONGEST_INNER = 256  # terms of an inner product, at most
 UNROLLED = 16  # terms of an inner sum that is no product, at most
 SHORT = 8  # terms of a product of float32 that are added up one by one, at most
-DTYPES = ("float16", "bfloat16", "float32")
+DOT_DTYPES = ("float16", "bfloat16", "float32")
 
 
 def plain_index(s: Statement) -> tuple[str, ...] | None:
@@ -109,7 +109,7 @@ def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:
     return body
 
 
-def substituted(value: Expr, index: Sequence[str], a: Access) -> Expr:
+def value_of_access(value: Expr, index: Sequence[str], a: Access) -> Expr:
     """The value of a statement with this index at the place that the access names."""
     return replace_indices(value, {v: linear(e) for v, e in zip(index, a.index, strict=True)})
 
@@ -136,7 +136,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     """An inner sum, the statement that makes the output of it element by element, and the variables of the matrix's
     rows and columns."""
     index, extent = plain_index(s), extents_of(s, types)
-    if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DTYPES:
+    if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DOT_DTYPES:
         return None
     summed = [v for v in reduction_variables(s) if extent[v] > 1]
     if len(summed) != 1 or set(reduction_variables(s)) != set(summed) or not is_computable(s.body, s.guard):
@@ -152,7 +152,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     product = None if any(f.divides for f in inside) else _sides([f.value for f in inside], axis, extent)
     if product is not None and extent[axis] <= SHORT and _as_stored(*product[:2], types)[0] == "float32":
         product = None
-    if product is not None and extent[axis] <= WIDEST:
+    if product is not None and extent[axis] <= LONGEST_INNER:
         left, right, row, column = product
         used = [v for v in index if v in index_variables(left, right)]
         dtype, left, right = _as_stored(left, right, types)
@@ -170,7 +170,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
         inner = Inner(
             name, tuple(v for v in index if v in index_variables(body)), axis, extent[axis], None, None, body, dtype
         )
-    if dtype not in DTYPES or extent[row] < LEAST or extent[column] < LEAST:
+    if dtype not in DOT_DTYPES or extent[row] < SMALLEST_MATRIX or extent[column] < SMALLEST_MATRIX:
         return None
     own = Factor(Access(name, tuple(map(Index, inner.index))), False)
     made = replace(s, body=quotient_of([own, *outside]), aggregation="assign")

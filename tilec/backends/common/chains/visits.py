@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
-from tilec.backends.common.blocks.ir import COMPARED, Kernel, Tensor, Value
+from tilec.backends.common.blocks.ir import COMPARED, BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, size_name
@@ -25,7 +25,7 @@ WIDE = "int64"
 LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, WIDE: 2**62}
 MOST_FACTOR = 2**31 - 1
 CHUNK = 64  # blocks of columns at a time
-ARITHMETIC = ("add", "sub", "mul", "neg", "max", "min", "div")
+_ARITHMETIC = ("add", "sub", "mul", "neg", "max", "min", "div")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def visits_of(kernel: ChainKernel, types: Types) -> Visits | None:
     return Visits(tuple(bounds), conditions, batch, f"{name}.blocks", f"{name}.counts")
 
 
-def shapes_of(visits: Visits, kernel: ChainKernel, tiling: Tiling) -> dict[str, tuple[int, ...]]:
+def block_shapes(visits: Visits, kernel: ChainKernel, tiling: Tiling) -> dict[str, tuple[int, ...]]:
     """The shapes of the lists and of their lengths."""
     assert kernel.looped is not None
     rows = -(-kernel.extent[kernel.blocked[0]] // tiling.block)
@@ -91,12 +91,12 @@ def _has_bounds(e: Expr, sides: tuple[str, str], types: Types) -> bool:
             )
         case Call("div", (x, Int(n))):
             return n > 0 and _has_bounds(x, sides, types)
-        case Call(function, args) if function in ARITHMETIC and function != "div":
+        case Call(function, args) if function in _ARITHMETIC and function != "div":
             return all(_has_bounds(a, sides, types) for a in args) and kind(expression_type(e, types).dtype) == 1
     return False
 
 
-def build_lists(name: str, visits: Visits, kernel: ChainKernel, types: Types, tiling: Tiling) -> Kernel:
+def build_lists(name: str, visits: Visits, kernel: ChainKernel, types: Types, tiling: Tiling) -> BlockProgram:
     """The kernel that makes the lists."""
     return verify_kernel(_Lists(visits, kernel, types, tiling).program(name))
 
@@ -114,13 +114,13 @@ class _Lists:
         assert kernel.looped is not None
         self.visits, self.kernel, self.types, self.tiling = visits, kernel, types, tiling
         self.row, self.column = kernel.blocked[0], kernel.looped
-        self.count = shapes_of(visits, kernel, tiling)[visits.blocks][-1]
+        self.count = block_shapes(visits, kernel, tiling)[visits.blocks][-1]
         chunk = min(CHUNK, 1 << (self.count - 1).bit_length())
         self.b = Builder({"rows": tiling.block, "blocks": chunk, "columns": tiling.step})
         self.ends: dict[str, tuple[Value, Value]] = {}
         self.positions: dict[str, Value] = {}
 
-    def program(self, name: str) -> Kernel:
+    def program(self, name: str) -> BlockProgram:
         b, tiling, extent = self.b, self.tiling, self.kernel.extent
         rest = b.program()
         n = self._size(self.row)
@@ -147,9 +147,9 @@ class _Lists:
         for which, count in enumerate(counts):
             b.store(self.visits.counts, [*place, b.number(which)], count)
         tensors = [Tensor(a.tensor, self.types[a.tensor].dtype, len(a.index)) for a in self._read()]
-        shapes = shapes_of(self.visits, self.kernel, tiling)
+        shapes = block_shapes(self.visits, self.kernel, tiling)
         tensors += [Tensor(t, INDEX_TYPE, len(s), True) for t, s in shapes.items()]
-        return Kernel(
+        return BlockProgram(
             name,
             b.axes,
             tuple(dict.fromkeys(tensors)),

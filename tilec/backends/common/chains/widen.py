@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import chained, reads_of
+from tilec.backends.common.chains.recognise import chained, kernel_reads
 from tilec.backends.common.chains.values import plain_index, reduction_variables
 from tilec.ir.functions import ONE, call
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -39,7 +39,7 @@ from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
-MANY = 4  # elements of a tensor that is read to one of the result: a float32 costs little beside them
+_MANY = 4  # elements of a tensor that is read to one of the result: a float32 costs little beside them
 
 
 def widen_statistics(program: Program, inputs: Types) -> Program:
@@ -56,7 +56,7 @@ def _statistics(program: Program, types: Types) -> set[str]:
     statistics, and logsumexps of many values. What products multiply and matrices that are read are as large as inputs:
     they stay as they are."""
     kernels = chained(program, types).kernels.values()
-    read = {n for k in kernels for n in reads_of(k)} - {n for k in kernels for n in _large(k)}
+    read = {n for k in kernels for n in kernel_reads(k)} - {n for k in kernels for n in _large(k)}
     made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
     features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}
@@ -83,7 +83,7 @@ def _large(kernel: ChainKernel) -> set[str]:
 
 def _is_small(s: Statement, types: Types) -> bool:
     read = () if reads_itself(s) else (math.prod(types[a.tensor].shape) for a in accesses_in(s.body))
-    return MANY * math.prod(types[s.output].shape) <= max(read, default=0)
+    return _MANY * math.prod(types[s.output].shape) <= max(read, default=0)
 
 
 def _of(program: Program, name: str) -> Statement:

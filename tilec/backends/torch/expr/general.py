@@ -12,7 +12,7 @@ from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.scalar import Evaluator, Value, identity_text
+from tilec.backends.torch.expr.scalar import Evaluator, ScalarValue, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import RANDOM
@@ -189,7 +189,7 @@ class _Body:
         variables = variables | value.variables
         return self.frame.assign("valid", test if mask is None else f"{mask} & {test}"), variables
 
-    def _dtype(self, value: Value) -> str:
+    def _dtype(self, value: ScalarValue) -> str:
         """The dtype in which the aggregation works."""
         result = self.task.type.dtype
         if self.aggregation in ("sum", "prod", "logsumexp"):
@@ -199,7 +199,7 @@ class _Body:
     def _needs_reached(self) -> bool:
         return self.task.flat.default is not None
 
-    def _masked(self, evaluator: Evaluator, value: Value, dtype: str, mask: str | None) -> str:
+    def _masked(self, evaluator: Evaluator, value: ScalarValue, dtype: str, mask: str | None) -> str:
         """The value with the identity where the point is not valid."""
         before = dtype
         if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:
@@ -263,7 +263,7 @@ class _Body:
         self._lines = [*starts, *self.inner.wrap(body)]
         return total, seen
 
-    def _write(self, code: str, dtype: str, variables: frozenset[str], value: Value, direct: bool) -> list[str]:
+    def _write(self, code: str, dtype: str, variables: frozenset[str], value: ScalarValue, direct: bool) -> list[str]:
         task = self.task
         out = task.type.dtype
         if not direct:

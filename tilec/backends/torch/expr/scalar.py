@@ -20,7 +20,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
 from tilec.ir.types import NARROW, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, promote
 
 TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
-ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
+_ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
 WITH_OUT = frozenset(
     "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
     "pow max min atan2 logaddexp".split()
@@ -29,7 +29,7 @@ DEEPEST = 24  # operators nested in one Python expression
 
 
 @dataclass(frozen=True)
-class Value:
+class ScalarValue:
     """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`.
     `call`: a statement that writes the value into an existing tensor, `{0}`. `exact`: a 16-bit value that is held in
     float32 has been rounded."""
@@ -49,7 +49,7 @@ class Evaluator:
 
     def __init__(self, frame: TensorFrame, *roots: Expr):
         self.frame = frame
-        self._values: dict[Expr, Value] = {}
+        self._values: dict[Expr, ScalarValue] = {}
         self._uses = count_uses(roots)
         self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
 
@@ -57,7 +57,7 @@ class Evaluator:
         """The dtype in which a value of this type is computed."""
         return "float32" if self.wide and dtype in NARROW else dtype
 
-    def value(self, root: Expr) -> Value:
+    def value(self, root: Expr) -> ScalarValue:
         """The value of an expression; iterative in depth, so long chains are no problem."""
         stack = [root]
         while stack:
@@ -72,23 +72,23 @@ class Evaluator:
             stack.pop()
             v = self._make(e)
             if v.held is not None and isinstance(e, Call) and (self._uses[e] > 1 or v.depth > DEEPEST):
-                v = Value(self.frame.assign("t", v.code), v.type, v.held, v.variables, exact=v.exact)
+                v = ScalarValue(self.frame.assign("t", v.code), v.type, v.held, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]
 
-    def cast(self, v: Value, dtype: str) -> str:
+    def cast(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
         if v.number is not None:
             return literal(fit(v.number, dtype))
         return v.code if v.held == dtype else f"{v.code}.to(torch.{dtype})"
 
-    def operand(self, v: Value, dtype: str) -> str:
+    def operand(self, v: ScalarValue, dtype: str) -> str:
         """The same for arithmetic, whose result is a tensor of its own: a Python number's conversion may be kept."""
         if v.number is None and v.held != dtype and v.type.weak and not v.variables and v.code.isidentifier():
             return f"rt.number_as({v.code}, torch.{dtype})"
         return self.cast(v, dtype)
 
-    def tensor(self, v: Value, dtype: str) -> str:
+    def tensor(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
@@ -96,27 +96,27 @@ class Evaluator:
             "number", f"torch.full((), {literal(fit(v.number, dtype))}, dtype=torch.{dtype}, device=device)"
         )
 
-    def condition(self, v: Value) -> str:
+    def condition(self, v: ScalarValue) -> str:
         """Text of `v != 0` as a bool tensor."""
         if v.number is not None:
             return self.frame.assign("number", f"torch.full((), {bool(v.number)}, device=device)")
         return v.code if v.held == "bool" else f"({v.code} != 0)"
 
-    def _make(self, e: Expr) -> Value:
+    def _make(self, e: Expr) -> ScalarValue:
         match e:
             case Int(n) | Float(n):
                 return _number(n)
             case Inside():
                 return _number(1)
             case Index(name):
-                return Value(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
+                return ScalarValue(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
             case Access():
                 code, variables = self.frame.read(e)
                 t = self.frame.types[e.tensor]
                 held = self.held_as(t.dtype)
                 if held != t.dtype:
                     code = self.frame.assign("wide", f"{code}.to(torch.{held})")
-                return Value(code, t.element(), held, variables, exact=True)
+                return ScalarValue(code, t.element(), held, variables, exact=True)
             case Pad():
                 return self._pad(e)
             case Call("ident" | "reverse_grad", (x, *_)):
@@ -125,7 +125,7 @@ class Evaluator:
                 return self._call(e)
         raise AssertionError(f"{type(e).__name__} is no value in a body")
 
-    def _pad(self, e: Pad) -> Value:
+    def _pad(self, e: Pad) -> ScalarValue:
         access = e.access if isinstance(e.access, Access) else e.access.access
         inside = self.frame.inside(access)
         value = self._values[e.value]
@@ -135,19 +135,19 @@ class Evaluator:
         if inside is None:
             if read.number is not None:
                 n = fit(read.number, t.dtype)
-                return Value(literal(n), t, None, number=n)
-            return Value(self.cast(read, held), t, held, read.variables)
+                return ScalarValue(literal(n), t, None, number=n)
+            return ScalarValue(self.cast(read, held), t, held, read.variables)
         code = f"torch.where({inside[0]}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return Value(self.frame.assign("padded", code), t, held, inside[1] | read.variables | value.variables)
+        return ScalarValue(self.frame.assign("padded", code), t, held, inside[1] | read.variables | value.variables)
 
-    def _call(self, e: Call) -> Value:
+    def _call(self, e: Call) -> ScalarValue:
         args = [self._values[a] for a in e.args]
         result = call_type(e.function, [a.type for a in args], e.span)
         variables = frozenset().union(*(a.variables for a in args))
         if all(a.number is not None for a in args):
             folded = fold_literals(e.function, [a.number for a in args if a.number is not None], result)
             if folded is not None:
-                return Value(literal(folded), result, None, number=folded)
+                return ScalarValue(literal(folded), result, None, number=folded)
         depth = 1 + max(a.depth for a in args)
         combined = self._multiply_add(e, self.held_as(result.dtype))
         if combined is not None:
@@ -157,9 +157,9 @@ class Evaluator:
             code, held = self._text(e.function, args, result, self._counters(e) if e.function in RANDOM else None)
             call = self._writing(e.function, args, code, held)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
-            return Value(self._laid_out(call, held, variables), result, held, variables)
+            return ScalarValue(self._laid_out(call, held, variables), result, held, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return Value(code, result, held, variables, depth=depth, call=call, exact=exact)
+        return ScalarValue(code, result, held, variables, depth=depth, call=call, exact=exact)
 
     def _multiply_add(self, e: Call, held: str) -> str | None:
         """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
@@ -202,7 +202,7 @@ class Evaluator:
         self.frame.lines.append(call.format(room))
         return room
 
-    def _writing(self, function: str, args: list[Value], code: str, held: str) -> str | None:
+    def _writing(self, function: str, args: list[ScalarValue], code: str, held: str) -> str | None:
         """The call that writes the value into a tensor `{0}`; None where torch has no such form."""
         if function in WITH_OUT and code.startswith("torch."):
             return code[:-1] + ", out={0})"
@@ -210,7 +210,7 @@ class Evaluator:
             return f"torch.clamp_min({self.cast(args[0], held)}, 0, out={{0}})"
         if function == "select" and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
-        if function in ARITHMETIC and is_floating(held) and args[0].number is None:
+        if function in _ARITHMETIC and is_floating(held) and args[0].number is None:
             return f"torch.{function}({self.operand(args[0], held)}, {self.operand(args[1], held)}, out={{0}})"
         return None
 
@@ -232,7 +232,7 @@ class Evaluator:
         return f"rt.philox.Counters({form.constant}, ({', '.join(terms)},))"
 
     def _text(
-        self, function: str, args: list[Value], result: ElementType, counters: str | None = None
+        self, function: str, args: list[ScalarValue], result: ElementType, counters: str | None = None
     ) -> tuple[str, str]:
         row = FUNCTIONS[function]
         assert row.torch is not None or function == "as_type", function
@@ -266,13 +266,13 @@ class Evaluator:
         if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
             operands = [self.tensor(a, held) for a in args]
         else:
-            cast = self.operand if function in ARITHMETIC else self.cast
+            cast = self.operand if function in _ARITHMETIC else self.cast
             operands = [cast(a, held) for a in args]
         if template.count("{0}") > 1:
             operands[0] = self.frame.assign("t", operands[0])
         return template.format(*operands), held
 
-    def _converted(self, v: Value, dtype: str) -> tuple[str, str]:
+    def _converted(self, v: ScalarValue, dtype: str) -> tuple[str, str]:
         """A cast that rounds as the type it names does."""
         if dtype == "bool":
             return self.condition(v), "bool"
@@ -282,7 +282,7 @@ class Evaluator:
         code = self.tensor(v, dtype)
         return code if held == dtype else f"{code}.to(torch.{held})", held
 
-    def _comparison(self, template: str, args: list[Value]) -> str:
+    def _comparison(self, template: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
         operands = [self.cast(a, common) for a in args]
@@ -293,13 +293,13 @@ class Evaluator:
         return template.format(*operands)
 
 
-def _all_numbers(args: list[Value]) -> bool:
+def _all_numbers(args: list[ScalarValue]) -> bool:
     return all(a.number is not None for a in args)
 
 
-def _number(n: bool | int | float) -> Value:
+def _number(n: bool | int | float) -> ScalarValue:
     t = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
-    return Value(literal(n), t, None, number=n)
+    return ScalarValue(literal(n), t, None, number=n)
 
 
 def identity_text(aggregation: str, dtype: str) -> str:

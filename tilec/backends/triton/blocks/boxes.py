@@ -7,18 +7,28 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.blocks.ir import Apply, Kernel, Load, Loop, Number, Op, Positions, Size, Value, results
+from tilec.backends.common.blocks.ir import (
+    Apply,
+    BlockProgram,
+    Load,
+    Loop,
+    Number,
+    Op,
+    Positions,
+    SizeArgument,
+    Value,
+    results,
+)
 from tilec.backends.triton.plan.plan import Descriptor, python_name
 from tilec.ir.types import NARROW
 
-HOPPER = 90
-ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension
-LONGEST = 256  # elements of a box along one dimension
+_ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension
+_LONGEST = 256  # elements of a box along one dimension
 RANK = 5
 
 
 @dataclass(frozen=True)
-class Box:
+class BoxLoad:
     """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is."""
 
     parameter: str
@@ -26,16 +36,16 @@ class Box:
     axes: tuple[str, ...]
 
 
-def boxes(
-    kernel: Kernel,
+def box_loads(
+    kernel: BlockProgram,
     shapes: Mapping[str, Sequence[int]],
     strides: Mapping[str, Sequence[int]],
     misaligned: Collection[str],
-) -> tuple[dict[int, Box], dict[str, Descriptor]]:
+) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
     """The loads that can be boxes, by the number of their value, and the maps by the kernel's argument. Operands of
     products in 16 bits alone: maps of float32 round to tf32."""
     made: dict[int, Op] = {v.number: op for op in _all(kernel.body) for v in results(op)}
-    found: dict[int, Box] = {}
+    found: dict[int, BoxLoad] = {}
     maps: dict[str, Descriptor] = {}
     for op in made.values():
         if not isinstance(op, Load) or op.tensor in misaligned or len(op.out.type.axes) != 2:
@@ -48,7 +58,7 @@ def boxes(
         block = tuple(kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index)
         parameter = f"{python_name(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
         maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
-        found[op.out.number] = Box(parameter, places, axes)
+        found[op.out.number] = BoxLoad(parameter, places, axes)
     return found, maps
 
 
@@ -78,7 +88,7 @@ def _places(op: Load, made: Mapping[int, Op]) -> tuple[Value | None, ...] | None
     return tuple(found)
 
 
-def _fits(op: Load, kernel: Kernel, shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _fits(op: Load, kernel: BlockProgram, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the tensor has a map and the box is one of it."""
     size = {"float16": 2, "bfloat16": 2}.get(op.out.type.dtype, 0)
     blocks = [kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index]
@@ -86,17 +96,17 @@ def _fits(op: Load, kernel: Kernel, shape: Sequence[int], strides: Sequence[int]
         return False
     if (
         len({v.type.axes for v in op.index if v.type.axes}) != sum(bool(v.type.axes) for v in op.index)
-        or max(blocks) > LONGEST
+        or max(blocks) > _LONGEST
     ):
         return False
     outer = [n for n, s in zip(strides[:-1], shape[:-1], strict=True) if s > 1]
-    aligned = all(n > 0 and n * size % ALIGNMENT == 0 for n in outer) and all(
-        n * size % ALIGNMENT == 0 for n in strides[:-1]
+    aligned = all(n > 0 and n * size % _ALIGNMENT == 0 for n in outer) and all(
+        n * size % _ALIGNMENT == 0 for n in strides[:-1]
     )
-    return strides[-1] == 1 and aligned and blocks[-1] * size >= ALIGNMENT and math.prod(shape) < 2**62
+    return strides[-1] == 1 and aligned and blocks[-1] * size >= _ALIGNMENT and math.prod(shape) < 2**62
 
 
-def _implied(op: Load, kernel: Kernel, shape: Sequence[int], made: Mapping[int, Op]) -> bool:
+def _implied(op: Load, kernel: BlockProgram, shape: Sequence[int], made: Mapping[int, Op]) -> bool:
     """Whether the condition holds for all elements inside of the tensor: a box is 0 outside of it, as `other` is."""
     if op.condition is None:
         return True
@@ -106,7 +116,7 @@ def _implied(op: Load, kernel: Kernel, shape: Sequence[int], made: Mapping[int, 
         match made.get(v.number):
             case Number(_, value):
                 return int(value)
-            case Size(_, name):
+            case SizeArgument(_, name):
                 return kernel.sizes[name]
         return None
 

@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.blocks.ir import (
     Apply,
+    BlockProgram,
     Cast,
-    Dot,
-    Fill,
-    Kernel,
+    CumulativeSum,
+    DotOp,
+    Full,
     Load,
     Loop,
     Number,
     Op,
     Positions,
-    Program,
+    ProgramId,
     Reduce,
-    Running,
-    Size,
+    SizeArgument,
     Store,
     Value,
 )
 from tilec.backends.common.code import identifier
-from tilec.backends.triton.blocks.boxes import Box
+from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.plan import python_name
@@ -54,7 +54,7 @@ def stride_name(tensor: str, dimension: int) -> str:
 
 
 def kernel_text(
-    kernel: Kernel, wide: Sequence[str], heading: Sequence[str] = (), loads: Mapping[int, Box] | None = None
+    kernel: BlockProgram, wide: Sequence[str], heading: Sequence[str] = (), loads: Mapping[int, BoxLoad] | None = None
 ) -> str:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
     `wide`: tensors whose positions need 64 bits. `heading`: comments. `loads`: those that maps bring, by value."""
@@ -70,7 +70,7 @@ def kernel_text(
 
 
 class _Writer:
-    def __init__(self, kernel: Kernel, wide: frozenset[str], taken: set[str], loads: Mapping[int, Box]):
+    def __init__(self, kernel: BlockProgram, wide: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]):
         self.kernel, self.wide, self.loads = kernel, wide, loads
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
         self.names: dict[int, str] = {}
@@ -83,7 +83,7 @@ class _Writer:
                 case Number(out, value):
                     self.names[out.number] = _literal(value)
                     self.numbers[out.number] = value
-                case Size(out, name):
+                case SizeArgument(out, name):
                     self.names[out.number] = name
                 case Loop():
                     found += self._loop(op)
@@ -143,11 +143,11 @@ class _Writer:
 
     def _right(self, op: Op) -> str:
         match op:
-            case Program():
+            case ProgramId():
                 return "tl.program_id(0)"
             case Positions(out):
                 return f"tl.arange(0, {self.kernel.axes[out.type.axes[0]]})"
-            case Fill(out, value):
+            case Full(out, value):
                 shape = ", ".join(str(self.kernel.axes[a]) for a in out.type.axes)
                 comma = "," if len(out.type.axes) == 1 else ""
                 return f"tl.full(({shape}{comma}), {_literal(value)}, {triton_type(out.type.dtype)})"
@@ -170,9 +170,9 @@ class _Writer:
                 dimension = value.type.axes.index(axis)
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
                 return template.format(self.names[value.number], dimension)
-            case Running(_, axis, value):
+            case CumulativeSum(_, axis, value):
                 return f"tl.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
-            case Dot(out, axis, left, right, accumulator, precision):
+            case DotOp(out, axis, left, right, accumulator, precision):
                 a, b = self.names[left.number], self.names[right.number]
                 a = a if left.type.axes[1] == axis else f"tl.trans({a})"
                 b = b if right.type.axes[0] == axis else f"tl.trans({b})"
@@ -181,7 +181,7 @@ class _Writer:
                 return f"tl.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
 
-    def _boxed(self, out: Value, box: Box) -> str:
+    def _boxed(self, out: Value, box: BoxLoad) -> str:
         offsets = ", ".join("0" if v is None else self.names[v.number] for v in box.offsets)
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
         text = f"{box.parameter}.load([{offsets}])"

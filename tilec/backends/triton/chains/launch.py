@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
-from tilec.backends.common.blocks.ir import Kernel
+from tilec.backends.common.blocks.ir import BlockProgram
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
-from tilec.backends.common.chains.visits import Visits, build_lists, shapes_of, visits_of
-from tilec.backends.triton.blocks.boxes import HOPPER, Box, boxes
+from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
+from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import kernel_text, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
-from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.device_info import HOPPER, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -57,7 +57,7 @@ MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows 
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
-MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
+_MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 LISTS = Tiling(warps=4, stages=1)
 
 
@@ -156,7 +156,7 @@ def block_program(
     setting: Setting,
     tiling: Tiling | None = None,
     visits: Visits | None = None,
-) -> tuple[Kernel, Tiling]:
+) -> tuple[BlockProgram, Tiling]:
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
     return build_kernel(_name(kernel), kernel, types, tiling, visits), tiling
 
@@ -173,11 +173,11 @@ def chain_steps(
     tiling: Tiling | None = None,
 ) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
-    visits = visits_of(kernel, types) if _points(kernel) >= MANY else None
+    visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
     if visits is None:
         return [chain_launch(kernel, types, strides, setting, tiling)]
-    shapes = shapes_of(visits, kernel, tiling)
+    shapes = block_shapes(visits, kernel, tiling)
     types = {**types, **{n: TensorType(s, INDEX_TYPE) for n, s in shapes.items()}}
     strides = {**strides, **{n: contiguous(s) for n, s in shapes.items()}}
     made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, types, tiling)
@@ -201,12 +201,12 @@ def chain_launch(
 
 
 def _launched(
-    made: Kernel,
+    made: BlockProgram,
     kernel: ChainKernel,
     types: Mapping[str, TensorType],
     strides: Mapping[str, Sequence[int]],
     tiling: Tiling,
-    loads: Mapping[int, Box],
+    loads: Mapping[int, BoxLoad],
     maps: Mapping[str, Descriptor],
 ) -> Launch:
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
@@ -225,16 +225,16 @@ def _points(kernel: ChainKernel) -> int:
 
 
 def _boxes(
-    made: Kernel,
+    made: BlockProgram,
     kernel: ChainKernel,
     types: Mapping[str, TensorType],
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling,
-) -> tuple[dict[int, Box], dict[str, Descriptor]]:
+) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
     """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's work
     on tensor maps does not show."""
-    if setting.device.capability != HOPPER or _points(kernel) < MANY or not tiling.boxed:
+    if setting.device.capability != HOPPER or _points(kernel) < _MANY or not tiling.boxed:
         return {}, {}
     shapes = {t.name: types[t.name].shape for t in made.tensors}
-    return boxes(made, shapes, strides, setting.misaligned)
+    return box_loads(made, shapes, strides, setting.misaligned)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import NARROW, Evaluator, Value, held_as
+from tilec.backends.triton.emit.scalar import NARROW, Evaluator, ScalarValue, held_as
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
@@ -95,7 +95,7 @@ def finish(frame: Frame, space: Space, value: str, held: str, statements: Sequen
         text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
         name = frame.kernel.names.fresh(before.output.lower().replace(".", "_").replace("'", "_"))
         frame.kernel.emit(f"{name} = {text}")
-        given = Value(name, t.element(), held_as(t.dtype), variables, exact=True)
+        given = ScalarValue(name, t.element(), held_as(t.dtype), variables, exact=True)
         access = Access(before.output, tuple(r.to_expr() for r in space.rows))
         evaluator = Evaluator(frame, s.body, given={access: given})
         result = evaluator.value(s.body)

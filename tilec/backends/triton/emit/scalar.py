@@ -29,7 +29,7 @@ BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
 @dataclass(frozen=True)
-class Value:
+class ScalarValue:
     """`code`: text of a tensor of dtype `held`, or, where `held` is None, of the number `number`. `exact`: a 16-bit
     value as it is stored, though it is held in float32."""
 
@@ -53,12 +53,12 @@ class Evaluator:
     `given`: values of accesses that are at hand already.
     """
 
-    def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, Value] | None = None):
+    def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, ScalarValue] | None = None):
         self.frame = frame
-        self._values: dict[Expr, Value] = dict(given or {})
+        self._values: dict[Expr, ScalarValue] = dict(given or {})
         self._uses = count_uses(roots)
 
-    def give(self, e: Expr, v: Value) -> Value:
+    def give(self, e: Expr, v: ScalarValue) -> ScalarValue:
         """Take a value that is at hand from now on."""
         self._values[e] = v
         return v
@@ -79,7 +79,7 @@ class Evaluator:
             if access not in self._values and access.tensor not in made:
                 self.value(access)
 
-    def value(self, root: Expr) -> Value:
+    def value(self, root: Expr) -> ScalarValue:
         stack = [root]
         while stack:
             e = stack[-1]
@@ -93,29 +93,29 @@ class Evaluator:
             v = self._make(e)
             named = self._uses[e] > 1 or v.depth > MOST_NESTED
             if v.held is not None and isinstance(e, Call) and named:
-                v = Value(self.frame.assign("t", v.code, v.variables), v.type, v.held, v.variables, exact=v.exact)
+                v = ScalarValue(self.frame.assign("t", v.code, v.variables), v.type, v.held, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]
 
-    def cast(self, v: Value, dtype: str) -> str:
+    def cast(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
         if v.number is not None:
             n = fit(v.number, dtype)
             return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
         return v.code if v.held == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
 
-    def tensor(self, v: Value, dtype: str) -> str:
+    def tensor(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
         return f"tl.full((), {literal(fit(v.number, dtype))}, {triton_type(dtype)})"
 
-    def condition(self, v: Value) -> str:
+    def condition(self, v: ScalarValue) -> str:
         if v.number is not None:
             return f"tl.full((), {bool(v.number)}, tl.int1)"
         return v.code if v.held == "bool" else f"({v.code} != 0)"
 
-    def rounded(self, v: Value, dtype: str) -> str:
+    def rounded(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
         if dtype in NARROW and v.number is not None:
             n = torch.tensor(v.number, dtype=getattr(torch, dtype), device="cpu").item()
@@ -126,7 +126,7 @@ class Evaluator:
             return v.code
         return f"{_operand(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
 
-    def _make(self, e: Expr) -> Value:
+    def _make(self, e: Expr) -> ScalarValue:
         match e:
             case Int(n) | Float(n):
                 return _number(n)
@@ -136,7 +136,7 @@ class Evaluator:
                 text = self.frame.variable(name)
                 text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
                 names = frozenset((name,))
-                return Value(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
+                return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
             case Access():
                 t = self.frame.types[e.tensor]
                 code = self.frame.read(e, None)
@@ -144,7 +144,7 @@ class Evaluator:
                 variables = free_of(e)
                 if held != t.dtype:
                     code = self.frame.assign("wide", f"{code}.to({triton_type(held)})", variables)
-                return Value(code, t.element(), held, variables, exact=True)
+                return ScalarValue(code, t.element(), held, variables, exact=True)
             case Pad():
                 return self._pad(e)
             case Call("ident" | "reverse_grad", (x, *_)):
@@ -153,7 +153,7 @@ class Evaluator:
                 return self._call(e)
         raise AssertionError(f"{type(e).__name__} is no value in a body")
 
-    def _pad(self, e: Pad) -> Value:
+    def _pad(self, e: Pad) -> ScalarValue:
         access = e.access if isinstance(e.access, Access) else e.access.access
         inside = self.frame.inside(access)
         value = self._values[e.value]
@@ -164,11 +164,11 @@ class Evaluator:
         if inside is None:
             if read.number is not None:
                 return _number(fit(read.number, t.dtype), t)
-            return Value(self.cast(read, held), t, held, read.variables, depth=read.depth + 1)
+            return ScalarValue(self.cast(read, held), t, held, read.variables, depth=read.depth + 1)
         code = f"tl.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return Value(self.frame.assign("padded", code, variables), t, held, variables, depth=1)
+        return ScalarValue(self.frame.assign("padded", code, variables), t, held, variables, depth=1)
 
-    def _call(self, e: Call) -> Value:
+    def _call(self, e: Call) -> ScalarValue:
         args = [self._values[a] for a in e.args]
         if FUNCTIONS[e.function].result == "random":
             four = self._four(e, args)
@@ -182,9 +182,9 @@ class Evaluator:
         code, held = self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return Value(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
+        return ScalarValue(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
 
-    def _four(self, e: Call, args: list[Value]) -> Value | None:
+    def _four(self, e: Call, args: list[ScalarValue]) -> ScalarValue | None:
         """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
         multiple of four."""
         frame, kernel = self.frame, self.frame.kernel
@@ -211,9 +211,9 @@ class Evaluator:
         draws = f"{e.function}_four_({self.tensor(args[0], 'int64')}, {counter})"
         variables = frozenset((axis, *along)).union(*(a.variables for a in args))
         code = frame.assign("draws", f"tl.reshape({draws}, {shape})", variables)
-        return Value(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
+        return ScalarValue(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
 
-    def _text(self, function: str, args: list[Value], result: ElementType) -> tuple[str, str]:
+    def _text(self, function: str, args: list[ScalarValue], result: ElementType) -> tuple[str, str]:
         row = FUNCTIONS[function]
         held = held_as(result.dtype)
         if row.result == "bool" and function != "bool":
@@ -253,7 +253,7 @@ class Evaluator:
             text = f"{text}.to({triton_type(held)})"
         return text, held
 
-    def _shared_divisor(self, a: Value, b: Value) -> str | None:
+    def _shared_divisor(self, a: ScalarValue, b: ScalarValue) -> str | None:
         """A quotient by a number or by a value that all columns of a row share, whose inverse is taken once."""
         frame = self.frame
         if a.number is not None:
@@ -273,7 +273,7 @@ class Evaluator:
         inverse = frame.assign("inverse", f"tl.div_rn(tl.full((), 1.0, tl.float32), {scaled})", b.variables)
         return f"times_inverse_({self.tensor(a, 'float32')}, {scaled}, {inverse}, {scale})"
 
-    def _converted(self, v: Value, dtype: str) -> str:
+    def _converted(self, v: ScalarValue, dtype: str) -> str:
         """A cast that rounds as the type it names does."""
         if dtype == "bool":
             return self.condition(v)
@@ -281,7 +281,7 @@ class Evaluator:
             return v.code if v.type.dtype == dtype and v.exact else f"{self.tensor(v, dtype)}.to(tl.float32)"
         return self.tensor(v, dtype)
 
-    def _comparison(self, template: str, args: list[Value]) -> str:
+    def _comparison(self, template: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
         return template.format(*(self.rounded(a, common) for a in args))
@@ -291,6 +291,6 @@ def _operand(code: str) -> str:
     return code if code.replace("_", "").isalnum() else f"({code})"
 
 
-def _number(n: bool | int | float, t: ElementType | None = None) -> Value:
+def _number(n: bool | int | float, t: ElementType | None = None) -> ScalarValue:
     weak = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
-    return Value(literal(n), t or weak, None, number=n)
+    return ScalarValue(literal(n), t or weak, None, number=n)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import Chained, chained, reads_of, with_reads
+from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.grow_groups import (
@@ -120,7 +120,7 @@ def grouped(program: Program, types: Types) -> Grouped:
 def _reads(program: Program, chains: Chained) -> dict[str, tuple[str, ...]]:
     """What each statement reads; those of a chain, whatever its kernel does."""
     read = {s.output: reads(s) for s in program.statements}
-    return read | {s.output: reads_of(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
+    return read | {s.output: kernel_reads(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
 
 
 def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chained) -> list[list[str]]:

@@ -16,11 +16,13 @@ class DeviceInfo:
     shared: int
 
 
+HOPPER = 90  # the capability of devices with tensor maps and products of warp groups
+
 # by the name of the architecture, with the numbers that NVIDIA gives for one of its devices
 DEVICES = {
     "sm_80": DeviceInfo("A100", 80, 108, 163 * 1024),
     "sm_89": DeviceInfo("RTX 4090", 89, 128, 99 * 1024),
-    "sm_90": DeviceInfo("H200", 90, 132, 227 * 1024),
+    "sm_90": DeviceInfo("H200", HOPPER, 132, 227 * 1024),
 }
 
 # How a sum is split decides how it is rounded, and results depend on shapes alone: splits, and the tiles that they

@@ -14,7 +14,7 @@ from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -293,7 +293,7 @@ class _Writer(StepWriter):
                 t = expression_type(e, self.course.types)
                 held, code = held_as(t.dtype), frame.read(e.access, None)
                 code = code if held == held_as(self.dtype) else f"{code}.to({triton_type(held)})"
-                given[e] = Value(code, t, held, self.moving, exact=True)
+                given[e] = ScalarValue(code, t, held, self.moving, exact=True)
         return Evaluator(frame, *roots, given=given)
 
     def places(self, first: Mapping[str, str], count: int) -> list[dict[str, str]]:
@@ -323,7 +323,7 @@ class _Writer(StepWriter):
         course = self.course
         variables = frozenset((course.time, *course.lanes))
         t = course.types[course.own]
-        given = Value(state, t.element(), held_as(t.dtype), variables, exact=True)
+        given = ScalarValue(state, t.element(), held_as(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         state_read = Access(course.own, course.statement.index or ())
         evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})

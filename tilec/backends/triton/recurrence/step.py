@@ -16,7 +16,7 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
@@ -184,7 +184,7 @@ class StepWriter:
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
         """`points`: elements of a block of the frame."""
-        given: dict[Expr, Value] = {
+        given: dict[Expr, ScalarValue] = {
             e: self._aggregate(e, frame, points) for e in _reached(roots) if isinstance(e, Aggregate)
         }
         given |= self.insides(frame, roots)
@@ -202,7 +202,7 @@ class StepWriter:
         kinds = {type(x) for x in walk(e.value)}
         return timed and Access in kinds and Aggregate not in kinds
 
-    def _padded(self, e: Pad, frame: StepFrame) -> Value:
+    def _padded(self, e: Pad, frame: StepFrame) -> ScalarValue:
         """Such a state: what it is padded with is loaded in the few steps that need it."""
         assert isinstance(e.access, Access)
         state = Evaluator(frame, e.access).value(e.access)
@@ -215,27 +215,27 @@ class StepWriter:
         frame.only = None
         held, variables = held_as(t.dtype), state.variables | value.variables | {self.course.time}
         code = f"tl.where({inside}, {evaluator.cast(state, held)}, {evaluator.tensor(value, held)})"
-        return Value(frame.assign("padded", code, variables), t, held, variables, depth=1)
+        return ScalarValue(frame.assign("padded", code, variables), t, held, variables, depth=1)
 
-    def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, Value]:
+    def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, ScalarValue]:
         """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
-        found: dict[Expr, Value] = {}
+        found: dict[Expr, ScalarValue] = {}
         for e in _reached(roots):
             match e:
                 case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
                     inside, t = frame.inside(access), expression_type(e, self.course.types)
-                    known = Value("True", t, None, number=True)
-                    found[e] = known if inside is None else Value(inside, t, "bool", free_of(access))
+                    known = ScalarValue("True", t, None, number=True)
+                    found[e] = known if inside is None else ScalarValue(inside, t, "bool", free_of(access))
         return found
 
-    def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> Value:
+    def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> ScalarValue:
         k, course = self.kernel, self.course
         t = aggregate_type(e.aggregation, expression_type(e.body, course.types))
         accumulator = Accumulator.of(e.aggregation, t.dtype)
         count = course.count(e.bound)
         if not count:
             n = identity(e.aggregation, t.dtype)
-            return Value(literal(n), t, None, number=n)
+            return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         own["shifted_exp_"] = "term_"
         tiled = count > FEW_SUMMED_POINTS and len(frame.axes) == 1
@@ -307,7 +307,7 @@ class StepWriter:
         k.emit(f"{name} = {result}")
         self.scopes[name] = len(k.scopes) - 1
         held = held_as(t.dtype)
-        return Value(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
+        return ScalarValue(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:

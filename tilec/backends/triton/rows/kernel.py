@@ -12,7 +12,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, Value, held_as
+from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, python_name
@@ -65,7 +65,7 @@ class RowWriter:
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
         self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
         self.k.blockwise = True
-        self.values: dict[Expr, Value] = {}  # of members, at hand where the next line goes
+        self.values: dict[Expr, ScalarValue] = {}  # of members, at hand where the next line goes
         self.places = places
         self.running = Running(self.k.names, maxima, places)
         self.count = 0
@@ -134,7 +134,7 @@ class RowWriter:
         frame = self._frame(frozenset(("row", *group.rows)))
         for a, name in ahead.items():
             t = self.types[a.tensor]
-            self.values[a] = Value(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
+            self.values[a] = ScalarValue(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
         if isinstance(frame, AlignedFrame):
             rows_begin(k, frame.aligned)
             frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
@@ -322,7 +322,9 @@ class RowWriter:
                 target = Access(s.output, s.index or ())
                 evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))
 
-    def _plain(self, frame: Frame, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str]) -> Value:
+    def _plain(
+        self, frame: Frame, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str]
+    ) -> ScalarValue:
         """The value of a statement that aggregates nothing, the identity where the point is not valid."""
         t = self.types[s.output]
         held = held_as(t.dtype)
@@ -332,7 +334,7 @@ class RowWriter:
             code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, held).identity_text})"
         variables = frozenset(variables_of(s))
         exact = value.exact and value.type.dtype == t.dtype
-        return Value(frame.assign("at", code, variables), t.element(), held, variables, exact=exact)
+        return ScalarValue(frame.assign("at", code, variables), t.element(), held, variables, exact=exact)
 
     def _accumulator(self, s: Statement) -> Accumulator:
         suffix = ""
@@ -342,7 +344,7 @@ class RowWriter:
         return replace(Accumulator.of(s.aggregation, self.types[s.output].dtype), suffix=suffix)
 
     def _spread(
-        self, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str], accumulator: Accumulator
+        self, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> str:
         """A name of the block of values, the identity where the point does not count."""
         truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
@@ -353,18 +355,18 @@ class RowWriter:
         return name
 
     def _add(
-        self, s: Statement, evaluator: Evaluator, value: Value, tests: Sequence[str], accumulator: Accumulator
+        self, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> None:
         for line in accumulator.step(self._spread(s, evaluator, value, tests, accumulator)):
             self.k.emit(line)
 
-    def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> Value:
+    def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]
         held = held_as(t.dtype)
         cast = "" if held == accumulator.dtype else f".to({triton_type(held)})"
         variables = frozenset(index_variables(*(s.index or ())))
         name = frame.assign("statistic", f"({result}){cast}[:, None]", variables)
-        value = Value(name, t.element(), held, variables)
+        value = ScalarValue(name, t.element(), held, variables)
         self.values[Access(s.output, s.index or ())] = value
         return value
 

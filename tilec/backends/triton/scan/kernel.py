@@ -15,7 +15,7 @@ from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, Value
+from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -307,7 +307,7 @@ class ScanWriter:
         k, scan, s = self.kernel, self.scan, self.scan.statement
         assert scan.step is not None
         dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
-        held = Value(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
+        held = ScalarValue(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
         guard = () if s.guard is None else (s.guard,)
         evaluator = Evaluator(frame, *guard, s.body, given={scan.step.state: held})
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]

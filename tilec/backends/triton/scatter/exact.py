@@ -29,7 +29,7 @@ ATOMICS = {
     ("min", "int32"): "tl.atomic_min",
     ("min", "int64"): "tl.atomic_min",
 }
-WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
+_WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
 FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
@@ -42,7 +42,7 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[
     None where sorting is the way. The terms are those of the statement as written."""
     s, out = runs.statement, runs.seen.types[runs.statement.output]
     operation = ATOMICS.get((s.aggregation, out.dtype))
-    if operation is None or s.default is not None or runs.width > WIDEST:
+    if operation is None or s.default is not None or runs.width > _WIDEST:
         return None
     counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
     if not counted and runs.count < FEWEST_SUMMED:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import reads_of, with_reads
+from tilec.backends.common.chains.recognise import kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import riders
 from tilec.backends.triton.fusion.groups import Group, Grouped
@@ -92,7 +92,7 @@ def _chain_unit(
     strides.update((o, contiguous(types[o].shape)) for o in kernel.outputs)
     steps: list[Step] = [Allocate(o, types[o].shape, types[o].dtype) for o in kernel.outputs]
     steps += chain_steps(kernel, types, strides, setting)
-    return Unit(kernel.statements, kernel.outputs, tuple(steps), reads_of(kernel))
+    return Unit(kernel.statements, kernel.outputs, tuple(steps), kernel_reads(kernel))
 
 
 def _recurrence_unit(

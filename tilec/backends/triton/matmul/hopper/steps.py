@@ -7,12 +7,11 @@ from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot
 from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr
 from tilec.ir.types import NARROW
-
-HOPPER = 90
 
 
 def hopper_steps(
