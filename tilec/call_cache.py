@@ -12,8 +12,8 @@ from tilec.errors import Unsupported
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
-from tilec.torch_op.autocast import cast
-from tilec.torch_op.node import call, record
+from tilec.torch_op.autocast import autocast_inputs
+from tilec.torch_op.node import record, recorded_call
 from tilec.torch_op.settled import settled_call
 from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
 
@@ -40,9 +40,9 @@ class CallCache:
         arguments = to_tensors(function.inputs, inputs, function.seeds)
         tensors, weak = arguments.tensors, arguments.weak
         if torch._C._is_any_autocast_enabled():
-            tensors = tuple(cast(function, tensors, weak))
+            tensors = tuple(autocast_inputs(function, tensors, weak))
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
-        results: tuple = call(function, tensors, weak, values)
+        results: tuple = recorded_call(function, tensors, weak, values)
         if signature and all(a is b or type(b) in NUMBERS for a, b in zip(tensors, inputs, strict=True)):
             self._settle(signature, inputs, tensors, weak)
         if arguments.numpy:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.ranks import Received, in_ranks
 
-from tilec.torch_op.collectives import Exchange, exchange, reduce
+from tilec.torch_op.collectives import Exchange, all_reduce, exchange
 
 NUMBERS = {
     0: [1.0, float("nan"), -0.0, float("-inf"), 3.0, 2.0],
@@ -22,7 +22,7 @@ def test_reductions_of_floats(dtype, reduction):
     expected = {"max": parts.amax(0), "min": parts.amin(0), "sum": parts.sum(0), "product": parts.prod(0)}[reduction]
 
     def body(mesh):
-        return reduce(parts[mesh.get_local_rank()], reduction, 2, mesh.get_group())
+        return all_reduce(parts[mesh.get_local_rank()], reduction, 2, mesh.get_group())
 
     for found in in_ranks(2, body):
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -33,7 +33,7 @@ def test_extrema_of_integers(dtype):
     parts = torch.tensor([[0, 1, 7, 0], [0, 0, 9, 1]]).to(dtype)
 
     def body(mesh):
-        return [reduce(parts[mesh.get_local_rank()], how, 2, mesh.get_group()) for how in ("max", "min")]
+        return [all_reduce(parts[mesh.get_local_rank()], how, 2, mesh.get_group()) for how in ("max", "min")]
 
     for most, least in in_ranks(2, body):
         assert most.dtype == least.dtype == dtype

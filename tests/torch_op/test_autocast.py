@@ -8,7 +8,7 @@ import torch
 import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
 from tilec.language import parse
-from tilec.torch_op.autocast import kind_of
+from tilec.torch_op.autocast import autocast_kind
 
 KINDS = {
     "convolution": "product",
@@ -27,7 +27,7 @@ CUDA = pytest.param(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_kinds(name: str) -> None:
-    assert kind_of(parse(EXAMPLES[name].source)) == KINDS[name]
+    assert autocast_kind(parse(EXAMPLES[name].source)) == KINDS[name]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_kinds(name: str) -> None:
     ],
 )
 def test_kinds_of_statements(source: str, kind: str) -> None:
-    assert kind_of(parse(source)) == kind
+    assert autocast_kind(parse(source)) == kind
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

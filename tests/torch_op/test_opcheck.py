@@ -55,7 +55,7 @@ def test_scripts(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             calls.setdefault(text_of(function), (function, tensors, weak, values))
         return original(function, tensors, weak, values)
 
-    monkeypatch.setattr(call_cache, "call", call)
+    monkeypatch.setattr(call_cache, "recorded_call", call)
     monkeypatch.syspath_prepend(str(script.parent))
     monkeypatch.setattr(sys, "argv", [str(script)])
     with pytest.raises(SystemExit):

@@ -19,7 +19,7 @@ from tilec.knobs import BLOCK
 Tensor = torch.Tensor
 EAGER_PEER, UNFUSED = "eager", "the same, unfused"
 ROW_COUNT, COLUMNS = 2048, 1024
-EVERYTHING = 2**62  # elements a block: nothing is cut
+_EVERYTHING = 2**62  # elements a block: nothing is cut
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ LAYERS = {
 @contextmanager
 def _nothing_cut() -> Iterator[None]:
     before = os.environ.get(BLOCK.name)
-    os.environ[BLOCK.name] = str(EVERYTHING)
+    os.environ[BLOCK.name] = str(_EVERYTHING)
     try:
         yield
     finally:

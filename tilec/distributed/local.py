@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.distributed.placements import Box, shape_of
-from tilec.distributed.regions import reads_of
-from tilec.distributed.sharding import Communication, Sharding, Step
+from tilec.distributed.placements import IndexBox, shape_of
+from tilec.distributed.regions import statement_reads
+from tilec.distributed.sharding import Communication, ShardedStep, Sharding
 from tilec.distributed.turns import carry_of, init_of, summary_of
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
@@ -38,7 +38,7 @@ from tilec.transforms.util.naming import Names, all_variables
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalProgram:
     """A program of what is at hand under the names `arguments`; `types` are those of its inputs. `stand_ins`, among the
     arguments, lend their shape alone."""
 
@@ -49,23 +49,23 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RankTurn:
     """A rank's turn in a recurrence that ranks carry out one after the other: `work` gives its elements, `result`. It
     reads the states of the rank before it, if it has one, as its last argument; `states` are those that it passes on,
     `depth` along `dim`, of this type. Where steps compose nobody waits: `summary` gives what a rank's steps do to a
     state, and `carry`, of all ranks' summaries, the state before this one (None: there is none)."""
 
-    work: Work
+    work: LocalProgram
     result: str
     dim: int
     depth: int
     states: TensorType
     first: bool
-    summary: Work | None
-    carry: Work | None
+    summary: LocalProgram | None
+    carry: LocalProgram | None
 
     @property
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[LocalProgram, ...]:
         return tuple(w for w in (self.summary, self.carry, self.work) if w is not None)
 
 
@@ -73,17 +73,17 @@ class Turn:
 class Stage:
     """What ranks do together, then each by itself. `released`: names that nothing asks for afterwards."""
 
-    together: tuple[Communication | Turn, ...]
-    work: Work | None
+    together: tuple[Communication | RankTurn, ...]
+    work: LocalProgram | None
     released: tuple[str, ...]
 
 
-def sources_of(c: Communication | Turn) -> set[str]:
+def sources_of(c: Communication | RankTurn) -> set[str]:
     """The names of what it reads."""
-    return {n for w in c.works for n in w.arguments} if isinstance(c, Turn) else {c.tensor}
+    return {n for w in c.works for n in w.arguments} if isinstance(c, RankTurn) else {c.tensor}
 
 
-def stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
+def rank_stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
     """What one rank does, in order."""
     return _Rank(plan, rank).stages()
 
@@ -114,7 +114,7 @@ class _Rank:
         stages = zip(bodies, moved, reversed(after), strict=True)
         return tuple(self._stage(body, together, later) for body, together, later in stages)
 
-    def _stage(self, body: list[Statement], together: tuple[Communication | Turn, ...], later: set[str]) -> Stage:
+    def _stage(self, body: list[Statement], together: tuple[Communication | RankTurn, ...], later: set[str]) -> Stage:
         outputs = tuple(s.output for s in body if s.output in later)
         work = self._work(body, outputs) if outputs else None
         known = set() if work is None else set(work.arguments)
@@ -124,7 +124,7 @@ class _Rank:
 
     def _work(
         self, body: list[Statement], outputs: tuple[str, ...], more: Mapping[str, TensorType] | None = None
-    ) -> Work:
+    ) -> LocalProgram:
         """`more`: types of inputs that no plan knows, which come last."""
         made = {s.output for s in body} | set(more or ())
         arguments = [n for n in dict.fromkeys(name for s in body for name in reads(s)) if n not in made]
@@ -133,9 +133,9 @@ class _Rank:
         program = self._without_sizes(program)
         stand_ins = frozenset(arguments) & frozenset(self.stand_ins.values())
         types = dict(zip(program.input_names(), types.values(), strict=True))
-        return Work(program, types, tuple(arguments), stand_ins)
+        return LocalProgram(program, types, tuple(arguments), stand_ins)
 
-    def _turn(self, step: Step) -> Turn:
+    def _turn(self, step: ShardedStep) -> RankTurn:
         s, split = step.statement, step.split
         assert split is not None and split.dim is not None, "a turn is one of a divided recurrence"
         low, high = split.parts[self.rank]
@@ -160,7 +160,7 @@ class _Rank:
             name = self.names.fresh(f"{s.output}_before")
             own, more = replace(own, init=init_of(own, s, split, t.shape, name, self.rank)), {name: states}
         work = self._work([*before, own], (s.output,), more)
-        return Turn(work, s.output, k, split.states, states, first, summary, carry)
+        return RankTurn(work, s.output, k, split.states, states, first, summary, carry)
 
     def _without_sizes(self, program: Program) -> Program:
         """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""
@@ -181,7 +181,7 @@ class _Rank:
 
     # a statement
 
-    def _statements(self, step: Step) -> list[Statement]:
+    def _statements(self, step: ShardedStep) -> list[Statement]:
         s, split = step.statement, step.split
         held = {t: (name, self.plan.copies[name].boxes[self.rank]) for t, name in step.reads.items()}
         before: list[Statement] = []
@@ -215,7 +215,7 @@ class _Rank:
             s, before = self._with_default(s, held, own)
         return [*before, s]
 
-    def _owned(self, step: Step, held: Mapping[str, tuple[str, Box]]) -> bool:
+    def _owned(self, step: ShardedStep, held: Mapping[str, tuple[str, IndexBox]]) -> bool:
         """Do the accesses alone keep a rank to its own points?"""
         split = step.split
         assert split is not None and split.owner is not None
@@ -223,12 +223,12 @@ class _Rank:
         return (
             any(
                 r.access.tensor == tensor and r.constrains and not r.shape and linear(r.access.index[d]) == split.form
-                for r in reads_of(step.statement)
+                for r in statement_reads(step.statement)
             )
             and held[tensor][1][d] == split.parts[self.rank]
         )
 
-    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], held: Mapping[str, tuple[str, Box]]) -> Expr:
+    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], held: Mapping[str, tuple[str, IndexBox]]) -> Expr:
         """An expression that reads what is at hand; `own`: where the output's own elements begin."""
 
         def visit(x: Expr) -> Expr:
@@ -253,13 +253,13 @@ class _Rank:
             self.stand_ins[tensor] = self.names.fresh(f"{tensor}_shape")
         return self.stand_ins[tensor]
 
-    def _with_default(self, s: Statement, held: Mapping[str, tuple[str, Box]], own: Mapping[int, int]):
+    def _with_default(self, s: Statement, held: Mapping[str, tuple[str, IndexBox]], own: Mapping[int, int]):
         """The statement with a default of its own shape."""
         assert s.default is not None
         shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
         if s.default not in held:  # of no elements
             name = self._stand_in(s.default)
-            box: Box = tuple((0, n) for n in self.shapes[s.default])
+            box: IndexBox = tuple((0, n) for n in self.shapes[s.default])
         else:
             name, box = held[s.default]
         wanted = tuple((own.get(k, 0), own.get(k, 0) + n) for k, n in enumerate(shape))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilec.ir.types import ITEM_BYTES
 
 # Per dimension the first element and the one behind the last.
-Box = tuple[tuple[int, int], ...]
+IndexBox = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ def chunks(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
     return tuple((min(size, r * each), min(size, (r + 1) * each)) for r in range(ranks))
 
 
-def whole(shape: tuple[int, ...]) -> Box:
+def whole(shape: tuple[int, ...]) -> IndexBox:
     return tuple((0, n) for n in shape)
 
 
-def boxes(shape: tuple[int, ...], placement: Placement, ranks: int) -> tuple[Box, ...]:
+def shard_boxes(shape: tuple[int, ...], placement: Placement, ranks: int) -> tuple[IndexBox, ...]:
     """What each rank holds of a tensor that is not in parts."""
     everything = whole(shape)
     if placement.dim is None:
@@ -46,24 +46,24 @@ def boxes(shape: tuple[int, ...], placement: Placement, ranks: int) -> tuple[Box
     return tuple((*everything[:d], part, *everything[d + 1 :]) for part in chunks(shape[d], ranks))
 
 
-def shape_of(box: Box) -> tuple[int, ...]:
+def shape_of(box: IndexBox) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-def count(box: Box) -> int:
+def count(box: IndexBox) -> int:
     return math.prod(shape_of(box))
 
 
-def overlap(a: Box, b: Box) -> Box:
+def overlap(a: IndexBox, b: IndexBox) -> IndexBox:
     return tuple((max(p, r), max(max(p, r), min(q, s))) for (p, q), (r, s) in zip(a, b, strict=True))
 
 
-def inside(a: Box, b: Box) -> bool:
+def is_inside(a: IndexBox, b: IndexBox) -> bool:
     """Does b hold every element of a?"""
     return not count(a) or all(r <= p and q <= s for (p, q), (r, s) in zip(a, b, strict=True))
 
 
-def hull(a: Box | None, b: Box) -> Box:
+def hull(a: IndexBox | None, b: IndexBox) -> IndexBox:
     """The least box that holds both."""
     if a is None or not count(a):
         return b

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tilec.distributed.placements import Box, hull
+from tilec.distributed.placements import IndexBox, hull
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
@@ -29,10 +29,10 @@ from tilec.ir.program import (
 )
 from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
 
-ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
-Interval = tuple[Fraction | float, Fraction | float]
-EVERYTHING: Interval = (-math.inf, math.inf)
-Intervals = dict[str, Interval]
+_ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
+_Interval = tuple[Fraction | float, Fraction | float]
+_EVERYTHING: _Interval = (-math.inf, math.inf)
+Intervals = dict[str, _Interval]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Read:
+class RegionRead:
     """An access, the aggregations around it, outermost first, and what it gives: `shape` alone, under `in`, or
     elements; `constrains`: no point counts where it lies outside, whichever branches are taken."""
 
@@ -55,26 +55,26 @@ class Read:
     constrains: bool
 
 
-def reads_of(s: Statement) -> tuple[Read, ...]:
+def statement_reads(s: Statement) -> tuple[RegionRead, ...]:
     """All accesses of a statement but those in `init`."""
     roots = [*(s.index or ()), *([] if s.guard is None else [s.guard]), s.body]
     return tuple(r for root in roots for r in _reads(root, (), True))
 
 
-def _reads(e: Expr, layers: tuple[Aggregate, ...], constrains: bool) -> Iterator[Read]:
+def _reads(e: Expr, layers: tuple[Aggregate, ...], constrains: bool) -> Iterator[RegionRead]:
     match e:
         case Inside(access):
-            yield Read(access, layers, True, constrains)
+            yield RegionRead(access, layers, True, constrains)
             for i in access.index:
                 yield from _reads(i, layers, constrains)
         case Pad(access, value):
             inner = access.access if isinstance(access, Inside) else access
-            yield Read(inner, layers, isinstance(access, Inside), False)
+            yield RegionRead(inner, layers, isinstance(access, Inside), False)
             for i in inner.index:
                 yield from _reads(i, layers, False)
             yield from _reads(value, layers, constrains)
         case Access():
-            yield Read(e, layers, False, constrains)
+            yield RegionRead(e, layers, False, constrains)
             for i in e.index:
                 yield from _reads(i, layers, constrains)
         case Aggregate():
@@ -95,13 +95,13 @@ class Regions:
     def __init__(self, s: Statement, shapes: Shapes):
         self.statement, self.shapes = s, shapes
         points = domain(s, shapes)
-        self.reads = tuple(r for r in reads_of(s) if r.access.tensor != s.output)
+        self.reads = tuple(r for r in statement_reads(s) if r.access.tensor != s.output)
         box = bounds_of(IntegerSet(points.variables, points.conditions))
         self._start: Intervals | None = (
             None if box is None else {v: (Fraction(a), Fraction(b)) for v, (a, b) in box.items()}
         )
         self._limits = [Limit(c.form, 0, c.bound - 1) for c in points.conditions]
-        self._limits += [] if s.guard is None else conditions_of(s.guard)
+        self._limits += [] if s.guard is None else _conditions_of(s.guard)
         self._inner = {r.layers: self._layer_limits(r.layers) for r in self.reads}
 
     def _layer_limits(self, layers: Sequence[Aggregate]) -> list[Limit]:
@@ -110,12 +110,12 @@ class Regions:
             roots = [e.body, *([] if e.guard is None else [e.guard])]
             inner = domain_of(roots, self.shapes, e.constraints, own=self.statement.output)
             found += [Limit(c.form, 0, c.bound - 1) for c in inner.conditions]
-            found += [] if e.guard is None else conditions_of(e.guard)
+            found += [] if e.guard is None else _conditions_of(e.guard)
         return found
 
-    def needed(self, *part: Limit) -> dict[str, Box]:
+    def needed(self, *part: Limit) -> dict[str, IndexBox]:
         """Of each tensor whose elements are read, the box of those that the part's points read; empty ones left out."""
-        found: dict[str, Box] = {}
+        found: dict[str, IndexBox] = {}
         intervals = self._narrowed(self._start, [*part, *self._limits])
         if intervals is not None:
             known: dict[tuple[Aggregate, ...], Intervals | None] = {(): intervals}
@@ -123,7 +123,7 @@ class Regions:
                 if r.shape:
                     continue
                 if r.layers not in known:
-                    bound = dict.fromkeys((v for e in r.layers for v in e.bound), EVERYTHING)
+                    bound = dict.fromkeys((v for e in r.layers for v in e.bound), _EVERYTHING)
                     known[r.layers] = self._narrowed({**intervals, **bound}, self._inner[r.layers])
                 if (inner := known[r.layers]) is not None:
                     self._add(found, r.access, inner)
@@ -133,20 +133,20 @@ class Regions:
             self._add_default(found, default, part)
         return found
 
-    def _add(self, found: dict[str, Box], access: Access, intervals: Intervals) -> None:
+    def _add(self, found: dict[str, IndexBox], access: Access, intervals: Intervals) -> None:
         box = tuple(
-            clipped(reach(linear(e), intervals), n)
+            clipped(_reach(linear(e), intervals), n)
             for e, n in zip(access.index, self.shapes[access.tensor], strict=True)
         )
         if all(start < stop for start, stop in box):
             found[access.tensor] = hull(found.get(access.tensor), box)
 
-    def _add_init(self, found: dict[str, Box], part: Sequence[Limit], intervals: Intervals | None) -> None:
+    def _add_init(self, found: dict[str, IndexBox], part: Sequence[Limit], intervals: Intervals | None) -> None:
         """`init` is read at coordinates that the recurrence reads: the part's own along the dimension that it divides,
         any along the others."""
         s = self.statement
         assert s.init is not None
-        free: Intervals = dict.fromkeys(index_variables(*(s.index or ())), EVERYTHING)
+        free: Intervals = dict.fromkeys(index_variables(*(s.index or ())), _EVERYTHING)
         for limit in part:
             if (v := limit.form.bare) is not None:
                 if limit.low > limit.high:
@@ -162,7 +162,7 @@ class Regions:
         places = [k for k, e in enumerate(self.statement.index or ()) if e == Index(v)]
         return ((access, k) for access in self_reads(self.statement) for k in places)
 
-    def _add_default(self, found: dict[str, Box], default: str, part: Sequence[Limit]) -> None:
+    def _add_default(self, found: dict[str, IndexBox], default: str, part: Sequence[Limit]) -> None:
         s = self.statement
         box = [(0, n) for n in self.shapes[default]]
         for limit in part:
@@ -177,7 +177,7 @@ class Regions:
         if start is None:
             return None
         box = dict(start)
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             changed = False
             for limit in limits:
                 if limit.low > limit.high:
@@ -195,11 +195,11 @@ class Regions:
         return box
 
 
-def conditions_of(guard: Expr) -> list[Limit]:
+def _conditions_of(guard: Expr) -> list[Limit]:
     """What a guard says of affine forms of index variables."""
     match guard:
         case Call("and", (a, b)):
-            return conditions_of(a) + conditions_of(b)
+            return _conditions_of(a) + _conditions_of(b)
         case Call("lt" | "le" | "gt" | "ge" | "eq", (a, b)) if _integral(a) and _integral(b):
             form, name = linear(a) - linear(b), guard.function
             low = {"gt": 1, "ge": 0, "eq": 0}.get(name, -math.inf)
@@ -220,10 +220,10 @@ def _integral(e: Expr) -> bool:
     return type(e).__name__ == "Int"
 
 
-def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:
+def _solved(limit: Limit, v: str, box: Mapping[str, _Interval]) -> _Interval:
     """The interval of a variable where the others of the form have theirs."""
     own = limit.form.coefficient(v)
-    low, high = reach(limit.form - Affine.variable(v, own), box)
+    low, high = _reach(limit.form - Affine.variable(v, own), box)
     ends = ((limit.low - high) / own, (limit.high - low) / own)
     below, above = min(ends), max(ends)
     return (
@@ -232,26 +232,26 @@ def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:
     )
 
 
-def reach(form: Affine, box: Mapping[str, Interval]) -> Interval:
+def _reach(form: Affine, box: Mapping[str, _Interval]) -> _Interval:
     """Bounds of a form's value where its variables lie in intervals."""
     low: Fraction | float = form.constant
     high: Fraction | float = form.constant
     for atom, c in form.terms:
-        a, b = box.get(atom.name, EVERYTHING) if isinstance(atom, Index) else _atom(atom, box)
+        a, b = box.get(atom.name, _EVERYTHING) if isinstance(atom, Index) else _atom(atom, box)
         ends = (a * c, b * c) if c > 0 else (b * c, a * c)
         low, high = low + ends[0], high + ends[1]
     return low, high
 
 
-def _atom(e: Expr, box: Mapping[str, Interval]) -> Interval:
+def _atom(e: Expr, box: Mapping[str, _Interval]) -> _Interval:
     if not isinstance(e, Call) or depends_on_data(Affine.of([(e, 1)])):
-        return EVERYTHING
-    intervals = [reach(linear(a), box) for a in e.args]
+        return _EVERYTHING
+    intervals = [_reach(linear(a), box) for a in e.args]
     match e.function:
         case "mod":
             (low, high), (n, other) = intervals
             if n != other or n <= 0:
-                return EVERYTHING
+                return _EVERYTHING
             same = not math.isinf(low) and not math.isinf(high) and low // n == high // n
             return (low % n, high % n) if same else (Fraction(0), n - 1)
         case "clamp":
@@ -260,7 +260,7 @@ def _atom(e: Expr, box: Mapping[str, Interval]) -> Interval:
         case "max" | "min":
             pick = max if e.function == "max" else min
             return pick(i[0] for i in intervals), pick(i[1] for i in intervals)
-    return EVERYTHING
+    return _EVERYTHING
 
 
 def clipped(interval: tuple[Fraction | float, Fraction | float], size: int) -> tuple[int, int]:

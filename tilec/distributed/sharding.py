@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 
 from tilec.distributed.placements import (
     REPLICATE,
-    Box,
+    IndexBox,
     Placement,
-    boxes,
     chunks,
     count,
-    inside,
+    is_inside,
     overlap,
     reduced_size,
+    shard_boxes,
     whole,
 )
 from tilec.distributed.regions import Limit, Regions
@@ -47,16 +47,16 @@ from tilec.transforms.util.naming import Names
 
 # Aggregations whose parts are put together again, and by which reduction.
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min", "assign": "sum"}
-HALVES = ("float16", "bfloat16")
+_HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Copy:
+class TensorCopy:
     """Elements of `tensor` that each rank has at hand under `name`: its box of `boxes`, from program `ready` on."""
 
     name: str
     tensor: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[IndexBox, ...]
     ready: int
 
 
@@ -74,8 +74,8 @@ class Communication:
     received: tuple[int, ...]
     result: str
     time: int
-    have: tuple[Box, ...] = ()
-    need: tuple[Box, ...] = ()
+    have: tuple[IndexBox, ...] = ()
+    need: tuple[IndexBox, ...] = ()
     reduction: str | None = None
     states: int = 0
 
@@ -85,7 +85,7 @@ class Communication:
 
 
 @dataclass(frozen=True)
-class Split:
+class Parted:
     """The points of a statement that each rank computes: those at which `form` lies in its part. The form is that of
     the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`. `states`: how
     many elements along `dim` a recurrence reads of the rank before, or (less than 0) of the rank after; `composes`: do
@@ -104,12 +104,12 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Step:
+class ShardedStep:
     """How one statement is carried out: divided by `split`, or (None) by all ranks alike, in program `time`. `reads`:
     of each tensor whose elements it reads, the name of the copy."""
 
     statement: Statement
-    split: Split | None
+    split: Parted | None
     placement: Placement
     time: int
     reads: Mapping[str, str]
@@ -121,8 +121,8 @@ class Sharding:
 
     outputs: dict[str, Placement]
     communications: tuple[Communication, ...]
-    steps: tuple[Step, ...]
-    copies: Mapping[str, Copy] = field(repr=False)
+    steps: tuple[ShardedStep, ...]
+    copies: Mapping[str, TensorCopy] = field(repr=False)
     results: Mapping[str, str] = field(repr=False)  # output -> the name under which the ranks have it
     types: Mapping[str, TensorType] = field(repr=False)
     ranks: int = 1
@@ -173,8 +173,8 @@ def shard(
 class _Choice:
     """A way to divide a statement: boxes that each rank needs of each tensor, and the bytes that takes."""
 
-    split: Split | None
-    needed: Mapping[str, tuple[Box, ...]]
+    split: Parted | None
+    needed: Mapping[str, tuple[IndexBox, ...]]
     cost: int
 
 
@@ -184,18 +184,18 @@ class _Planner:
     ):
         self.types, self.home, self.ranks, self.exact = dict(types), home, ranks, exact
         self.names = Names.of(program)
-        self.copies: dict[str, list[Copy]] = {}
+        self.copies: dict[str, list[TensorCopy]] = {}
         self.times: dict[str, int] = {}  # the program that has a tensor, or -1
         self.communications: list[Communication] = []
-        self.steps: list[Step] = []
+        self.steps: list[ShardedStep] = []
         for name in program.input_names():
             self._place(name, home[name], 0, -1)
 
     def _place(self, name: str, placement: Placement, ready: int, time: int) -> None:
         """`time`: of the program that has computed it, after which it may be sent."""
         self.home[name], self.times[name] = placement, time
-        held = boxes(self.types[name].shape, placement, self.ranks) if placement.reduction is None else ()
-        self.copies[name] = [Copy(name, name, held, ready)] if held else []
+        held = shard_boxes(self.types[name].shape, placement, self.ranks) if placement.reduction is None else ()
+        self.copies[name] = [TensorCopy(name, name, held, ready)] if held else []
 
     def sharding(self, outputs: tuple[str, ...]) -> Sharding:
         results = {}
@@ -232,12 +232,12 @@ class _Planner:
             placement = Placement(split.dim)
         else:
             placement = Placement(reduction=REDUCTIONS[s.aggregation])
-        self.steps.append(Step(s, split, placement, time, {t: c.name for t, c in reads.items()}))
+        self.steps.append(ShardedStep(s, split, placement, time, {t: c.name for t, c in reads.items()}))
         self._place(s.output, placement, time, time - passes)
         if split is not None and passes:
             self._pass_states(s, split, time)
 
-    def _pass_states(self, s: Statement, split: Split, time: int) -> None:
+    def _pass_states(self, s: Statement, split: Parted, time: int) -> None:
         count = self._bytes_of_states(s, split)
         along = f"the recurrence {s.output} steps along dimension {split.dim}"
         if split.composes:
@@ -249,7 +249,7 @@ class _Planner:
         c = Communication(s.output, s.output, collective, reason, tuple(received), s.output, time)
         self.communications.append(replace(c, states=split.states))
 
-    def _bytes_of_states(self, s: Statement, split: Split) -> int:
+    def _bytes_of_states(self, s: Statement, split: Parted) -> int:
         t, k = self.types[s.output], split.dim
         assert k is not None, "states are those of an output's dimension"
         count = 2 * (self.ranks - 1) if split.composes else abs(split.states)
@@ -261,7 +261,7 @@ class _Planner:
         index = tuple(Index(f"o{k}") for k in range(len(index)))
         top, below, total = (self.names.fresh(f"{s.output}_{n}") for n in ("max", "finite", "sum"))
         t = self.types[s.output]
-        half = t.dtype in HALVES
+        half = t.dtype in _HALVES
         wide = replace(t, dtype="float32") if half else t
         self.types.update({top: wide, below: wide, total: wide})
         body = call("float32", s.body) if half else s.body
@@ -283,21 +283,21 @@ class _Planner:
         ways = [self._choice(regions, split) for split in self._splits(s, regions)]
         return min((*ways, together), key=lambda way: way.cost)
 
-    def _splits(self, s: Statement, regions: Regions) -> Iterator[Split]:
+    def _splits(self, s: Statement, regions: Regions) -> Iterator[Parted]:
         if self.ranks == 1:
             return
         own = self_reads(s)
         for k, (e, n) in enumerate(zip(s.index or (), self.types[s.output].shape, strict=True)):
             if all(access.index[k] == e for access in own):
-                yield Split(linear(e), chunks(n, self.ranks), k)
+                yield Parted(linear(e), chunks(n, self.ranks), k)
             elif (depth := depth_along(s, k)) is not None:
                 scan = not self.exact and composes(s, k, self.types[s.output], regions.shapes)
-                yield Split(linear(e), chunks(n, self.ranks), k, states=depth, composes=scan)
+                yield Parted(linear(e), chunks(n, self.ranks), k, states=depth, composes=scan)
         if reads_itself(s) or s.default is not None or s.aggregation not in (*REDUCTIONS, "logsumexp"):
             return
         if s.aggregation == "assign" and self.types[s.output].dtype == "bool":
             return
-        found: dict[tuple[Affine, int], Split] = {}
+        found: dict[tuple[Affine, int], Parted] = {}
         for r in regions.reads:
             d = self.home[r.access.tensor].dim
             if d is None or r.shape or not r.constrains:
@@ -306,10 +306,10 @@ class _Planner:
             others = [x.access.index[d] for x in regions.reads if x.access.tensor == r.access.tensor]
             if depends_on_data(form) and any(linear(e) != form for e in others):
                 continue
-            found.setdefault((form, n), Split(form, chunks(n, self.ranks), None, (r.access.tensor, d)))
+            found.setdefault((form, n), Parted(form, chunks(n, self.ranks), None, (r.access.tensor, d)))
         yield from found.values()
 
-    def _choice(self, regions: Regions, split: Split | None) -> _Choice:
+    def _choice(self, regions: Regions, split: Parted | None) -> _Choice:
         s = regions.statement
         if split is None:
             needs = [regions.needed()] * self.ranks
@@ -331,18 +331,18 @@ class _Planner:
 
     # what is at hand, and what is communicated
 
-    def _cost(self, tensor: str, need: tuple[Box, ...]) -> int:
+    def _cost(self, tensor: str, need: tuple[IndexBox, ...]) -> int:
         if self._found(tensor, need) is not None:
             return 0
         reduction = self.home[tensor].reduction
         return max(self._received(tensor, need)) if reduction is None else self._ring(tensor, reduction)
 
-    def _found(self, tensor: str, need: tuple[Box, ...]) -> Copy | None:
+    def _found(self, tensor: str, need: tuple[IndexBox, ...]) -> TensorCopy | None:
         """What is at hand and holds what each rank needs."""
-        fits = (c for c in self.copies[tensor] if all(map(inside, need, c.boxes)))
+        fits = (c for c in self.copies[tensor] if all(map(is_inside, need, c.boxes)))
         return next(fits, None)
 
-    def _received(self, tensor: str, need: tuple[Box, ...]) -> tuple[int, ...]:
+    def _received(self, tensor: str, need: tuple[IndexBox, ...]) -> tuple[int, ...]:
         have, size = self.copies[tensor][0].boxes, ITEM_BYTES[self.types[tensor].dtype]
         return tuple(
             size * sum(count(overlap(h, n)) for other, h in enumerate(have) if other != r) for r, n in enumerate(need)
@@ -353,7 +353,7 @@ class _Planner:
         total = math.prod(t.shape) * reduced_size(t.dtype, reduction)
         return 2 * -(-total * (self.ranks - 1) // self.ranks)
 
-    def _at_hand(self, s: Statement, tensor: str, need: tuple[Box, ...], split: Split | None) -> Copy:
+    def _at_hand(self, s: Statement, tensor: str, need: tuple[IndexBox, ...], split: Parted | None) -> TensorCopy:
         found = self._found(tensor, need)
         if found is not None:
             return found
@@ -372,7 +372,7 @@ class _Planner:
             collective, reason = "all-to-all", self._why(s, tensor, split)
         return self._add(s.output, tensor, collective, reason, received, have, need, None)
 
-    def _why(self, s: Statement, tensor: str, split: Split | None) -> str:
+    def _why(self, s: Statement, tensor: str, split: Parted | None) -> str:
         d = self.home[tensor].dim
         if split is None:
             steps = [a for a in self_reads(s)]
@@ -389,7 +389,7 @@ class _Planner:
         shown = show_expr(split.form.to_expr(), tight=True)
         return f"{s.output} is divided by {by} ({shown}), and reads {tensor} at other places of dimension {d}"
 
-    def _whole(self, tensor: str, before: str, reason: str) -> Copy:
+    def _whole(self, tensor: str, before: str, reason: str) -> TensorCopy:
         """All of a tensor that is in parts."""
         reduction = self.home[tensor].reduction
         assert reduction is not None, "there is something to reduce"
@@ -397,9 +397,9 @@ class _Planner:
         received = (self._ring(tensor, reduction),) * self.ranks
         return self._add(before, tensor, "all-reduce", reason, received, (), need, reduction)
 
-    def _add(self, before, tensor, collective, reason, received, have, need, reduction) -> Copy:
+    def _add(self, before, tensor, collective, reason, received, have, need, reduction) -> TensorCopy:
         time = self.times[tensor] + 1
-        copy = Copy(self.names.fresh(f"{tensor}_here"), tensor, need, time)
+        copy = TensorCopy(self.names.fresh(f"{tensor}_here"), tensor, need, time)
         self.communications.append(
             Communication(before, tensor, collective, reason, received, copy.name, time, have, need, reduction)
         )
@@ -407,7 +407,7 @@ class _Planner:
         return copy
 
 
-def _from_neighbours(have: tuple[Box, ...], need: tuple[Box, ...], dim: int) -> bool:
+def _from_neighbours(have: tuple[IndexBox, ...], need: tuple[IndexBox, ...], dim: int) -> bool:
     """Does each rank need more along one dimension, of the ranks beside it alone, and not all that these hold?"""
     for r, n in enumerate(need):
         if count(n) and any(n[d] != h for d, h in enumerate(have[r]) if d != dim):

@@ -34,13 +34,13 @@ def _padded(s: Statement) -> Iterator[Expr]:
 
 def composes(s: Statement, k: int, t: TensorType, shapes: Shapes) -> bool:
     """Do the steps along a dimension compose: is every element an affine function of the one before, in its lane?"""
-    if abs(depth_along(s, k) or 0) != 1 or steps_of(s, t) is None or not covers(s, shapes):
+    if abs(depth_along(s, k) or 0) != 1 or composing_steps(s, t) is None or not covers(s, shapes):
         return False
     (access,) = set(self_reads(s))
     return all(i == e for d, (i, e) in enumerate(zip(access.index, s.index or (), strict=True)) if d != k)
 
 
-def steps_of(s: Statement, t: TensorType) -> tuple[Semiring, Expr, Expr] | None:
+def composing_steps(s: Statement, t: TensorType) -> tuple[Semiring, Expr, Expr] | None:
     """The semiring, scale and offset of a recurrence whose elements depend on one element before, in the same lane."""
     own = set(self_reads(s))
     if len(own) != 1 or s.guard is not None or s.default is not None or t.dtype not in ("float32", "float64"):

@@ -9,8 +9,8 @@ time, nested as Horner's rule has it, and these results in turn.
 from __future__ import annotations
 
 from tilec.backends.common.affine import literal_expr
-from tilec.distributed.sharding import Split
-from tilec.distributed.steps import steps_of
+from tilec.distributed.sharding import Parted
+from tilec.distributed.steps import composing_steps
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, Index, Int, Statement, self_reads
@@ -21,7 +21,7 @@ from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 STEPS = 16  # that one element of a summary takes together
 
 
-def init_of(own: Statement, s: Statement, split: Split, shape: tuple[int, ...], states: str, rank: int) -> Expr:
+def init_of(own: Statement, s: Statement, split: Parted, shape: tuple[int, ...], states: str, rank: int) -> Expr:
     """What a rank's recurrence `own` reads outside its part: the states of the rank before, or, where the whole one `s`
     reads outside the tensor, what that has there. The index variables are the coordinates, the rank's own along the
     dimension that is divided."""
@@ -45,10 +45,12 @@ def init_of(own: Statement, s: Statement, split: Split, shape: tuple[int, ...], 
     return found
 
 
-def summary_of(own: Statement, s: Statement, split: Split, t: TensorType, names: Names, first: bool) -> list[Statement]:
+def summary_of(
+    own: Statement, s: Statement, split: Parted, t: TensorType, names: Names, first: bool
+) -> list[Statement]:
     """What a rank's steps do to a state: statements of which the last has scales and offsets, behind one another along
     its first dimension, for each lane; the first rank's offset is its last state."""
-    steps, k = steps_of(own, t), split.dim
+    steps, k = composing_steps(own, t), split.dim
     assert steps is not None and k is not None, "the steps of the recurrence compose"
     ring, scale, offset = steps
     one, zero = literal_expr(ring.one), literal_expr(ring.zero)
@@ -95,9 +97,9 @@ def summary_of(own: Statement, s: Statement, split: Split, t: TensorType, names:
     return found
 
 
-def carry_of(own: Statement, split: Split, t: TensorType, gathered: str, name: str, place: int) -> Statement:
+def carry_of(own: Statement, split: Parted, t: TensorType, gathered: str, name: str, place: int) -> Statement:
     """The state before the rank whose turn is number `place`, from all ranks' summaries along the first dimension."""
-    steps, k = steps_of(own, t), split.dim
+    steps, k = composing_steps(own, t), split.dim
     assert steps is not None and k is not None and own.sizes is not None, "the steps of the recurrence compose"
     ring = steps[0]
     lanes = tuple(e for d, e in enumerate(own.index or ()) if d != k)

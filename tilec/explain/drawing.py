@@ -8,7 +8,7 @@ import numpy as np
 
 from tilec.explain.reach import Reached
 
-CELL, MOST = 13, 24  # pixels of an element; elements shown along a dimension
+CELL, _MOST = 13, 24  # pixels of an element; elements shown along a dimension
 READ, WRITTEN = "#3b7dd8", "#d8733b"
 
 
@@ -40,10 +40,10 @@ def _shown(reached: Reached) -> list[int]:
 
 def _window(at: np.ndarray, size: int) -> tuple[int, int]:
     """First element and number of elements to show, the marked ones among them."""
-    if size <= MOST or not len(at):
-        return 0, min(size, MOST)
+    if size <= _MOST or not len(at):
+        return 0, min(size, _MOST)
     middle = (int(at.min()) + int(at.max())) // 2
-    return int(np.clip(middle - MOST // 2, 0, size - MOST)), MOST
+    return int(np.clip(middle - _MOST // 2, 0, size - _MOST)), _MOST
 
 
 def _figure(

@@ -264,6 +264,10 @@ def walk(e: Expr) -> Iterator[Expr]:
         stack.extend(reversed(children(e)))
 
 
+def node_count(e: Expr) -> int:
+    return sum(1 for _ in walk(e))
+
+
 def accesses_in(*roots: Expr | None) -> Iterator[Access]:
     """The reads of tensors in expressions, those in indices and paddings too."""
     for root in roots:

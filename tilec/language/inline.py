@@ -18,6 +18,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     map_expressions,
+    node_count,
     rebuild,
     walk,
 )
@@ -81,7 +82,7 @@ def _substituted(program: Program, values: Values, e: CallSyntax, region: Region
     weights: dict[str, int] = {}
     for i, arg in zip(program.inputs, e.args, strict=True):
         known[i.name] = values.value(arg, region)
-        weights[i.name] = sum(1 for _ in walk(known[i.name]))
+        weights[i.name] = node_count(known[i.name])
 
     def visit(x: Expr) -> Expr:
         return known[x.name] if isinstance(x, Name) else rebuild(x, visit)

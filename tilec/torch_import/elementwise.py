@@ -8,28 +8,28 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.writer import TIGHT, Value, Writer, name_of, refuse
+from tilec.torch_import.writer import PRIMARY, Term, Writer, name_of, refuse
 
 aten = torch.ops.aten
 
 # How tightly operators bind, from loose to tight, as the grammar has it.
-LEVELS = {"?": 0, "^": 1, "|": 2, "&": 3, "==": 4, "!=": 4, "<": 5, ">": 5, "<=": 5, ">=": 5}
-LEVELS |= {"<<": 6, ">>": 6, "+": 7, "-": 7, "*": 8, "/": 8, "%": 8, "unary": 9}
+BINDING = {"?": 0, "^": 1, "|": 2, "&": 3, "==": 4, "!=": 4, "<": 5, ">": 5, "<=": 5, ">=": 5}
+BINDING |= {"<<": 6, ">>": 6, "+": 7, "-": 7, "*": 8, "/": 8, "%": 8, "unary": 9}
 
-Operand = Value | int | float | bool | torch.SymInt
+_Operand = Term | int | float | bool | torch.SymInt
 
 
-def text(w: Writer, operand: Operand, level: int = TIGHT) -> str:
+def text(w: Writer, operand: _Operand, level: int = PRIMARY) -> str:
     """An operand where an operator of `level` takes it."""
-    if isinstance(operand, Value):
+    if isinstance(operand, Term):
         return operand.text if operand.level >= level else f"({operand.text})"
     if isinstance(operand, torch.SymInt):
         return w.size(operand)
-    found = number(operand)
-    return f"({found})" if found.startswith("-") and level > LEVELS["+"] else found
+    found = as_text(operand)
+    return f"({found})" if found.startswith("-") and level > BINDING["+"] else found
 
 
-def number(value: float | int | bool) -> str:
+def as_text(value: float | int | bool) -> str:
     """A literal."""
     if isinstance(value, bool):
         return str(int(value))
@@ -38,16 +38,16 @@ def number(value: float | int | bool) -> str:
     return repr(value)
 
 
-def built(w: Writer, meta: torch.Tensor, found: str, level: int = TIGHT) -> Value:
-    return Value(found, tuple(meta.shape), meta.dtype, level, is_name=False)
+def built(w: Writer, meta: torch.Tensor, found: str, level: int = PRIMARY) -> Term:
+    return Term(found, tuple(meta.shape), meta.dtype, level, is_name=False)
 
 
-def infix(symbol: str) -> Callable[..., Value]:
-    level = LEVELS[symbol]
+def infix(symbol: str) -> Callable[..., Term]:
+    level = BINDING[symbol]
 
-    def write(w: Writer, meta: torch.Tensor, a: Operand, b: Operand, *, alpha: float = 1) -> Value:
+    def write(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, *, alpha: float = 1) -> Term:
         if alpha != 1:
-            b = built(w, meta, f"{number(alpha)} * {text(w, b, LEVELS['*'])}", LEVELS["*"])
+            b = built(w, meta, f"{as_text(alpha)} * {text(w, b, BINDING['*'])}", BINDING["*"])
         # comparisons do not chain, and of a - b - c the right operand needs parentheses
         left = level + 1 if 4 <= level <= 5 else level
         return built(w, meta, f"{text(w, a, left)} {symbol} {text(w, b, level + 1)}", level)
@@ -55,11 +55,11 @@ def infix(symbol: str) -> Callable[..., Value]:
     return write
 
 
-def divided(w: Writer, meta: torch.Tensor, a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Value:
+def divided(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, *, rounding_mode: str | None = None) -> Term:
     """torch's `/` is floating for integers too; Tile's truncates between integers."""
     integers = not any(_floating(x) for x in (a, b))
     if integers and rounding_mode is None:
-        a = cast(w, a, meta.dtype)
+        a = _cast(w, a, meta.dtype)
     quotient = infix("/")(w, meta, a, b)
     if rounding_mode is None or (integers and rounding_mode == "trunc"):
         return quotient
@@ -71,50 +71,50 @@ def divided(w: Writer, meta: torch.Tensor, a: Operand, b: Operand, *, rounding_m
     return built(w, meta, f"({quotient.text} < 0 ? ceil({quotient.text}) : floor({quotient.text}))")
 
 
-def _floating(x: Operand) -> bool:
-    return x.dtype.is_floating_point if isinstance(x, Value) else isinstance(x, float)
+def _floating(x: _Operand) -> bool:
+    return x.dtype.is_floating_point if isinstance(x, Term) else isinstance(x, float)
 
 
-def cast(w: Writer, a: Operand, dtype: torch.dtype) -> Value:
-    shape = a.shape if isinstance(a, Value) else ()
-    return Value(f"{name_of(dtype)}({text(w, a, 0)})", shape, dtype, is_name=False)
+def _cast(w: Writer, a: _Operand, dtype: torch.dtype) -> Term:
+    shape = a.shape if isinstance(a, Term) else ()
+    return Term(f"{name_of(dtype)}({text(w, a, 0)})", shape, dtype, is_name=False)
 
 
-def form(pattern: str, level: int = TIGHT, times: int = 1) -> Callable[..., Value]:
+def _form(pattern: str, level: int = PRIMARY, times: int = 1) -> Callable[..., Term]:
     """An expression with the operands `{0}`, `{1}` ...; those that stand `times` over one time get a name."""
 
-    def write(w: Writer, meta: torch.Tensor, *operands: Operand, **_: object) -> Value:
+    def write(w: Writer, meta: torch.Tensor, *operands: _Operand, **_: object) -> Term:
         first, *rest = operands
-        if times > 1 and isinstance(first, Value):
+        if times > 1 and isinstance(first, Term):
             first = w.named(first)
-        inner = 0 if level == TIGHT and pattern.endswith(")") and "(" in pattern and times == 1 else TIGHT
+        inner = 0 if level == PRIMARY and pattern.endswith(")") and "(" in pattern and times == 1 else PRIMARY
         found = pattern.format(*(text(w, o, inner) for o in (first, *rest)))
         return built(w, meta, found, level)
 
     return write
 
 
-def call(function: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, *operands: Operand) -> Value:
+def _call(function: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, *operands: _Operand) -> Term:
         return built(w, meta, f"{function}({', '.join(text(w, o, 0) for o in operands)})")
 
     return write
 
 
-def subtracted_from(w: Writer, meta: torch.Tensor, a: Operand, b: Operand, alpha: float = 1) -> Value:
+def subtracted_from(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, alpha: float = 1) -> Term:
     return infix("-")(w, meta, b, a, alpha=alpha)
 
 
-def power(w: Writer, meta: torch.Tensor, a: Operand, b: Operand) -> Value:
-    if isinstance(a, Value) and isinstance(b, int | float) and b in (2, 3):
+def power(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand) -> Term:
+    if isinstance(a, Term) and isinstance(b, int | float) and b in (2, 3):
         a = w.named(a)
-        return built(w, meta, " * ".join([a.text] * int(b)), LEVELS["*"])
-    return call("pow")(w, meta, a, b)
+        return built(w, meta, " * ".join([a.text] * int(b)), BINDING["*"])
+    return _call("pow")(w, meta, a, b)
 
 
-def clamped(
-    w: Writer, meta: torch.Tensor, a: Operand, low: Operand | None = None, high: Operand | None = None
-) -> Value:
+def _clamped(
+    w: Writer, meta: torch.Tensor, a: _Operand, low: _Operand | None = None, high: _Operand | None = None
+) -> Term:
     found = text(w, a, 0)
     if low is not None:
         found = f"max({found}, {text(w, low, 0)})"
@@ -123,93 +123,93 @@ def clamped(
     return built(w, meta, found)
 
 
-def chosen(w: Writer, meta: torch.Tensor, c: Operand, a: Operand, b: Operand) -> Value:
-    level = LEVELS["?"]
+def chosen(w: Writer, meta: torch.Tensor, c: _Operand, a: _Operand, b: _Operand) -> Term:
+    level = BINDING["?"]
     return built(w, meta, f"{text(w, c, 1)} ? {text(w, a, 1)} : {text(w, b, 1)}", level)
 
 
-def masked(w: Writer, meta: torch.Tensor, a: Operand, mask: Operand, value: Operand) -> Value:
+def _masked(w: Writer, meta: torch.Tensor, a: _Operand, mask: _Operand, value: _Operand) -> Term:
     return chosen(w, meta, mask, value, a)
 
 
-def gelu(w: Writer, meta: torch.Tensor, a: Operand, approximate: str = "none") -> Value:
+def gelu(w: Writer, meta: torch.Tensor, a: _Operand, approximate: str = "none") -> Term:
     if approximate == "none":
-        return call("gelu")(w, meta, a)
-    return form("0.5 * {0} * (1 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))", LEVELS["*"], 5)(
+        return _call("gelu")(w, meta, a)
+    return _form("0.5 * {0} * (1 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))", BINDING["*"], 5)(
         w, meta, a
     )
 
 
-def softplus(w: Writer, meta: torch.Tensor, a: Operand, beta: float = 1, threshold: float = 20) -> Value:
+def softplus(w: Writer, meta: torch.Tensor, a: _Operand, beta: float = 1, threshold: float = 20) -> Term:
     if beta == 1:  # beyond the threshold torch takes `a` itself, which differs by less than its last place
-        return call("softplus")(w, meta, a)
-    scaled = text(w, a, LEVELS["*"])
-    return built(w, meta, f"softplus({number(beta)} * {scaled}) / {number(beta)}", LEVELS["/"])
+        return _call("softplus")(w, meta, a)
+    scaled = text(w, a, BINDING["*"])
+    return built(w, meta, f"softplus({as_text(beta)} * {scaled}) / {as_text(beta)}", BINDING["/"])
 
 
-def leaky(w: Writer, meta: torch.Tensor, a: Operand, slope: float = 0.01) -> Value:
-    return form(f"{{0}} > 0 ? {{0}} : {number(slope)} * {{0}}", 0, 3)(w, meta, a)
+def leaky(w: Writer, meta: torch.Tensor, a: _Operand, slope: float = 0.01) -> Term:
+    return _form(f"{{0}} > 0 ? {{0}} : {as_text(slope)} * {{0}}", 0, 3)(w, meta, a)
 
 
-def elu(w: Writer, meta: torch.Tensor, a: Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
-    outside = "{0}" if scale == 1 else f"{number(scale)} * {{0}}"
-    inside = "{0}" if input_scale == 1 else f"{number(input_scale)} * {{0}}"
-    pattern = f"{{0}} > 0 ? {outside} : {number(alpha * scale)} * expm1({inside})"
-    return form(pattern, 0, 3)(w, meta, a)
+def elu(w: Writer, meta: torch.Tensor, a: _Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Term:
+    outside = "{0}" if scale == 1 else f"{as_text(scale)} * {{0}}"
+    inside = "{0}" if input_scale == 1 else f"{as_text(input_scale)} * {{0}}"
+    pattern = f"{{0}} > 0 ? {outside} : {as_text(alpha * scale)} * expm1({inside})"
+    return _form(pattern, 0, 3)(w, meta, a)
 
 
-def same(w: Writer, meta: torch.Tensor, a: Operand, *_: object, **__: object) -> Operand:
+def same(w: Writer, meta: torch.Tensor, a: _Operand, *_: object, **__: object) -> _Operand:
     return a
 
 
-def converted(w: Writer, meta: torch.Tensor, a: Value, *_: object, **__: object) -> Operand:
-    return a if a.dtype == meta.dtype else cast(w, a, meta.dtype)
+def converted(w: Writer, meta: torch.Tensor, a: Term, *_: object, **__: object) -> _Operand:
+    return a if a.dtype == meta.dtype else _cast(w, a, meta.dtype)
 
 
-def negated(w: Writer, meta: torch.Tensor, a: Operand) -> Value:
-    return built(w, meta, f"-{text(w, a, LEVELS['unary'])}", LEVELS["unary"])
+def negated(w: Writer, meta: torch.Tensor, a: _Operand) -> Term:
+    return built(w, meta, f"-{text(w, a, BINDING['unary'])}", BINDING["unary"])
 
 
-def inverted(w: Writer, meta: torch.Tensor, a: Operand) -> Value:
+def inverted(w: Writer, meta: torch.Tensor, a: _Operand) -> Term:
     if meta.dtype == torch.bool:
-        return built(w, meta, f"{text(w, a, 5)} == 0", LEVELS["=="])
-    return built(w, meta, f"~{text(w, a, LEVELS['unary'])}", LEVELS["unary"])
+        return built(w, meta, f"{text(w, a, 5)} == 0", BINDING["=="])
+    return built(w, meta, f"~{text(w, a, BINDING['unary'])}", BINDING["unary"])
 
 
-def logical(symbol: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, a: Operand, b: Operand) -> Value:
-        a, b = (x if not isinstance(x, Value) or x.dtype == torch.bool else cast(w, x, torch.bool) for x in (a, b))
+def logical(symbol: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand) -> Term:
+        a, b = (x if not isinstance(x, Term) or x.dtype == torch.bool else _cast(w, x, torch.bool) for x in (a, b))
         return infix(symbol)(w, meta, a, b)
 
     return write
 
 
-def filled(w: Writer, meta: torch.Tensor, value: float) -> Value:
+def filled(w: Writer, meta: torch.Tensor, value: float) -> Term:
     """A tensor of one value."""
     indices = w.indices(meta.dim())
-    return w.state(indices, meta.shape, f"{name_of(meta.dtype)}({number(value)})", meta.dtype)
+    return w.state(indices, meta.shape, f"{name_of(meta.dtype)}({as_text(value)})", meta.dtype)
 
 
-def counted(w: Writer, meta: torch.Tensor, *range_: float, **_: object) -> Value:
+def _counted(w: Writer, meta: torch.Tensor, *range_: float, **_: object) -> Term:
     begin, step = (0, 1) if len(range_) == 1 else (range_[0], range_[2] if len(range_) > 2 else 1)
     (i,) = w.indices(1)
-    body = (f"{number(begin)} + " if begin else "") + (f"{number(step)} * {i}" if step != 1 else i)
+    body = (f"{as_text(begin)} + " if begin else "") + (f"{as_text(step)} * {i}" if step != 1 else i)
     return w.state([i], meta.shape, f"{name_of(meta.dtype)}({body})", meta.dtype)
 
 
-def detached(w: Writer, meta: torch.Tensor, a: Operand, *_: object) -> Value:
+def detached(w: Writer, meta: torch.Tensor, a: _Operand, *_: object) -> Term:
     return built(w, meta, f"reverse_grad({text(w, a, 0)}, 0.0)")
 
 
-def like(value: float | None) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, _: object, *given: float, **__: object) -> Value:
+def like(value: float | None) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, _: object, *given: float, **__: object) -> Term:
         return filled(w, meta, given[0] if value is None else value)
 
     return write
 
 
-def of_sizes(value: float | None) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, *given: object, **__: object) -> Value:
+def of_sizes(value: float | None) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, *given: object, **__: object) -> Term:
         found = given[1] if value is None and len(given) > 1 else given[0] if value is None else value
         assert isinstance(found, int | float)
         return filled(w, meta, found)
@@ -217,13 +217,13 @@ def of_sizes(value: float | None) -> Callable[..., Value]:
     return write
 
 
-def dropped(w: Writer, meta: torch.Tensor, a: Operand, p: float = 0.5, train: bool = False) -> Operand:
+def dropped(w: Writer, meta: torch.Tensor, a: _Operand, p: float = 0.5, train: bool = False) -> _Operand:
     if train and p:
         raise refuse("dropout in training: write `rand(Seed) < P ? X / P : 0` (`tilec gallery dropout`)")
     return a
 
 
-def dropped_and_mask(w: Writer, metas: object, a: Operand, p: float, train: bool | None) -> tuple[Operand, ...]:
+def dropped_and_mask(w: Writer, metas: object, a: _Operand, p: float, train: bool | None) -> tuple[_Operand, ...]:
     return (dropped(w, metas[0], a, p, bool(train)),)  # type: ignore[index]
 
 
@@ -253,12 +253,12 @@ def _named(overloads: str) -> list[torch._ops.OpOverload]:
     ]
 
 
-FUNCTIONS = (
+_FUNCTIONS = (
     "abs exp log sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid relu floor ceil round erf silu"
 )
-FUNCTIONS += " log1p expm1 sign logaddexp"
-HANDLERS: dict[str, Callable] = {
-    **{name: call(name) for name in FUNCTIONS.split()},
+_FUNCTIONS += " log1p expm1 sign logaddexp"
+_BY_NAME: dict[str, Callable] = {
+    **{name: _call(name) for name in _FUNCTIONS.split()},
     "add": infix("+"),
     "sub": infix("-"),
     "mul": infix("*"),
@@ -267,7 +267,7 @@ HANDLERS: dict[str, Callable] = {
     "rsub": subtracted_from,
     "neg": negated,
     "pow": power,
-    "reciprocal": call("recip"),
+    "reciprocal": _call("recip"),
     "square": lambda w, m, a: power(w, m, a, 2),
     "eq": infix("=="),
     "ne": infix("!="),
@@ -282,24 +282,24 @@ HANDLERS: dict[str, Callable] = {
     "logical_or": logical("|"),
     "logical_not": inverted,
     "bitwise_not": inverted,
-    "maximum": call("max"),
-    "minimum": call("min"),
-    "clamp": clamped,
-    "clamp_min": clamped,
-    "clamp_max": lambda w, m, a, high: clamped(w, m, a, None, high),
-    "hardtanh": lambda w, m, a, low=-1, high=1: clamped(w, m, a, low, high),
+    "maximum": _call("max"),
+    "minimum": _call("min"),
+    "clamp": _clamped,
+    "clamp_min": _clamped,
+    "clamp_max": lambda w, m, a, high: _clamped(w, m, a, None, high),
+    "hardtanh": lambda w, m, a, low=-1, high=1: _clamped(w, m, a, low, high),
     "where": chosen,
-    "masked_fill": masked,
+    "masked_fill": _masked,
     "gelu": gelu,
     "softplus": softplus,
     "leaky_relu": leaky,
     "elu": elu,
-    "mish": form("{0} * tanh(softplus({0}))", LEVELS["*"], 2),
-    "hardswish": form("{0} * min(max({0} + 3, 0), 6) / 6", LEVELS["*"], 2),
-    "hardsigmoid": form("min(max({0} + 3, 0), 6) / 6", LEVELS["*"], 2),
-    "log2": form("log({0}) / 0.6931471805599453", LEVELS["/"], 2),
-    "exp2": form("exp(0.6931471805599453 * {0})", TIGHT, 2),
-    "isnan": form("{0} != {0}", LEVELS["!="], 2),
+    "mish": _form("{0} * tanh(softplus({0}))", BINDING["*"], 2),
+    "hardswish": _form("{0} * min(max({0} + 3, 0), 6) / 6", BINDING["*"], 2),
+    "hardsigmoid": _form("min(max({0} + 3, 0), 6) / 6", BINDING["*"], 2),
+    "log2": _form("log({0}) / 0.6931471805599453", BINDING["/"], 2),
+    "exp2": _form("exp(0.6931471805599453 * {0})", PRIMARY, 2),
+    "isnan": _form("{0} != {0}", BINDING["!="], 2),
     "clone": same,
     "alias": same,
     "contiguous": same,
@@ -313,10 +313,10 @@ HANDLERS: dict[str, Callable] = {
     "zeros_like": like(0),
     "ones_like": like(1),
     "full_like": like(None),
-    "arange": counted,
+    "arange": _counted,
     "dropout": dropped,
     "native_dropout": dropped_and_mask,
 }
-TABLE: dict[Any, Callable[..., Any]] = {
-    overload: handler for name, handler in HANDLERS.items() for overload in _named(name)
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    overload: handler for name, handler in _BY_NAME.items() for overload in _named(name)
 }

@@ -7,56 +7,56 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.elementwise import infix, number
-from tilec.torch_import.writer import Value, Writer, name_of, refuse
+from tilec.torch_import.elementwise import as_text, infix
+from tilec.torch_import.writer import Term, Writer, name_of, refuse
 
 aten = torch.ops.aten
-Size = int | torch.SymInt
+_Size = int | torch.SymInt
 
 
-def place(dim: int, rank: int) -> int:
+def normalized_dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-def reshaped(w: Writer, meta: torch.Tensor, x: Value, *_: object) -> Value:
+def reshaped(w: Writer, meta: torch.Tensor, x: Term, *_: object) -> Term:
     sizes = ", ".join(map(w.size, meta.shape))
     if list(map(w.size, meta.shape)) == list(map(w.size, x.shape)):
         return x
     if not meta.dim():
         return w.state([], [], w.access(x, ["0"] * x.rank), meta.dtype)
-    return Value(f"reshape({x.text}, {sizes})", tuple(meta.shape), meta.dtype, is_name=False)
+    return Term(f"reshape({x.text}, {sizes})", tuple(meta.shape), meta.dtype, is_name=False)
 
 
-def moved(w: Writer, meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
+def moved(w: Writer, meta: torch.Tensor, x: Term, order: Sequence[int]) -> Term:
     """`order[d]` is the dimension of `x` that stands at `d`."""
     out = w.indices(x.rank)
     read = [""] * x.rank
     for there, dim in enumerate(order):
-        read[place(dim, x.rank)] = out[there]
+        read[normalized_dim(dim, x.rank)] = out[there]
     return w.state(out, meta.shape, w.access(x, read), meta.dtype)
 
 
-def exchanged(w: Writer, meta: torch.Tensor, x: Value, a: int = 0, b: int = 1) -> Value:
+def exchanged(w: Writer, meta: torch.Tensor, x: Term, a: int = 0, b: int = 1) -> Term:
     order = list(range(x.rank))
     if x.rank > 1:
-        a, b = place(a, x.rank), place(b, x.rank)
+        a, b = normalized_dim(a, x.rank), normalized_dim(b, x.rank)
         order[a], order[b] = order[b], order[a]
     return moved(w, meta, x, order)
 
 
-def matrix_transposed(w: Writer, meta: torch.Tensor, x: Value) -> Value:
+def matrix_transposed(w: Writer, meta: torch.Tensor, x: Term) -> Term:
     return exchanged(w, meta, x, -2, -1)
 
 
-def expanded(w: Writer, meta: torch.Tensor, x: Value, *_: object, **__: object) -> Value:
+def expanded(w: Writer, meta: torch.Tensor, x: Term, *_: object, **__: object) -> Term:
     out = w.indices(meta.dim())
     return w.state(out, meta.shape, w.broadcast(x, out, meta.shape), meta.dtype)
 
 
-def along(dim_of: Callable[..., tuple[int, str]]) -> Callable[..., Value]:
+def along(dim_of: Callable[..., tuple[int, str]]) -> Callable[..., Term]:
     """An operation that reads one dimension at another index: `dim_of(w, x, index, ...)` gives both."""
 
-    def write(w: Writer, meta: torch.Tensor, x: Value, *more: object, **options: object) -> Value:
+    def write(w: Writer, meta: torch.Tensor, x: Term, *more: object, **options: object) -> Term:
         out = w.indices(meta.dim())
         dim, read = dim_of(w, x, out, *more, **options)
         return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
@@ -64,7 +64,7 @@ def along(dim_of: Callable[..., tuple[int, str]]) -> Callable[..., Value]:
     return write
 
 
-def start_of(w: Writer, start: Size, size: Size) -> str:
+def start_of(w: Writer, start: _Size, size: _Size) -> str:
     """Where a slice begins; from the end where negative, 0 where that is before the beginning."""
     if isinstance(start, int) and start < 0:
         return f"max(0, {w.offset(size)} - {-start})"
@@ -74,9 +74,15 @@ def start_of(w: Writer, start: Size, size: Size) -> str:
 
 
 def sliced(
-    w: Writer, meta: torch.Tensor, x: Value, dim: int = 0, start: Size | None = None, end: object = None, step: int = 1
-) -> Value:
-    dim = place(dim, x.rank)
+    w: Writer,
+    meta: torch.Tensor,
+    x: Term,
+    dim: int = 0,
+    start: _Size | None = None,
+    end: object = None,
+    step: int = 1,
+) -> Term:
+    dim = normalized_dim(dim, x.rank)
     if not start and step == 1 and w.size(meta.shape[dim]) == w.size(x.shape[dim]):
         return x
     out = w.indices(x.rank)
@@ -86,15 +92,15 @@ def sliced(
     return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
 
 
-def selected(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Size) -> Value:
-    dim = place(dim, x.rank)
+def selected(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: _Size) -> Term:
+    dim = normalized_dim(dim, x.rank)
     out = w.indices(meta.dim())
     read = f"{w.offset(x.shape[dim])} - {-at}" if isinstance(at, int) and at < 0 else w.offset(at)
     return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim:]]), meta.dtype)
 
 
-def split(w: Writer, metas: Sequence[torch.Tensor], x: Value, sizes: object, dim: int = 0) -> tuple[Value, ...]:
-    dim = place(dim, x.rank)
+def _split(w: Writer, metas: Sequence[torch.Tensor], x: Term, sizes: object, dim: int = 0) -> tuple[Term, ...]:
+    dim = normalized_dim(dim, x.rank)
     parts, before = [], ""
     for meta in metas:
         out = w.indices(x.rank)
@@ -104,18 +110,18 @@ def split(w: Writer, metas: Sequence[torch.Tensor], x: Value, sizes: object, dim
     return tuple(parts)
 
 
-def unbound(w: Writer, metas: Sequence[torch.Tensor], x: Value, dim: int = 0) -> tuple[Value, ...]:
+def unbound(w: Writer, metas: Sequence[torch.Tensor], x: Term, dim: int = 0) -> tuple[Term, ...]:
     return tuple(selected(w, meta, x, dim, n) for n, meta in enumerate(metas))
 
 
-def item(w: Writer, meta: torch.Tensor, parts: Sequence[Value], at: int) -> Value:
+def item(w: Writer, meta: torch.Tensor, parts: Sequence[Term], at: int) -> Term:
     return parts[at]
 
 
-def joined(w: Writer, meta: torch.Tensor, parts: Sequence[Value], dim: int = 0) -> Value:
+def _joined(w: Writer, meta: torch.Tensor, parts: Sequence[Term], dim: int = 0) -> Term:
     """One tensor after another: a branch for each, which reads it only where it is taken."""
     parts = [p for p in parts if not (p.rank == 1 and p.shape[0] == 0 and meta.dim() > 1)]
-    dim = place(dim, meta.dim())
+    dim = normalized_dim(dim, meta.dim())
     out = w.indices(meta.dim())
     before, branches = "", []
     for p in parts:
@@ -130,36 +136,36 @@ def _less(text: str) -> str:
     return f"({text})" if "+" in text else text
 
 
-def padded(w: Writer, meta: torch.Tensor, x: Value, widths: Sequence[int], value: float = 0) -> Value:
+def _padded(w: Writer, meta: torch.Tensor, x: Term, widths: Sequence[int], value: float = 0) -> Term:
     out = w.indices(x.rank)
     read = list(out)
     for n, width in enumerate(widths[::2]):
         dim = x.rank - 1 - n
         if width:
             read[dim] = f"{out[dim]} - {width}" if width > 0 else f"{out[dim]} + {-width}"
-    return w.state(out, meta.shape, f"pad({w.access(x, read)}, {number(value)})", meta.dtype)
+    return w.state(out, meta.shape, f"pad({w.access(x, read)}, {as_text(value)})", meta.dtype)
 
 
-def flipped(w: Writer, meta: torch.Tensor, x: Value, dims: Sequence[int]) -> Value:
+def flipped(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int]) -> Term:
     out = w.indices(x.rank)
-    turned = {place(d, x.rank) for d in dims}
+    turned = {normalized_dim(d, x.rank) for d in dims}
     read = [f"{w.offset(n)} - 1 - {i}" if d in turned else i for d, (n, i) in enumerate(zip(x.shape, out, strict=True))]
     return w.state(out, meta.shape, w.access(x, read), meta.dtype)
 
 
-def rolled(w: Writer, meta: torch.Tensor, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def rolled(w: Writer, meta: torch.Tensor, x: Term, shifts: Sequence[int], dims: Sequence[int] = ()) -> Term:
     if not dims:
         raise refuse("roll without dims")
     out = w.indices(x.rank)
     read = list(out)
     for shift, dim in zip(shifts, dims, strict=True):
-        at = place(dim, x.rank)
+        at = normalized_dim(dim, x.rank)
         read[at] = f"({out[at]} - {shift}) % {w.offset(x.shape[at])}".replace("- -", "+ ")
     return w.state(out, meta.shape, w.access(x, read), meta.dtype)
 
 
-def windows(w: Writer, meta: torch.Tensor, x: Value, dim: int, size: int, step: int) -> Value:
-    dim = place(dim, x.rank)
+def windows(w: Writer, meta: torch.Tensor, x: Term, dim: int, size: int, step: int) -> Term:
+    dim = normalized_dim(dim, x.rank)
     out = w.indices(x.rank + 1)
     read = [
         *out[:dim],
@@ -169,8 +175,8 @@ def windows(w: Writer, meta: torch.Tensor, x: Value, dim: int, size: int, step: 
     return w.state(out, meta.shape, w.access(x, read), meta.dtype)
 
 
-def triangle(sign: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, x: Value, diagonal: int = 0) -> Value:
+def triangle(sign: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, x: Term, diagonal: int = 0) -> Term:
         out = w.indices(x.rank)
         offset = f" + {diagonal}" if diagonal > 0 else f" - {-diagonal}" if diagonal else ""
         inside = f"{out[-2]}{offset} >= {out[-1]}" if sign == "low" else f"{out[-2]}{offset} <= {out[-1]}"
@@ -179,32 +185,32 @@ def triangle(sign: str) -> Callable[..., Value]:
     return write
 
 
-def diagonal(w: Writer, meta: torch.Tensor, x: Value, offset: int = 0, a: int = 0, b: int = 1) -> Value:
-    a, b = place(a, x.rank), place(b, x.rank)
+def diagonal(w: Writer, meta: torch.Tensor, x: Term, offset: int = 0, a: int = 0, b: int = 1) -> Term:
+    a, b = normalized_dim(a, x.rank), normalized_dim(b, x.rank)
     out = w.indices(meta.dim())
     others = iter(out[:-1])
     on = {a: f"{out[-1]} + {-offset}" if offset < 0 else out[-1], b: f"{out[-1]} + {offset}" if offset > 0 else out[-1]}
     return w.state(out, meta.shape, w.access(x, [on.get(d) or next(others) for d in range(x.rank)]), meta.dtype)
 
 
-def embedded(w: Writer, meta: torch.Tensor, table: Value, at: Value, *_: object) -> Value:
+def embedded(w: Writer, meta: torch.Tensor, table: Term, at: Term, *_: object) -> Term:
     out = w.indices(meta.dim())
     return w.state(out, meta.shape, w.access(table, [w.access(at, out[:-1]), out[-1]]), meta.dtype)
 
 
-def rows(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value) -> Value:
-    dim = place(dim, x.rank)
+def _rows(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term) -> Term:
+    dim = normalized_dim(dim, x.rank)
     out = w.indices(meta.dim())
     return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, [out[dim]]), *out[dim + 1 :]]), meta.dtype)
 
 
-def gathered(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, **_: object) -> Value:
-    dim = place(dim, x.rank)
+def _gathered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, **_: object) -> Term:
+    dim = normalized_dim(dim, x.rank)
     out = w.indices(meta.dim())
     return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, out), *out[dim + 1 :]]), meta.dtype)
 
 
-def indexed(w: Writer, meta: torch.Tensor, x: Value, at: Sequence[Value | None]) -> Value:
+def indexed(w: Writer, meta: torch.Tensor, x: Term, at: Sequence[Term | None]) -> Term:
     """`x[..., a, b, ...]` with tensors of integers; their own dimensions stand where the first one does."""
     tensors = [(d, t) for d, t in enumerate(at) if t is not None]
     dims = [d for d, _ in tensors]
@@ -225,31 +231,29 @@ def indexed(w: Writer, meta: torch.Tensor, x: Value, at: Sequence[Value | None])
     return w.state(out, meta.shape, w.access(x, read), meta.dtype)
 
 
-def scattered(w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, source: Value) -> Value:
+def _scattered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, source: Term) -> Term:
     """`x.scatter_add(dim, at, source)`."""
-    dim = place(dim, x.rank)
+    dim = normalized_dim(dim, x.rank)
     i = w.indices(at.rank)
     added = w.state([*i[:dim], w.access(at, i), *i[dim + 1 :]], meta.shape, f"+({w.access(source, i)})", meta.dtype)
     return infix("+")(w, meta, x, added)
 
 
-def rows_added(
-    w: Writer, meta: torch.Tensor, x: Value, dim: int, at: Value, source: Value, *, alpha: float = 1
-) -> Value:
+def rows_added(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, source: Term, *, alpha: float = 1) -> Term:
     """`x.index_add(dim, at, source)`."""
-    dim = place(dim, x.rank)
+    dim = normalized_dim(dim, x.rank)
     i = w.indices(x.rank)
-    body = w.access(source, i) if alpha == 1 else f"{number(alpha)} * {w.access(source, i)}"
+    body = w.access(source, i) if alpha == 1 else f"{as_text(alpha)} * {w.access(source, i)}"
     added = w.state([*i[:dim], w.access(at, [i[dim]]), *i[dim + 1 :]], meta.shape, f"+({body})", meta.dtype)
     return infix("+")(w, meta, x, added)
 
 
-def one_hot(w: Writer, meta: torch.Tensor, at: Value, classes: int = -1) -> Value:
+def one_hot(w: Writer, meta: torch.Tensor, at: Term, classes: int = -1) -> Term:
     out = w.indices(meta.dim())
     return w.state(out, meta.shape, f"{name_of(meta.dtype)}({w.access(at, out[:-1])} == {out[-1]})", meta.dtype)
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
+HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.view.default: reshaped,
     aten.reshape.default: reshaped,
     aten._unsafe_view.default: reshaped,
@@ -265,12 +269,12 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.expand.default: expanded,
     aten.slice.Tensor: sliced,
     aten.select.int: selected,
-    aten.split.Tensor: split,
-    aten.split_with_sizes.default: split,
-    aten.chunk.default: split,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.chunk.default: _split,
     aten.unbind.int: unbound,
-    aten.cat.default: joined,
-    aten.constant_pad_nd.default: padded,
+    aten.cat.default: _joined,
+    aten.constant_pad_nd.default: _padded,
     aten.flip.default: flipped,
     aten.roll.default: rolled,
     aten.unfold.default: windows,
@@ -278,10 +282,10 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.triu.default: triangle("high"),
     aten.diagonal.default: diagonal,
     aten.embedding.default: embedded,
-    aten.index_select.default: rows,
-    aten.gather.default: gathered,
+    aten.index_select.default: _rows,
+    aten.gather.default: _gathered,
     aten.index.Tensor: indexed,
-    aten.scatter_add.default: scattered,
+    aten.scatter_add.default: _scattered,
     aten.index_add.default: rows_added,
     aten.one_hot.default: one_hot,
 }

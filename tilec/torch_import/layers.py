@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.elementwise import number
-from tilec.torch_import.indexing import place
-from tilec.torch_import.writer import Value, Writer, refuse
+from tilec.torch_import.elementwise import as_text
+from tilec.torch_import.indexing import normalized_dim
+from tilec.torch_import.writer import Term, Writer, refuse
 
 aten = torch.ops.aten
 
@@ -17,14 +17,14 @@ aten = torch.ops.aten
 def _normalised(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     own: Sequence[int],
-    weight: Value | None,
-    bias: Value | None,
+    weight: Term | None,
+    bias: Term | None,
     scale_at: Callable[[Sequence[str]], Sequence[str]],
     eps: float,
     centred: bool = True,
-) -> Value:
+) -> Term:
     """`own` are the dimensions that statistics sum over; `scale_at` gives the indices of weight and bias."""
     x = w.named(x)
     read = w.indices(x.rank)
@@ -35,7 +35,7 @@ def _normalised(
         mean = w.state(kept, shape, f"mean({here})", meta.dtype, hint="mean")
         here = f"({here} - {w.access(mean, kept)})"
     spread = w.state(kept, shape, f"mean({here} * {here})", meta.dtype, hint="variance" if centred else "square")
-    body = f"{here} * rsqrt({w.access(spread, kept)} + {number(eps)})"
+    body = f"{here} * rsqrt({w.access(spread, kept)} + {as_text(eps)})"
     if weight is not None:
         body += f" * {w.access(weight, scale_at(read))}"
     if bias is not None:
@@ -43,23 +43,28 @@ def _normalised(
     return w.state(read, meta.shape, body, meta.dtype)
 
 
-def layer_norm(
+def _layer_norm(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     shape: Sequence[int],
-    weight: Value | None = None,
-    bias: Value | None = None,
+    weight: Term | None = None,
+    bias: Term | None = None,
     eps: float = 1e-5,
     *_: object,
-) -> Value:
+) -> Term:
     own = range(x.rank - len(shape), x.rank)
     return _normalised(w, meta, x, own, weight, bias, lambda read: read[own[0] :], eps)
 
 
 def rms_norm(
-    w: Writer, meta: torch.Tensor, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
-) -> Value:
+    w: Writer,
+    meta: torch.Tensor,
+    x: Term,
+    shape: Sequence[int],
+    weight: Term | None = None,
+    eps: float | None = None,
+) -> Term:
     own = range(x.rank - len(shape), x.rank)
     small = torch.finfo(meta.dtype).eps if eps is None else eps
     return _normalised(w, meta, x, own, weight, None, lambda read: read[own[0] :], small, centred=False)
@@ -68,22 +73,22 @@ def rms_norm(
 def group_norm(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     groups: int,
-    weight: Value | None = None,
-    bias: Value | None = None,
+    weight: Term | None = None,
+    bias: Term | None = None,
     eps: float = 1e-5,
     *_: object,
-) -> Value:
+) -> Term:
     """Channels are divided into groups by a reshape, and put together again."""
     size = int(x.shape[1]) // groups
     parts = (x.shape[0], groups, size, *x.shape[2:])
     text = ", ".join(map(w.size, parts))
-    apart = w.named(Value(f"reshape({w.named(x).text}, {text})", parts, x.dtype, is_name=False), "groups")
+    apart = w.named(Term(f"reshape({w.named(x).text}, {text})", parts, x.dtype, is_name=False), "groups")
     own = range(2, len(parts))
     wide = meta.unflatten(1, (groups, size))
     found = _normalised(w, wide, apart, own, weight, bias, lambda read: [f"{size}*{read[1]} + {read[2]}"], eps)
-    return Value(
+    return Term(
         f"reshape({found.text}, {', '.join(map(w.size, meta.shape))})", tuple(meta.shape), meta.dtype, is_name=False
     )
 
@@ -91,23 +96,23 @@ def group_norm(
 def batch_norm(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    variance: Value | None,
+    x: Term,
+    weight: Term | None,
+    bias: Term | None,
+    mean: Term | None,
+    variance: Term | None,
     training: bool,
     momentum: float,
     eps: float,
     *_: object,
-) -> Value:
+) -> Term:
     if training:
         own = [d for d in range(x.rank) if d != 1]
         return _normalised(w, meta, x, own, weight, bias, lambda read: [read[1]], eps)
     assert mean is not None and variance is not None
     read = w.indices(x.rank)
     c = [read[1]]
-    body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {number(eps)})"
+    body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {as_text(eps)})"
     body += "" if weight is None else f" * {w.access(weight, c)}"
     body += "" if bias is None else f" + {w.access(bias, c)}"
     return w.state(read, meta.shape, body, meta.dtype)
@@ -116,49 +121,49 @@ def batch_norm(
 def batch_norm_of_batch(
     w: Writer,
     metas: Sequence[torch.Tensor],
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
+    x: Term,
+    weight: Term | None,
+    bias: Term | None,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
+) -> tuple[Term, ...]:
     return (batch_norm(w, metas[0], x, weight, bias, None, None, training, momentum, eps),)
 
 
 def batch_norm_kept(
     w: Writer,
     metas: Sequence[torch.Tensor],
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    variance: Value,
+    x: Term,
+    weight: Term | None,
+    bias: Term | None,
+    mean: Term,
+    variance: Term,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
+) -> tuple[Term, ...]:
     return (batch_norm(w, metas[0], x, weight, bias, mean, variance, False, momentum, eps),)
 
 
 def attention(
     w: Writer,
     meta: torch.Tensor,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None = None,
+    q: Term,
+    k: Term,
+    v: Term,
+    mask: Term | None = None,
     p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Value:
+) -> Term:
     if p or enable_gqa:
         raise refuse("scaled_dot_product_attention with dropout or enable_gqa")
     if scale is None and not isinstance(q.shape[-1], int):
         factor = f"rsqrt({w.size(q.shape[-1])})"
     else:
-        factor = number(float(q.shape[-1]) ** -0.5 if scale is None else scale)
+        factor = as_text(float(q.shape[-1]) ** -0.5 if scale is None else scale)
     q, k, v = (w.named(x) for x in (q, k, v))
     lead = w.indices(meta.dim() + 2)
     *batch, i, j, e, f = lead
@@ -179,13 +184,13 @@ def attention(
 def cross_entropy(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    target: Value,
-    weight: Value | None = None,
+    x: Term,
+    target: Term,
+    weight: Term | None = None,
     reduction: int = 1,
     ignored: object = -100,
     smoothing: float = 0.0,
-) -> Value:
+) -> Term:
     """Labels outside the classes count nothing, which is what `ignore_index` means."""
     if weight is not None or smoothing or target.dtype.is_floating_point or not _negative(ignored):
         raise refuse("cross_entropy with weights, smoothing, probabilities as targets or another ignore_index")
@@ -206,10 +211,10 @@ def _negative(value: object) -> bool:
     return isinstance(value, int) and value < 0
 
 
-def losses(body: str) -> Callable[..., Value]:
+def losses(body: str) -> Callable[..., Term]:
     """`{0}` and `{1}` are the elements of prediction and target."""
 
-    def write(w: Writer, meta: torch.Tensor, x: Value, y: Value, reduction: int = 1) -> Value:
+    def write(w: Writer, meta: torch.Tensor, x: Term, y: Term, reduction: int = 1) -> Term:
         x, y = w.named(x), w.named(y)
         shape = torch.broadcast_shapes(x.shape, y.shape)
         i = w.indices(len(shape))
@@ -221,18 +226,18 @@ def losses(body: str) -> Callable[..., Value]:
     return write
 
 
-def similarity(w: Writer, meta: torch.Tensor, a: Value, b: Value, dim: int = 1, eps: float = 1e-8) -> Value:
+def similarity(w: Writer, meta: torch.Tensor, a: Term, b: Term, dim: int = 1, eps: float = 1e-8) -> Term:
     a, b = w.named(a), w.named(b)
     shape = torch.broadcast_shapes(a.shape, b.shape)
     i = w.indices(len(shape))
-    out = [x for d, x in enumerate(i) if d != place(dim, len(shape))]
+    out = [x for d, x in enumerate(i) if d != normalized_dim(dim, len(shape))]
     x, y = w.broadcast(a, i, shape), w.broadcast(b, i, shape)
-    body = f"sum({x} * {y}) / (max(sqrt(sum({x} * {x})), {number(eps)}) * max(sqrt(sum({y} * {y})), {number(eps)}))"
+    body = f"sum({x} * {y}) / (max(sqrt(sum({x} * {x})), {as_text(eps)}) * max(sqrt(sum({y} * {y})), {as_text(eps)}))"
     return w.state(out, meta.shape, body, meta.dtype)
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    aten.layer_norm.default: layer_norm,
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.layer_norm.default: _layer_norm,
     aten.rms_norm.default: rms_norm,
     aten.group_norm.default: group_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_of_batch,

@@ -9,10 +9,10 @@ from typing import Any
 from tilec.torch_import import elementwise, indexing, layers, sums, windows
 
 OPERATIONS: dict[Any, Callable] = {
-    **elementwise.TABLE,
-    **indexing.TABLE,
-    **sums.TABLE,
-    **windows.TABLE,
-    **layers.TABLE,
+    **elementwise.HANDLERS,
+    **indexing.HANDLERS,
+    **sums.HANDLERS,
+    **windows.HANDLERS,
+    **layers.HANDLERS,
     operator.getitem: indexing.item,
 }

@@ -7,10 +7,10 @@ import torch
 
 from tilec.errors import Unsupported
 
-NAMES = "N M K L P Q R S T U V W A B C D E F G H I J".split()
+_NAMES = "N M K L P Q R S T U V W A B C D E F G H I J".split()
 
 
-class Sizes:
+class SizeNames:
     """Gives dimension names to the symbols of a graph."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Sizes:
         if not isinstance(found, sympy.Symbol):
             raise Unsupported(f"an input's size is {found}")
         if found not in self.names:
-            unused = (n for n in (*NAMES, *(f"N{k}" for k in range(1, 1000))) if n not in taken)
+            unused = (n for n in (*_NAMES, *(f"N{k}" for k in range(1, 1000))) if n not in taken)
             self.names[found] = next(n for n in unused if n not in self.names.values())
         return self.names[found]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.elementwise import LEVELS, number
-from tilec.torch_import.indexing import place
-from tilec.torch_import.writer import Value, Writer, name_of, refuse
+from tilec.torch_import.elementwise import BINDING, as_text
+from tilec.torch_import.indexing import normalized_dim
+from tilec.torch_import.writer import Term, Writer, name_of, refuse
 
 aten = torch.ops.aten
 
 
-def reduced(w: Writer, meta: torch.Tensor, x: Value, dims: Sequence[int] | None, keep: bool, body: str) -> Value:
+def _reduced(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int] | None, keep: bool, body: str) -> Term:
     """`body` holds `{0}` for the access; dimensions that are kept have size 1."""
-    summed = {place(d, x.rank) for d in dims} if dims else set(range(x.rank))
+    summed = {normalized_dim(d, x.rank) for d in dims} if dims else set(range(x.rank))
     read = w.indices(x.rank)
     if not keep:
         out = [i for d, i in enumerate(read) if d not in summed]
@@ -26,15 +26,15 @@ def reduced(w: Writer, meta: torch.Tensor, x: Value, dims: Sequence[int] | None,
     return w.state(out, meta.shape, body.format(w.access(x, read)), meta.dtype)
 
 
-def reduction(name: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, x: Value, dims: object = None, keep: bool = False, **_: object) -> Value:
+def _reduction(name: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, x: Term, dims: object = None, keep: bool = False, **_: object) -> Term:
         dims = [dims] if isinstance(dims, int) else dims
         if not x.rank:
             return (
-                x if x.dtype == meta.dtype else Value(f"{name_of(meta.dtype)}({x.text})", (), meta.dtype, is_name=False)
+                x if x.dtype == meta.dtype else Term(f"{name_of(meta.dtype)}({x.text})", (), meta.dtype, is_name=False)
             )
         inner = f"{name_of(meta.dtype)}({{0}})" if name in ("sum", "prod", "mean") and x.dtype != meta.dtype else "{0}"
-        return reduced(w, meta, x, dims, keep, f"{name}({inner})")  # type: ignore[arg-type]
+        return _reduced(w, meta, x, dims, keep, f"{name}({inner})")  # type: ignore[arg-type]
 
     return write
 
@@ -42,47 +42,47 @@ def reduction(name: str) -> Callable[..., Value]:
 def variance(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     dims: Sequence[int] | None = None,
     *,
     correction: float | None = 1,
     keepdim: bool = False,
-) -> Value:
+) -> Term:
     return moments(w, meta, x, dims, 1 if correction is None else correction, keepdim)[0]
 
 
 def deviation(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     dims: Sequence[int] | None = None,
     *,
     correction: float | None = 1,
     keepdim: bool = False,
-) -> Value:
+) -> Term:
     found = variance(w, meta, x, dims, correction=correction, keepdim=keepdim)
-    return Value(f"sqrt({found.text})", found.shape, found.dtype, is_name=False)
+    return Term(f"sqrt({found.text})", found.shape, found.dtype, is_name=False)
 
 
 def variance_and_mean(
     w: Writer,
     metas: Sequence[torch.Tensor],
-    x: Value,
+    x: Term,
     dims: Sequence[int] | None = None,
     *,
     correction: float | None = 1,
     keepdim: bool = False,
-) -> tuple[Value, ...]:
+) -> tuple[Term, ...]:
     return moments(w, metas[0], x, dims, 1 if correction is None else correction, keepdim)
 
 
 def moments(
-    w: Writer, meta: torch.Tensor, x: Value, dims: Sequence[int] | None, correction: float, keep: bool
-) -> tuple[Value, Value]:
+    w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int] | None, correction: float, keep: bool
+) -> tuple[Term, Term]:
     """Variance and mean over dimensions."""
-    summed = sorted({place(d, x.rank) for d in dims} if dims else range(x.rank))
+    summed = sorted({normalized_dim(d, x.rank) for d in dims} if dims else range(x.rank))
     x = w.named(x)
-    mean = reduced(w, meta, x, dims, keep, "mean({0})")
+    mean = _reduced(w, meta, x, dims, keep, "mean({0})")
     read = w.indices(x.rank)
     extra = w.indices(2 * x.rank)[x.rank :]
     at = (
@@ -95,46 +95,46 @@ def moments(
     if correction == 0:
         return w.state(out, meta.shape, f"mean({apart} * {apart})", meta.dtype), mean
     count = " * ".join(w.size(x.shape[d]) for d in summed)
-    squares = w.state(out, meta.shape, f"sum({apart} * {apart}) / ({count} - {number(correction)})", meta.dtype)
+    squares = w.state(out, meta.shape, f"sum({apart} * {apart}) / ({count} - {as_text(correction)})", meta.dtype)
     return squares, mean
 
 
 def norm(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
+    x: Term,
     order: float = 2,
     dims: Sequence[int] | None = None,
     keep: bool = False,
     **_: object,
-) -> Value:
+) -> Term:
     bodies = {2: "sqrt(sum({0} * {0}))", 1: "sum(abs({0}))", float("inf"): "max(abs({0}))"}
     if order not in bodies:
         raise refuse(f"a norm of order {order}")
-    return reduced(w, meta, w.named(x), dims, keep, bodies[order])
+    return _reduced(w, meta, w.named(x), dims, keep, bodies[order])
 
 
-def extremum(name: str) -> Callable[..., tuple[Value, ...]]:
-    def write(w: Writer, metas: Sequence[torch.Tensor], x: Value, dim: int, keep: bool = False) -> tuple[Value, ...]:
+def extremum(name: str) -> Callable[..., tuple[Term, ...]]:
+    def write(w: Writer, metas: Sequence[torch.Tensor], x: Term, dim: int, keep: bool = False) -> tuple[Term, ...]:
         x = w.named(x)
         return (
-            reduced(w, metas[0], x, [dim], keep, f"{name}({{0}})"),
-            reduced(w, metas[1], x, [dim], keep, f"arg{name}({{0}})"),
+            _reduced(w, metas[0], x, [dim], keep, f"{name}({{0}})"),
+            _reduced(w, metas[1], x, [dim], keep, f"arg{name}({{0}})"),
         )
 
     return write
 
 
-def position(name: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, x: Value, dim: int | None = None, keep: bool = False) -> Value:
-        return reduced(w, meta, x, None if dim is None else [dim], keep, f"{name}({{0}})")
+def _position(name: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, x: Term, dim: int | None = None, keep: bool = False) -> Term:
+        return _reduced(w, meta, x, None if dim is None else [dim], keep, f"{name}({{0}})")
 
     return write
 
 
-def scanned(name: str) -> Callable[..., Value]:
-    def write(w: Writer, meta: torch.Tensor, x: Value, dim: int, **_: object) -> Value:
-        dim = place(dim, x.rank)
+def scanned(name: str) -> Callable[..., Term]:
+    def write(w: Writer, meta: torch.Tensor, x: Term, dim: int, **_: object) -> Term:
+        dim = normalized_dim(dim, x.rank)
         *out, s = w.indices(x.rank + 1)
         read = [*out[:dim], s, *out[dim + 1 :]]
         inner = w.access(x, read) if x.dtype == meta.dtype else f"{name_of(meta.dtype)}({w.access(x, read)})"
@@ -144,26 +144,26 @@ def scanned(name: str) -> Callable[..., Value]:
     return write
 
 
-def softmax(w: Writer, meta: torch.Tensor, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+def _softmax(w: Writer, meta: torch.Tensor, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
     x, read, total = _normalised(w, meta, x, dim)
     return w.state(read, meta.shape, f"exp({w.access(x, read)} - {total})", meta.dtype)
 
 
-def log_softmax(w: Writer, meta: torch.Tensor, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+def log_softmax(w: Writer, meta: torch.Tensor, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
     x, read, total = _normalised(w, meta, x, dim)
     return w.state(read, meta.shape, f"{w.access(x, read)} - {total}", meta.dtype)
 
 
-def _normalised(w: Writer, meta: torch.Tensor, x: Value, dim: int) -> tuple[Value, list[str], str]:
+def _normalised(w: Writer, meta: torch.Tensor, x: Term, dim: int) -> tuple[Term, list[str], str]:
     x = w.named(x)
     if x.dtype != meta.dtype:
-        x = w.named(Value(f"{name_of(meta.dtype)}({x.text})", x.shape, meta.dtype, is_name=False))
-    dim = place(dim, x.rank)
+        x = w.named(Term(f"{name_of(meta.dtype)}({x.text})", x.shape, meta.dtype, is_name=False))
+    dim = normalized_dim(dim, x.rank)
     *read, other = w.indices(x.rank + 1)
     return x, read, f"logsumexp({w.access(x, [*read[:dim], other, *read[dim + 1 :]])})"
 
 
-def product(w: Writer, meta: torch.Tensor, a: Value, b: Value) -> Value:
+def _product(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
     """`a @ b` for every rank: vectors, matrices, batches that broadcast."""
     *out, k = w.indices(meta.dim() + 1)
     batch = out[: meta.dim() - (a.rank > 1) - (b.rank > 1)]
@@ -173,7 +173,7 @@ def product(w: Writer, meta: torch.Tensor, a: Value, b: Value) -> Value:
     return w.state(out, meta.shape, f"sum({left} * {right})", meta.dtype)
 
 
-def _batched(w: Writer, x: Value, batch: Sequence[str], meta: torch.Tensor, inner: Sequence[str]) -> str:
+def _batched(w: Writer, x: Term, batch: Sequence[str], meta: torch.Tensor, inner: Sequence[str]) -> str:
     count = x.rank - len(inner)
     far = list(meta.shape)[len(batch) - count : len(batch)]
     own = list(batch)[len(batch) - count :]
@@ -182,7 +182,7 @@ def _batched(w: Writer, x: Value, batch: Sequence[str], meta: torch.Tensor, inne
     return w.access(x, [*outer, *inner])
 
 
-def linear(w: Writer, meta: torch.Tensor, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def _linear(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | None = None) -> Term:
     *out, k = w.indices(meta.dim() + 1)
     body = f"sum({w.access(x, [*out[:-1], k])} * {w.access(weight, [out[-1], k])})"
     if bias is not None:
@@ -190,15 +190,15 @@ def linear(w: Writer, meta: torch.Tensor, x: Value, weight: Value, bias: Value |
     return w.state(out, meta.shape, body, meta.dtype)
 
 
-def added(w: Writer, meta: torch.Tensor, c: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+def _added(w: Writer, meta: torch.Tensor, c: Term, a: Term, b: Term, *, beta: float = 1, alpha: float = 1) -> Term:
     """`beta * c + alpha * (a @ b)`."""
-    found = product(w, meta, a, b)
-    right = found.text if alpha == 1 else f"{number(alpha)} * {found.text}"
-    left = w.named(c).text if beta == 1 else f"{number(beta)} * {w.named(c).text}"
-    return Value(f"{left} + {right}", tuple(meta.shape), meta.dtype, LEVELS["+"], is_name=False)
+    found = _product(w, meta, a, b)
+    right = found.text if alpha == 1 else f"{as_text(alpha)} * {found.text}"
+    left = w.named(c).text if beta == 1 else f"{as_text(beta)} * {w.named(c).text}"
+    return Term(f"{left} + {right}", tuple(meta.shape), meta.dtype, BINDING["+"], is_name=False)
 
 
-def einsum(w: Writer, meta: torch.Tensor, equation: str, tensors: Sequence[Value], **_: object) -> Value:
+def _einsum(w: Writer, meta: torch.Tensor, equation: str, tensors: Sequence[Term], **_: object) -> Term:
     if "." in equation:
         raise refuse("einsum with `...`")
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -226,15 +226,15 @@ def einsum(w: Writer, meta: torch.Tensor, equation: str, tensors: Sequence[Value
 def trilinear(
     w: Writer,
     meta: torch.Tensor,
-    a: Value,
-    b: Value,
-    c: Value,
+    a: Term,
+    b: Term,
+    c: Term,
     wide_a: Sequence[int],
     wide_b: Sequence[int],
     wide_c: Sequence[int],
     summed: Sequence[int],
     *_: object,
-) -> Value:
+) -> Term:
     """The product of three tensors, each with dimensions of 1 put in at `wide_...`, summed over some."""
     rank = a.rank + len(wide_a)
     i = w.indices(rank)
@@ -245,31 +245,31 @@ def trilinear(
     return w.state(out, meta.shape, f"sum({' * '.join(factors)})", meta.dtype)
 
 
-def outer(w: Writer, meta: torch.Tensor, a: Value, b: Value) -> Value:
+def outer(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
     i, j = w.indices(2)
     return w.state([i, j], meta.shape, f"{w.access(a, [i])} * {w.access(b, [j])}", meta.dtype)
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    aten.sum.default: reduction("sum"),
-    aten.sum.dim_IntList: reduction("sum"),
-    aten.mean.default: reduction("mean"),
-    aten.mean.dim: reduction("mean"),
-    aten.prod.default: reduction("prod"),
-    aten.prod.dim_int: reduction("prod"),
-    aten.amax.default: reduction("max"),
-    aten.amin.default: reduction("min"),
-    aten.max.default: reduction("max"),
-    aten.min.default: reduction("min"),
-    aten.logsumexp.default: reduction("logsumexp"),
-    aten.any.default: reduction("any"),
-    aten.any.dim: reduction("any"),
-    aten.all.default: reduction("all"),
-    aten.all.dim: reduction("all"),
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.sum.default: _reduction("sum"),
+    aten.sum.dim_IntList: _reduction("sum"),
+    aten.mean.default: _reduction("mean"),
+    aten.mean.dim: _reduction("mean"),
+    aten.prod.default: _reduction("prod"),
+    aten.prod.dim_int: _reduction("prod"),
+    aten.amax.default: _reduction("max"),
+    aten.amin.default: _reduction("min"),
+    aten.max.default: _reduction("max"),
+    aten.min.default: _reduction("min"),
+    aten.logsumexp.default: _reduction("logsumexp"),
+    aten.any.default: _reduction("any"),
+    aten.any.dim: _reduction("any"),
+    aten.all.default: _reduction("all"),
+    aten.all.dim: _reduction("all"),
     aten.max.dim: extremum("max"),
     aten.min.dim: extremum("min"),
-    aten.argmax.default: position("argmax"),
-    aten.argmin.default: position("argmin"),
+    aten.argmax.default: _position("argmax"),
+    aten.argmin.default: _position("argmin"),
     aten.var.correction: variance,
     aten.std.correction: deviation,
     aten.var_mean.correction: variance_and_mean,
@@ -277,18 +277,18 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: scanned("sum"),
     aten.cumprod.default: scanned("prod"),
     aten.logcumsumexp.default: scanned("logsumexp"),
-    aten.softmax.int: softmax,
+    aten.softmax.int: _softmax,
     aten.log_softmax.int: log_softmax,
-    aten.mm.default: product,
-    aten.bmm.default: product,
-    aten.matmul.default: product,
-    aten.mv.default: product,
-    aten.dot.default: product,
-    aten.linear.default: linear,
-    aten.addmm.default: added,
-    aten.baddbmm.default: added,
-    aten.addmv.default: added,
-    aten.einsum.default: einsum,
+    aten.mm.default: _product,
+    aten.bmm.default: _product,
+    aten.matmul.default: _product,
+    aten.mv.default: _product,
+    aten.dot.default: _product,
+    aten.linear.default: _linear,
+    aten.addmm.default: _added,
+    aten.baddbmm.default: _added,
+    aten.addmv.default: _added,
+    aten.einsum.default: _einsum,
     aten.outer.default: outer,
     aten._trilinear.default: trilinear,
 }

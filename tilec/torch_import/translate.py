@@ -11,10 +11,10 @@ from torch.fx import Node
 from tilec.errors import Unsupported
 from tilec.torch_import.capture import Captured
 from tilec.torch_import.operations import OPERATIONS
-from tilec.torch_import.writer import LONGEST, Value, Writer, constant
+from tilec.torch_import.writer import LONGEST_INLINE, Term, Writer, constant
 
-ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-Handler = Callable[..., "Value | tuple[Value, ...]"]
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+Handler = Callable[..., "Term | tuple[Term, ...]"]
 
 
 def translate(captured: Captured) -> str:
@@ -25,10 +25,10 @@ def translate(captured: Captured) -> str:
     """
     _check(captured)
     writer = Writer()
-    values: dict[Node, Value | tuple[Value, ...]] = {}
+    values: dict[Node, Term | tuple[Term, ...]] = {}
     for node, name in captured.inputs:
         example = node.meta["val"]
-        values[node] = Value(writer.fresh(name), tuple(example.shape), example.dtype)
+        values[node] = Term(writer.fresh(name), tuple(example.shape), example.dtype)
     heads = _heads(captured, values, writer)
     writer.taken |= set(writer.sizes.names.values())
     for node in captured.nodes:
@@ -39,27 +39,27 @@ def translate(captured: Captured) -> str:
     return f"function ({', '.join(heads)}) -> ({', '.join(outputs)}) {{\n{body}\n}}\n"
 
 
-def _heads(captured: Captured, values: dict[Node, Value | tuple[Value, ...]], writer: Writer) -> list[str]:
+def _heads(captured: Captured, values: dict[Node, Term | tuple[Term, ...]], writer: Writer) -> list[str]:
     """The inputs with their dimensions."""
-    inputs = [value for node, _ in captured.inputs if isinstance(value := values[node], Value)]
+    inputs = [value for node, _ in captured.inputs if isinstance(value := values[node], Term)]
     for value in inputs:
         for size in value.shape:
             writer.sizes.declared(size, writer.taken)
     for node in captured.nodes:
-        if node.target is ATTENTION:
+        if node.target is _ATTENTION:
             _, keys, rows = (a.meta["val"] for a in node.args[:3])  # type: ignore[union-attr]
             writer.sizes.equate(keys.shape[-2], rows.shape[-2])
     return [f"{v.text}[{', '.join(writer.sizes.declared(n, writer.taken) for n in v.shape)}]" for v in inputs]
 
 
-def _output(value: Value | tuple[Value, ...], writer: Writer) -> str:
-    assert isinstance(value, Value)
+def _output(value: Term | tuple[Term, ...], writer: Writer) -> str:
+    assert isinstance(value, Term)
     return writer.named(value, "Y").text
 
 
 def _translated(
-    node: Node, values: dict[Node, Value | tuple[Value, ...]], writer: Writer, captured: Captured
-) -> Value | tuple[Value, ...]:
+    node: Node, values: dict[Node, Term | tuple[Term, ...]], writer: Writer, captured: Captured
+) -> Term | tuple[Term, ...]:
     def given(argument: object) -> object:
         if isinstance(argument, Node):
             if argument in values:
@@ -77,9 +77,9 @@ def _translated(
     arguments = [given(a) for a in node.args]
     options = {key: given(a) for key, a in node.kwargs.items()}
     found = OPERATIONS[node.target](writer, meta, *arguments, **options)
-    if not isinstance(found, Value) or found.is_name:
+    if not isinstance(found, Term) or found.is_name:
         return found
-    if len(node.users) > 1 or len(found.text) > LONGEST:
+    if len(node.users) > 1 or len(found.text) > LONGEST_INLINE:
         return writer.named(found)
     return replace(found, hint=writer.hint())
 

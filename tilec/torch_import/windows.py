@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilec.torch_import.writer import Value, Writer, refuse
+from tilec.torch_import.writer import Term, Writer, refuse
 
 aten = torch.ops.aten
 
@@ -22,17 +22,17 @@ def _index(step: int, out: str, dilation: int, inner: str, before: int) -> str:
     return f"{text} - {before}" if before > 0 else f"{text} + {-before}" if before else text
 
 
-def convolution(
+def _convolution(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
+    x: Term,
+    weight: Term,
+    bias: Term | None = None,
     stride: object = 1,
     padding: object = 0,
     dilation: object = 1,
     groups: int = 1,
-) -> Value:
+) -> Term:
     """Channels in second place; without a batch the first."""
     count = weight.rank - 2
     if isinstance(padding, str):
@@ -61,16 +61,16 @@ def convolution(
 def _grouped(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
+    x: Term,
+    weight: Term,
+    bias: Term | None,
     groups: int,
     space: list[str],
     batch: str,
     channel: str,
     at: list[str],
     taps: list[str],
-) -> Value:
+) -> Term:
     """The output's channel is `group * size + member`."""
     lead = [batch] if x.rank == len(at) + 2 else []
     size, per = int(weight.shape[0]) // groups, w.size(weight.shape[1])
@@ -88,18 +88,18 @@ def _grouped(
     return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [channel_at])}", meta.dtype)
 
 
-def transposed(
+def _transposed(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
+    x: Term,
+    weight: Term,
+    bias: Term | None = None,
     stride: object = 1,
     padding: object = 0,
     output_padding: object = 0,
     groups: int = 1,
     dilation: object = 1,
-) -> Value:
+) -> Term:
     if groups != 1:
         raise refuse("a transposed convolution of several groups")
     count = weight.rank - 2
@@ -120,32 +120,32 @@ def transposed(
 def any_convolution(
     w: Writer,
     meta: torch.Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
+    x: Term,
+    weight: Term,
+    bias: Term | None,
     stride: object,
     padding: object,
     dilation: object,
     is_transposed: bool,
     output_padding: object,
     groups: int,
-) -> Value:
+) -> Term:
     if is_transposed:
-        return transposed(w, meta, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return convolution(w, meta, x, weight, bias, stride, padding, dilation, groups)
+        return _transposed(w, meta, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _convolution(w, meta, x, weight, bias, stride, padding, dilation, groups)
 
 
-def pool(name: str, count: int) -> Callable[..., Value]:
+def pool(name: str, count: int) -> Callable[..., Term]:
     def write(
         w: Writer,
         meta: torch.Tensor,
-        x: Value,
+        x: Term,
         size: object,
         stride: object = (),
         padding: object = 0,
         *more: object,
         **options: object,
-    ) -> Value:
+    ) -> Term:
         sizes = _each(size, count)  # type: ignore[arg-type]
         steps = _each(stride, count) if stride not in ((), []) else sizes  # type: ignore[arg-type]
         before = _each(padding, count)  # type: ignore[arg-type]
@@ -172,14 +172,14 @@ def pool(name: str, count: int) -> Callable[..., Value]:
 
 def pool_and_positions(
     w: Writer, metas: Sequence[torch.Tensor], *arguments: object, **options: object
-) -> tuple[Value, ...]:
+) -> tuple[Term, ...]:
     return (pool("max", 2)(w, metas[0], *arguments, **options),)
 
 
-def pool_to(count: int) -> Callable[..., Value]:
+def pool_to(count: int) -> Callable[..., Term]:
     """Adaptive average pools, where windows are equal and side by side."""
 
-    def write(w: Writer, meta: torch.Tensor, x: Value, size: object) -> Value:
+    def write(w: Writer, meta: torch.Tensor, x: Term, size: object) -> Term:
         sizes = list(meta.shape[-count:])
         far = list(x.shape[-count:])
         if any(
@@ -200,13 +200,13 @@ def pool_to(count: int) -> Callable[..., Value]:
     return write
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    aten.conv1d.default: convolution,
-    aten.conv2d.default: convolution,
-    aten.conv3d.default: convolution,
-    aten.conv_transpose1d.default: transposed,
-    aten.conv_transpose2d.input: transposed,
-    aten.conv_transpose3d.input: transposed,
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.conv1d.default: _convolution,
+    aten.conv2d.default: _convolution,
+    aten.conv3d.default: _convolution,
+    aten.conv_transpose1d.default: _transposed,
+    aten.conv_transpose2d.input: _transposed,
+    aten.conv_transpose3d.input: _transposed,
     aten.convolution.default: any_convolution,
     aten.max_pool1d.default: pool("max", 1),
     aten.max_pool2d.default: pool("max", 2),

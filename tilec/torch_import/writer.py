@@ -12,21 +12,21 @@ from torch.fx import Node
 
 from tilec.errors import TileError, Unsupported
 from tilec.ir.types import DTYPES
-from tilec.torch_import.sizes import Sizes
+from tilec.torch_import.sizes import SizeNames
 
 INDICES = "i j k l m n p q r s t u v w".split()
-LONGEST = 60  # characters of an expression that is not given a name of its own
-TIGHT = 100  # binds tighter than every operator
+LONGEST_INLINE = 60  # characters of an expression that is not given a name of its own
+PRIMARY = 100  # binds tighter than every operator
 
 
 @dataclass(frozen=True)
-class Value:
+class Term:
     """A tensor: `text` is its name, or an elementwise expression whose loosest operator binds as `level` says."""
 
     text: str
     shape: tuple[int | torch.SymInt, ...]
     dtype: torch.dtype
-    level: int = TIGHT
+    level: int = PRIMARY
     is_name: bool = True
     hint: str = ""
 
@@ -39,7 +39,7 @@ class Writer:
     """What handlers write with: names, indices, statements."""
 
     def __init__(self) -> None:
-        self.sizes = Sizes()
+        self.sizes = SizeNames()
         self.statements: list[str] = []
         self.taken: set[str] = set()
         self.quotients: dict[str, str] = {}
@@ -61,19 +61,19 @@ class Writer:
         free = [i for i in (*INDICES, *(f"i{n}" for n in range(1, 50))) if i not in besides]
         return free[:count]
 
-    def named(self, value: Value, hint: str = "") -> Value:
+    def named(self, value: Term, hint: str = "") -> Term:
         """The same tensor under a name, for accesses."""
         if value.is_name:
             return value
         name = self.fresh(hint or value.hint or self.hint())
         self.statements.append(f"{name} = {value.text};")
-        return Value(name, value.shape, value.dtype)
+        return Term(name, value.shape, value.dtype)
 
-    def access(self, value: Value, indices: Sequence[str]) -> str:
+    def access(self, value: Term, indices: Sequence[str]) -> str:
         """`X[i, j]`; a dimension of 1 that meets a longer one is read at 0 by whoever passes "0" there."""
         return f"{self.named(value).text}[{', '.join(indices)}]"
 
-    def broadcast(self, value: Value, indices: Sequence[str], shape: Sequence[int | torch.SymInt]) -> str:
+    def broadcast(self, value: Term, indices: Sequence[str], shape: Sequence[int | torch.SymInt]) -> str:
         """An access as NumPy broadcasts a tensor to `shape`, whose indices are given."""
         own = indices[len(indices) - value.rank :]
         far = shape[len(shape) - value.rank :]
@@ -105,13 +105,13 @@ class Writer:
         *,
         constraints: Sequence[str] = (),
         hint: str = "",
-    ) -> Value:
+    ) -> Term:
         """A statement `NAME[indices : shape] = body, constraints;`."""
         name = self.fresh(hint or self.hint())
         sizes = f" : {', '.join(map(self.size, shape))}" if shape else ""
         left = f"{name}[{', '.join(indices)}{sizes}]"
         self.statements.append(f"{left} = {', '.join([body, *constraints])};")
-        return Value(name, tuple(shape), dtype)
+        return Term(name, tuple(shape), dtype)
 
     def hint(self) -> str:
         """What the operation at work calls its result."""
@@ -119,7 +119,7 @@ class Writer:
         return re.sub(r"_default|_\d+$", "", self.node.name)
 
 
-def constant(writer: Writer, tensor: torch.Tensor) -> Value:
+def constant(writer: Writer, tensor: torch.Tensor) -> Term:
     """A tensor that the code holds, where it is a single number."""
     if tensor.numel() != 1:
         hint = "pass it as an argument, then it becomes an input"

@@ -56,8 +56,8 @@ def _clamped(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr
     return x if high is None else Call("min", (x, high))
 
 
-FUNCTIONS = _table()
-TRUTHS = frozenset(("and", "or", "xor", "not"))  # of booleans alone: on integers torch's logical ones differ
+ATEN_FUNCTIONS = _table()
+BOOLEAN_ONLY = frozenset(("and", "or", "xor", "not"))  # of booleans alone: on integers torch's logical ones differ
 
 
 class NotTile(Exception):
@@ -69,7 +69,7 @@ def expression(node: Node, value_of: Callable[[Node], Expr]) -> Expr:
     if node.target is prims.convert_element_type.default:
         x, dtype = cast(Any, node.args)
         return Call(DTYPE_NAMES[dtype], (value_of(x),))
-    ours = FUNCTIONS[node.target]
+    ours = ATEN_FUNCTIONS[node.target]
     args = [_argument(a, value_of) for a in node.args]
     given = {k: _argument(a, value_of) for k, a in node.kwargs.items()}
     if callable(ours):
@@ -108,8 +108,8 @@ def number_in(node: Node) -> Expr | None:
     return _literal(number)
 
 
-def known(node: Node) -> bool:
+def is_known(node: Node) -> bool:
     """Is this an operation that Tile has?"""
     return node.op == "call_function" and (
-        node.target in FUNCTIONS or node.target is prims.convert_element_type.default
+        node.target in ATEN_FUNCTIONS or node.target is prims.convert_element_type.default
     )

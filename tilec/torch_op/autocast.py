@@ -37,14 +37,16 @@ ADDING = frozenset(("sum", "prod", "mean", "logsumexp"))
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def cast(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]) -> Sequence[torch.Tensor]:
+def autocast_inputs(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]
+) -> Sequence[torch.Tensor]:
     """The inputs as autocast wants them."""
     device = tensors[0].device.type if tensors else "cpu"
     if not torch.is_autocast_enabled(device):
         return tensors
     while function.gradient is not None:
         function = function.gradient.forward
-    how = kind_of(function.program)
+    how = autocast_kind(function.program)
     if how == "as given":
         return tensors
     wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
@@ -53,7 +55,7 @@ def cast(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[
 
 
 @cache
-def kind_of(program: Program) -> str:
+def autocast_kind(program: Program) -> str:
     """Which kind of operation autocast is to take a program for: "product", "float32" or "as given"."""
     nodes = [e for s in program.statements for root in expressions(s) for e in walk(root)]
     sums: list[tuple[Expr, set[str]]] = []

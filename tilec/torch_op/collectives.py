@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tilec.distributed.placements import Box, count, overlap, shape_of
+from tilec.distributed.placements import IndexBox, count, overlap, shape_of
 
 _ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -21,8 +21,8 @@ class Exchange:
     """A tensor of which the ranks hold the boxes `have`, this one as `local`, and shall hold the boxes `need`."""
 
     local: torch.Tensor
-    have: tuple[Box, ...]
-    need: tuple[Box, ...]
+    have: tuple[IndexBox, ...]
+    need: tuple[IndexBox, ...]
 
     @property
     def gathers(self) -> bool:
@@ -85,7 +85,7 @@ def _gathered(given: Sequence[Exchange], group: Any) -> list[torch.Tensor]:
         return []
     ranks = len(given[0].have)
     flat = [_bytes(e.local.reshape(-1)) for e in given]
-    parts = gather(torch.cat(flat) if len(flat) > 1 else flat[0], ranks, group)
+    parts = all_gather(torch.cat(flat) if len(flat) > 1 else flat[0], ranks, group)
     found = []
     for e, part in zip(given, parts.split([f.numel() for f in flat], 1), strict=True):
         dim = next((d for d in range(e.local.dim()) if len({h[d] for h in e.have}) > 1), 0)
@@ -105,7 +105,7 @@ def send(t: torch.Tensor, source: int, target: int, rank: int, ranks: int, group
     return received.view(t.dtype).view(t.shape) if rank == target else t
 
 
-def gather(local: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
+def all_gather(local: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
     """All ranks' tensors of one shape behind one another, along a new first dimension."""
     if not local.numel():
         return local.new_empty((ranks, *local.shape))
@@ -124,11 +124,11 @@ def _bytes(flat: torch.Tensor) -> torch.Tensor:
     return flat.contiguous().view(torch.uint8)
 
 
-def _cut(t: torch.Tensor, held: Box, box: Box) -> torch.Tensor:
+def _cut(t: torch.Tensor, held: IndexBox, box: IndexBox) -> torch.Tensor:
     return t[tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, held, strict=True))]
 
 
-def reduce(part: torch.Tensor, reduction: str, ranks: int, group: Any) -> torch.Tensor:
+def all_reduce(part: torch.Tensor, reduction: str, ranks: int, group: Any) -> torch.Tensor:
     """All ranks' parts put together, on each. Extrema of floating values go as integers in the same order, in which NaN
     is above, or below, every number: libraries differ in what they make of NaN."""
     if reduction == "avg":

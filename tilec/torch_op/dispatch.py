@@ -10,24 +10,24 @@ from tilec.arguments import check_dense
 from tilec.errors import Unsupported
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
-from tilec.torch_op.levels import Results
+from tilec.torch_op.levels import Outputs
 from tilec.torch_op.state import PLAIN, ordinary
 from tilec.torch_op.text import text_of
 
 Weak = tuple[bool, ...]
-Values = tuple[int, ...]
+SizeValues = tuple[int, ...]
 
 
-def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+def run_plain(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Outputs:
     """The outputs, not recorded."""
     if ordinary(tensors):
         return function.prepared(tensors, weak, values)(tensors)
     if any(map(dtensors.is_distributed, tensors)):
-        return dtensors.run(function, tensors, weak, values)
+        return dtensors.run_placed(function, tensors, weak, values)
     return operator(function, tensors, weak, values)
 
 
-def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Outputs:
     """The outputs of a call of `torch.ops.tilec.call`."""
     for name, t in zip(function.inputs, tensors, strict=True):
         check_dense(name, t)  # cotangents too, which torch brings

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from tilec.distributed.local import Stage, Turn, Work, stages
-from tilec.distributed.placements import REPLICATE, Placement, boxes, shape_of
+from tilec.distributed.local import LocalProgram, RankTurn, Stage, rank_stages
+from tilec.distributed.placements import REPLICATE, Placement, shape_of, shard_boxes
 from tilec.distributed.sharding import Communication, Sharding, shard
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.infer import infer
@@ -23,7 +23,7 @@ from tilec.ir.types import TensorType
 from tilec.pipeline import CallContext, apply
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.specialise import Specialiser
-from tilec.torch_op.collectives import Exchange, exchange, gather, reduce, send
+from tilec.torch_op.collectives import Exchange, all_gather, all_reduce, exchange, send
 from tilec.torch_op.state import ordinary
 from tilec.torch_op.text import text_of
 
@@ -48,7 +48,7 @@ def replicated_like(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """The mesh that tensors lie on, the dimension of it along which some are divided, and how each lies along that."""
 
     mesh: Any
@@ -72,7 +72,7 @@ class Share:
     mesh: Any
     group: Any
 
-    def run(self, work: Work, env: Mapping[str, torch.Tensor], device: torch.device, *more: torch.Tensor):
+    def run(self, work: LocalProgram, env: Mapping[str, torch.Tensor], device: torch.device, *more: torch.Tensor):
         given = zip(work.arguments, work.types.values(), strict=False)
         tensors = [_stand_in(t, device) if n in work.stand_ins else env[n] for n, t in given]
         made, prepared = self.prepared[id(work)]
@@ -85,7 +85,9 @@ class Share:
         return zip(work.program.outputs, results, strict=True)
 
 
-def run(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]) -> tuple:
+def run_placed(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]
+) -> tuple:
     """The outputs of a function of DTensors, not recorded. Raises InputMistake for tensors that are none, or on other
     meshes, Unsupported for placements that are not understood."""
     placed = [is_distributed(t) for t in tensors]
@@ -121,21 +123,21 @@ def _run_stages(share: Share, env: dict[str, torch.Tensor], rank: int, group: An
                 env.update(zip([c.result for c in moved], exchange(given, rank, group), strict=True))
                 continue
             for c in found:
-                if isinstance(c, Turn):
+                if isinstance(c, RankTurn):
                     env[c.result] = _take_turn(share, c, env, rank, group, device)
                 elif c.reduction is not None:
-                    env[c.result] = reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
+                    env[c.result] = all_reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
         if stage.work is not None:
             env.update(share.run(stage.work, env, device))
         for name in stage.released:
             env.pop(name, None)
 
 
-def _kind(c: Communication | Turn) -> str:
-    return "turn" if isinstance(c, Turn) else "exchange" if c.reduction is None else "reduction"
+def _kind(c: Communication | RankTurn) -> str:
+    return "turn" if isinstance(c, RankTurn) else "exchange" if c.reduction is None else "reduction"
 
 
-def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
+def _take_turn(share: Share, turn: RankTurn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
     """A recurrence's elements of this rank, once the states of the one before are there."""
     if turn.summary is not None:
         return _compose(share, turn, env, group, device)
@@ -158,16 +160,16 @@ def _take_turn(share: Share, turn: Turn, env, rank: int, group: Any, device: tor
     return result
 
 
-def _compose(share: Share, turn: Turn, env, group: Any, device: torch.device) -> torch.Tensor:
+def _compose(share: Share, turn: RankTurn, env, group: Any, device: torch.device) -> torch.Tensor:
     assert turn.summary is not None, "the steps compose"
     ((_, own),) = share.run(turn.summary, env, device)
-    summaries = gather(own, share.plan.ranks, group)
+    summaries = all_gather(own, share.plan.ranks, group)
     states = [] if turn.first or turn.carry is None else [s for _, s in share.run(turn.carry, env, device, summaries)]
     ((_, result),) = share.run(turn.work, env, device, *states)
     return result
 
 
-def _states(before: torch.Tensor, result: torch.Tensor, turn: Turn) -> torch.Tensor:
+def _states(before: torch.Tensor, result: torch.Tensor, turn: RankTurn) -> torch.Tensor:
     """The last elements of a rank, or the first if the recurrence runs backward; with those before it where it has
     fewer than are asked for."""
     n, depth = result.shape[turn.dim], abs(turn.depth)
@@ -191,14 +193,14 @@ def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
             function.warn(types, sizes)
         special = function.specialised(types, sizes)
         plan = plan_of(function, special, sizes, placements, ranks)
-        own = stages(plan, rank)
+        own = rank_stages(plan, rank)
         works = [s.work for s in own if s.work is not None]
-        works += [w for s in own for c in s.together if isinstance(c, Turn) for w in c.works]
+        works += [w for s in own for c in s.together if isinstance(c, RankTurn) for w in c.works]
         prepared = {id(w): _prepared(function, w, device) for w in works}
     except TileError as error:
         raise error.located(function.source, function.filename) from None
     held = [REPLICATE if p.reduction is not None else p for p in layout.placements]
-    local = [boxes(tuple(t.shape), p, ranks)[rank] for t, p in zip(tensors, held, strict=True)]
+    local = [shard_boxes(tuple(t.shape), p, ranks)[rank] for t, p in zip(tensors, held, strict=True)]
     shapes = tuple(torch.Size(shape_of(box)) for box in local)
     names = [None if r is None else special.program.outputs[r] for r in special.results]
     wrappings = tuple(None if n is None else (plan.results[n], _spec_of(plan, n, layout)) for n in names)
@@ -218,12 +220,12 @@ def plan_of(
     return shard(flat, infer(flat, special.types), placements, ranks, function.exact)
 
 
-def _prepared(function: Specialiser, work: Work, device: str) -> tuple[Specialiser, Prepared]:
+def _prepared(function: Specialiser, work: LocalProgram, device: str) -> tuple[Specialiser, Prepared]:
     made = function.made(work.program)
     return made, made.lower(dict(work.types), {}, function.backend, device, None, function.tune)[1]
 
 
-def _spec_of(plan: Sharding, name: str, layout: Layout) -> Any:
+def _spec_of(plan: Sharding, name: str, layout: _Layout) -> Any:
     every = [REPLICATE] * layout.mesh.ndim
     every[layout.dim] = plan.outputs[name]
     t = plan.types[name]
@@ -252,7 +254,7 @@ def _torch_placement(p: Placement) -> Any:
 # what is given
 
 
-def layout_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Layout:
+def layout_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> _Layout:
     """How the inputs lie."""
     given = [(n, t) for n, t in zip(names, tensors, strict=True) if is_distributed(t)]
     mesh = given[0][1].device_mesh  # type: ignore[attr-defined]
@@ -277,7 +279,7 @@ def layout_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Layout:
             hint="redistribute them to Replicate() along the others",
         )
     dim = next(iter(divided), 0)
-    return Layout(mesh, dim, tuple(along[n][dim] if n in along else REPLICATE for n in names))
+    return _Layout(mesh, dim, tuple(along[n][dim] if n in along else REPLICATE for n in names))
 
 
 def placements(

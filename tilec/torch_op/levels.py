@@ -19,11 +19,11 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from tilec.torch_op.state import transforming
 
-Results = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor | None, ...]
 TensorSequence = Sequence[torch.Tensor]
 
 
-def through_levels(node: Any, recorded: Any, tensors: TensorSequence) -> Results:
+def through_levels(node: Any, recorded: Any, tensors: TensorSequence) -> Outputs:
     """`node.apply(recorded, *tensors)` where transforms are under way."""
     if not transforming():
         return node.apply(recorded, *tensors)
@@ -32,7 +32,7 @@ def through_levels(node: Any, recorded: Any, tensors: TensorSequence) -> Results
     return LEVEL_RULES[interpreter.key()](interpreter, node, recorded, tensors)
 
 
-def _differentiated(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
+def _differentiated(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Outputs:
     (lifted, _) = interpreter.lift(tuple(tensors), {})
     with enable_single_level_autograd_function():
         return _Level.apply((node, recorded), *lifted)  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ class _Level(torch.autograd.function._SingleLevelFunction):
     """The node at one level: forward goes on to the level below, derivatives are the node's."""
 
     @staticmethod
-    def forward(call: tuple[Any, Any], *tensors: torch.Tensor) -> Results:
+    def forward(call: tuple[Any, Any], *tensors: torch.Tensor) -> Outputs:
         interpreter: Any = retrieve_current_functorch_interpreter()
         level = interpreter.level()
         inner = [_functorch._unwrap_for_grad(t, level) for t in tensors]
@@ -52,22 +52,22 @@ class _Level(torch.autograd.function._SingleLevelFunction):
         return tuple([None if r is None else _functorch._wrap_for_grad(r, level) for r in results])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         (ctx.node, recorded), *tensors = inputs
         ctx.node.setup_context(ctx, (recorded, *tensors), output)
         if retrieve_current_functorch_interpreter().key() == TransformType.Jvp:
             ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
         return ctx.node.backward(ctx, *d_outputs)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Results:
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Outputs:
         return ctx.node.jvp(ctx, *tangents)
 
 
-def _batched(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
+def _batched(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Outputs:
     level, info = interpreter.level(), (interpreter.batch_size(), interpreter.randomness())
     inner, dims = unwrap_batched(tuple(tensors), level)
     with interpreter.lower():
@@ -80,7 +80,7 @@ def _batched(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence
     return tuple(wrapped)
 
 
-def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Results:
+def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: TensorSequence) -> Outputs:
     """A call writes to none of its inputs, so the level below may have it as it is."""
     api: Any = FunctorchFunctionalizeAPI(interpreter)
     inner = api.unwrap_tensors(tuple(tensors))
@@ -89,7 +89,7 @@ def _functionalized(interpreter: Any, node: Any, recorded: Any, tensors: TensorS
     return api.wrap_tensors(results)
 
 
-LEVEL_RULES: dict[Any, Callable[[Any, Any, Any, TensorSequence], Results]] = {
+LEVEL_RULES: dict[Any, Callable[[Any, Any, Any, TensorSequence], Outputs]] = {
     TransformType.Grad: _differentiated,
     TransformType.Jvp: _differentiated,
     TransformType.Vmap: _batched,

@@ -30,15 +30,15 @@ from tilec import knobs
 from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.errors import TileError
-from tilec.ir.program import Expr, Input, Name, Program, Statement, walk
+from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.aten import FUNCTIONS, TRUTHS, NotTile, expression, known, number_in
+from tilec.torch_op.aten import ATEN_FUNCTIONS, BOOLEAN_ONLY, NotTile, expression, is_known, number_in
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
 aten = torch.ops.aten
-MOST = 64  # operations that one call takes
+_MOST = 64  # operations that one call takes
 LARGEST = 256  # nodes of an expression that is written out wherever it is read, before it gets a name
 
 
@@ -138,7 +138,7 @@ class _Region:
         scalars = self._weak() | set(self.function.sizes)
         counts = [n for n in self.inputs.values()]
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
-        while waiting and len(self.before) < MOST:
+        while waiting and len(self.before) < _MOST:
             node = waiting.pop()
             if not self._elementwise(node) or node in self.before:
                 continue
@@ -152,7 +152,7 @@ class _Region:
         start = self.place[self.call]
         for node in list(self.graph.nodes)[start:]:
             read = _operands(node)
-            if len(self.after) >= MOST or not inside.intersection(read) or not self._elementwise(node):
+            if len(self.after) >= _MOST or not inside.intersection(read) or not self._elementwise(node):
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
@@ -164,7 +164,7 @@ class _Region:
         """Take operations that make what the ones after the call read, as long as nothing else does."""
         taken = [*self.outputs.values(), *self.after]
         waiting = [n for node in self.after for n in _operands(node)]
-        while waiting and len(self.after) < MOST:
+        while waiting and len(self.after) < _MOST:
             node = waiting.pop()
             if node not in taken and self._elementwise(node) and all(u in self.after for u in node.users):
                 taken.append(node)
@@ -183,9 +183,9 @@ class _Region:
         kinds = [n.meta["val"] for n in operands]
         if not kinds or any(v.dtype not in DTYPE_NAMES or v.device != value.device for v in kinds):
             return False
-        if FUNCTIONS.get(node.target) in TRUTHS:
+        if ATEN_FUNCTIONS.get(node.target) in BOOLEAN_ONLY:
             return all(v.dtype is torch.bool for v in kinds)
-        return value.dtype.is_floating_point or value.dtype is torch.bool and node.target in FUNCTIONS
+        return value.dtype.is_floating_point or value.dtype is torch.bool and node.target in ATEN_FUNCTIONS
 
     def replace(self) -> bool:
         """Put one call in the place of all, if it gives what they gave; else the graph stays as it is."""
@@ -251,7 +251,7 @@ class _Region:
 
         def assign(node: Node, name: str | None) -> None:
             body = expression(node, value_of)
-            if name is None and _size(body) > LARGEST:
+            if name is None and node_count(body) > LARGEST:
                 name = fresh.fresh("Z")
             if name is not None:
                 statements.append(Statement(name, None, None, body))
@@ -303,7 +303,7 @@ def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser
 
 def _operands(node: Node) -> list[Node]:
     """The tensors that an operation of Tile's reads."""
-    if not known(node):
+    if not is_known(node):
         return []
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor) and number_in(n) is None]
 
@@ -322,10 +322,6 @@ def _same(node: Node, shape: Sequence[Any]) -> bool:
     """Has a node this shape for all sizes?"""
     own = node.meta["val"].shape
     return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
-
-
-def _size(e: Expr) -> int:
-    return sum(1 for _ in walk(e))
 
 
 def _values(arguments: Sequence[Any]) -> list[Any]:

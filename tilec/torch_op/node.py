@@ -30,15 +30,15 @@ from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
-from tilec.torch_op.dispatch import Values, Weak, operator, run
-from tilec.torch_op.levels import Results, through_levels
+from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
+from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
 from tilec.transforms.simplify.simplify import simplify
 
 Written = TypeVar("Written")
 
 
-def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Results:
+def recorded_call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Outputs:
     """The outputs, recorded and transformed as torch asks. `weak` marks Python numbers, `values` are those of the
     inputs that stand in sizes."""
     if exporting():
@@ -48,10 +48,10 @@ def call(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, val
         return through_levels(TileCall, recorded, tensors)[: len(function.outputs)]
     if recording(tensors):
         return TileCall.apply(record(function, tensors, weak, values), *tensors)[: len(function.outputs)]
-    return run(function, tensors, weak, values)
+    return run_plain(function, tensors, weak, values)
 
 
-def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
+def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Recorded:
     """How torch is to record a call with such tensors."""
     asked = asking(tensors)
     if symbolic.is_open(tensors, values):
@@ -66,7 +66,7 @@ def record(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, v
     return recorded
 
 
-def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: Values) -> Recorded:
+def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: SizeValues) -> Recorded:
     types, sizes = function.types(tensors, weak), dict(zip(function.sizes, values, strict=True))
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
     if not wrt:  # tangents or a batch alone
@@ -80,7 +80,7 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
 
 
 @dataclass(frozen=True)
-class Shared:
+class _Shared:
     """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
     extras."""
 
@@ -92,7 +92,7 @@ class Shared:
 
 
 def _for_class(
-    function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: Values
+    function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: SizeValues
 ) -> Recorded | None:
     """The same of what serves a class of shapes; None where sizes cannot be left open, or are not yet."""
     if not any(asked) or transforming() or forward_ad._current_level >= 0 or not ordinary(tensors):
@@ -101,12 +101,12 @@ def _for_class(
         return None
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
-    def make(opened: Opened) -> Shared:
+    def make(opened: Opened) -> _Shared:
         special, parts = function.partition(wrt, opened.types, dict(zip(function.sizes, values, strict=True)))
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)
-        return Shared(opened, special, parts, forward)
+        return _Shared(opened, special, parts, forward)
 
     types, divisor = function.types(tensors, weak), function.divisor(tensors[0].device.type)
     found = function.recorded_classes.get((asked, weak, divisor), types, values, divisor, make)
@@ -119,7 +119,7 @@ def _for_class(
     return Recorded(forward, weak, values, wrt, outputs, special, shared.partition, function, (shared, sizes))
 
 
-def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Open:
+def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Open:
     """A call whose sizes a compiler leaves open."""
     types = symbolic.example_types(function, tensors, weak)
     special = function.specialised(types, dict(zip(function.sizes, map(symbolic.example, values), strict=True)))
@@ -128,7 +128,7 @@ def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, va
     return Open(function, weak, values, (), outputs, special, None, function, types=results)
 
 
-def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: Values) -> Recorded:
+def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Recorded:
     """A call that no gradient is asked of."""
     special = function.specialised(function.types(tensors, weak), dict(zip(function.sizes, values, strict=True)))
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
@@ -141,12 +141,12 @@ def over_batch(
     dims: Sequence[int | None],
     tensors: Sequence[torch.Tensor],
     weak: Weak,
-    values: Callable[[Specialiser], Values],
-) -> Results:
+    values: Callable[[Specialiser], SizeValues],
+) -> Outputs:
     """The outputs of a function that is no gradient over a batch, which each tensor has along a dimension or not."""
     ranks = tuple([t.dim() - (d is not None) for t, d in zip(tensors, dims, strict=True)])
     batch = function.vmap(tuple(dims), ranks, "different" if randomness == "different" else "same")
-    return call(batch, tensors, weak, values(batch))
+    return recorded_call(batch, tensors, weak, values(batch))
 
 
 @dataclass(frozen=True)
@@ -161,15 +161,15 @@ class Recorded:
 
     forward: Specialiser
     weak: Weak
-    values: Values
+    values: SizeValues
     wrt: tuple[str, ...]
     outputs: tuple[str | None, ...]
     special: Specialised
     partition: Partition | None
     function: Specialiser
-    shared: tuple[Shared, dict[str, int]] | None = None
+    shared: tuple[_Shared, dict[str, int]] | None = None
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
-    _passes: dict[object, Pass] = field(default_factory=dict)
+    _passes: dict[object, BackwardPass] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -205,18 +205,18 @@ class Recorded:
         """The inputs of `plain`."""
         return [self.special.replaced[i](t) if i in self.special.replaced else t for i, t in enumerate(tensors)]
 
-    def values_of(self, function: Specialiser) -> Values:
+    def values_of(self, function: Specialiser) -> SizeValues:
         """Those of the inputs that stand in sizes of a function derived from this one."""
         known = dict(zip(self.function.sizes, self.values, strict=True))
         return tuple([known[name] for name in function.sizes])
 
-    def results(self, found: Sequence[torch.Tensor | None]) -> Results:
+    def results(self, found: Sequence[torch.Tensor | None]) -> Outputs:
         """All outputs and extras, of those that `plain` has."""
         if self.plain is self.forward:
             return tuple(found)
         return tuple([None if r is None else found[r] for r in self.special.results])
 
-    def tangents(self, inputs: Sequence[torch.Tensor], tangents: Results) -> Results:
+    def tangents(self, inputs: Sequence[torch.Tensor], tangents: Outputs) -> Outputs:
         """The outputs' and extras' tangents from the inputs'."""
         tensors = self.given(inputs)
         moving = {name: t for name, t in zip(self.inputs, tangents, strict=True) if t is not None}
@@ -225,10 +225,10 @@ class Recorded:
             return (None,) * len(self.results([None] * len(self.plain.outputs)))
         derived = self.plain.jvp(tuple(moving))
         weak = (*self.weak, *[False] * len(moving))
-        found = call(derived, [*tensors, *moving.values()], weak, self.values_of(derived))
+        found = recorded_call(derived, [*tensors, *moving.values()], weak, self.values_of(derived))
         return self.results([t if t is not None and t.is_floating_point() else None for t in found])
 
-    def over_batch(self, randomness: str, dims: Sequence[int | None], tensors: Sequence[torch.Tensor]) -> Results:
+    def over_batch(self, randomness: str, dims: Sequence[int | None], tensors: Sequence[torch.Tensor]) -> Outputs:
         """All outputs and extras over a batch."""
         tensors = self.given(tensors)
         return self.results(over_batch(self.plain, randomness, dims, tensors, self.weak, self.values_of))
@@ -272,7 +272,7 @@ class Recorded:
             shared.gradients[key] = self.function.open_program(opened, program)
         return AtSizes(shared.gradients[key], sizes)
 
-    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
+    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> BackwardPass:
         """A backward pass by the inputs that are `needed`, where `there` says which cotangents are."""
         key = needed, there
         if key not in self._passes:
@@ -287,7 +287,7 @@ class Recorded:
                     given[name] = len(self.partition.kept) + place
             weak = dict(zip(self.inputs, self.weak, strict=True))
             replaced = {self.inputs[p]: r for p, r in self.special.replaced.items()}
-            self._passes[key] = Pass(
+            self._passes[key] = BackwardPass(
                 Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
                 tuple(given[n] if n in given else self._numbers(backward.types[n]) for n in function.inputs),
                 tuple(wanted.index(name) if name in wanted else None for name in self.inputs),
@@ -307,7 +307,7 @@ class Open(Recorded):
     def kept(self) -> tuple[int, ...]:
         return tuple(range(len(self.outputs), len(self.outputs) + len(self.inputs)))
 
-    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> Pass:
+    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> BackwardPass:
         wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
         gradient = self.plain.grad(wanted)
         count, nothing = len(self.inputs), TensorType((), "float32")
@@ -318,7 +318,7 @@ class Open(Recorded):
             missing = t if kind(t.dtype) == 2 else replace(nothing, shape=t.shape)
             cotangents.append(count + place if there[place] else missing)
         weak = (*self.weak, *[False] * len(cotangents))
-        return Pass(
+        return BackwardPass(
             Ready(gradient, weak, self.values_of(gradient)),
             (*range(count), *cotangents),
             tuple([wanted.index(name) if name in wanted else None for name in self.inputs]),
@@ -329,14 +329,14 @@ class Open(Recorded):
 class Ready:
     """A function whose inputs have the same shapes and types in each call; `weak` are Python numbers."""
 
-    def __init__(self, function: Specialiser, weak: Weak, values: Values):
+    def __init__(self, function: Specialiser, weak: Weak, values: SizeValues):
         self.function, self.weak, self.values = function, weak, values
-        self._prepared: dict[str, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Results]]] = {}
+        self._prepared: dict[str, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Outputs]]] = {}
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Outputs:
         """The outputs, recorded if torch records."""
         if transforming() or recording(tensors) or not ordinary(tensors):
-            return call(self.function, tensors, self.weak, self.values)
+            return recorded_call(self.function, tensors, self.weak, self.values)
         device = tensors[0].device.type if tensors else "cpu"
         if device not in self._prepared:
             prepared = self.function.prepared(tensors, self.weak, self.values)
@@ -345,7 +345,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Pass:
+class BackwardPass:
     """A backward pass, made ready. `sources`: for each input of the function its place in what was kept and the
     cotangents, in that order, or the type of what is not there; `results`: for each input of the recorded function the
     place of its gradient; `replaced`: what takes the place of something kept, by its place."""
@@ -365,12 +365,12 @@ class TileCall(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
-    def forward(recorded: Recorded, *tensors: torch.Tensor) -> Results:
+    def forward(recorded: Recorded, *tensors: torch.Tensor) -> Outputs:
         # torch takes no operation in place on what a node returns as a view, though nothing else has its memory
         return tuple([r if r is None or not r._is_view() else r.detach() for r in recorded.run(tensors)])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         recorded, *tensors = inputs
         ctx.recorded = recorded
         ctx.set_materialize_grads(False)
@@ -383,7 +383,7 @@ class TileCall(torch.autograd.Function):
             ctx.mark_non_differentiable(*integers, *[output[place] for place in recorded.constant])
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
         try:
             return TileCall.pulled_back(ctx, ctx.saved_tensors, d_outputs)
         except TileError as error:
@@ -391,7 +391,7 @@ class TileCall(torch.autograd.Function):
             raise
 
     @staticmethod
-    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Results) -> Results:
+    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> Outputs:
         """The gradients from what was kept, which a checkpoint lets be asked for once."""
         recorded: Recorded = ctx.recorded
         needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
@@ -407,7 +407,7 @@ class TileCall(torch.autograd.Function):
         return (None, *[None if place is None else results[place] for place in backward.results])
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Results:
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Outputs:
         """The outputs' tangents (None: of no floating output, or of one that depends on no tangent)."""
         recorded: Recorded = ctx.recorded
         return recorded.tangents(ctx.saved_tensors, tangents)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from tilec.torch_op import symbolic
-from tilec.torch_op.node import call, unrecorded
+from tilec.torch_op.node import recorded_call, unrecorded
 from tilec.torch_op.state import recording
 from tilec.torch_op.text import function_of
 
@@ -68,7 +68,9 @@ def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: S
 
 def _called(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     return [
-        r for r in call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes or ())) if r is not None
+        r
+        for r in recorded_call(function_of(program), inputs, weak_of(inputs, numbers), tuple(sizes or ()))
+        if r is not None
     ]
 
 

@@ -16,7 +16,7 @@ import torch
 
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames
-from tilec.torch_op.node import Pass, Recorded, Results, TileCall
+from tilec.torch_op.node import BackwardPass, Outputs, Recorded, TileCall
 from tilec.torch_op.state import PLAIN, untouched
 
 strided = torch.strided
@@ -37,7 +37,7 @@ class Settled:
 class FastPass:
     """A backward pass over what was kept and the cotangents, as `run` of those that `pick` picks."""
 
-    def __init__(self, backward: Pass, tensors: Sequence[torch.Tensor]):
+    def __init__(self, backward: BackwardPass, tensors: Sequence[torch.Tensor]):
         how = backward.run
         self.run = how.function.prepared(tensors, how.weak, how.values).direct
         self.pick = _picker(tuple([s for s in backward.sources if isinstance(s, int)]))
@@ -58,7 +58,7 @@ class SettledCall(torch.autograd.Function):
     """The node of a settled call."""
 
     @staticmethod
-    def forward(ctx: Any, settled: Settled, *tensors: torch.Tensor) -> Results:
+    def forward(ctx: Any, settled: Settled, *tensors: torch.Tensor) -> Outputs:
         results = settled.run(*tensors)
         for r in results:
             if r is not None and r._is_view():  # which torch would take no operation in place on
@@ -74,7 +74,7 @@ class SettledCall(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Results:
+    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
         try:
             return SettledCall._backward(ctx, d_outputs)
         except TileError as error:
@@ -82,7 +82,7 @@ class SettledCall(torch.autograd.Function):
             raise
 
     @staticmethod
-    def _backward(ctx: Any, d_outputs: Results) -> Results:
+    def _backward(ctx: Any, d_outputs: Outputs) -> Outputs:
         settled: Settled = ctx.settled
         key = ctx.needs_input_grad, tuple([d is not None for d in d_outputs])
         kept = ctx.saved_tensors
@@ -100,12 +100,12 @@ class SettledCall(torch.autograd.Function):
 _apply = super(torch.autograd.Function, SettledCall).apply  # torch's own binds the arguments to a signature each time
 
 
-def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Results]:
+def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Outputs]:
     """The recorded call of tensors like these, one by one."""
     return partial(_apply, Settled(recorded, tensors))
 
 
-def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Results) -> None:
+def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> None:
     """Let later backward passes with such cotangents go straight to what they run."""
     needed, there = key[0][1:], key[1]
     if any(needed) and any(there) and _plain(settled, kept, d_outputs):
@@ -115,7 +115,7 @@ def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_output
             settled.passes[key] = FastPass(backward, [given[s] for s in backward.sources if isinstance(s, int)])
 
 
-def _plain(settled: Settled, kept: Sequence[torch.Tensor], d_outputs: Results) -> bool:
+def _plain(settled: Settled, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> bool:
     """May a backward pass of these go straight to what runs? Hooks may give back other tensors than were kept."""
     if torch.is_grad_enabled() or not untouched():
         return False

@@ -17,6 +17,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    node_count,
     rebuild,
     substitute,
     walk,
@@ -67,7 +68,7 @@ def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType], k
                     places = seen.setdefault(key, [])
                     if number not in places:
                         places.append(number)
-    several = [(_size(key), -places[0], key) for key, places in seen.items() if len(places) > 1]
+    several = [(node_count(key), -places[0], key) for key, places in seen.items() if len(places) > 1]
     for _, first, key in sorted(several, key=lambda x: x[:2], reverse=True):
         if _extents(key, types) is not None and expression_type(key, types).dtype in EXACT:
             return key, -first
@@ -76,10 +77,6 @@ def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType], k
 
 def _roots(s: Statement) -> list[Expr]:
     return [s.body] if s.guard is None else [s.guard, s.body]
-
-
-def _size(e: Expr) -> int:
-    return sum(1 for _ in walk(e))
 
 
 def _canonical(e: Expr) -> Expr | None:

@@ -9,7 +9,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 
 LETTERS = "ijklmnop"
-Writer = Callable[[Sequence[str]], str]
+_Writer = Callable[[Sequence[str]], str]
 
 
 def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
@@ -97,7 +97,7 @@ FOREIGN_NAMES = {
     "size": "shape", "len": "shape", "numel": "shape", "astype": "to", "sqr": "square", "view": "reshape",
 }  # fmt: skip
 
-WRITERS: dict[str, Writer] = {
+WRITERS: dict[str, _Writer] = {
     "not": lambda a: f"~({a[0]})" if re.search("[<>=]", a[0]) else f"{_simple(a[0])} == 0",
     "where": lambda a: f"{a[0]} ? {a[1]} : {a[2]}",
     "matmul": _product,

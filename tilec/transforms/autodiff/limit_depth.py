@@ -28,7 +28,7 @@ from tilec.ir.program import (
 from tilec.transforms.autodiff.pullback import product
 from tilec.transforms.util.naming import Names
 
-LEVELS = 8  # of an elementwise expression that is cut
+_LEVELS = 8  # of an elementwise expression that is cut
 UNCUT = 10**6  # of one that is not cut
 TOO_DEEP = 16  # levels of an element's expression before it is cut, and of a conditional's branch, which it guards
 
@@ -59,7 +59,7 @@ def apart(program: Program, names: Names) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def _cut_elementwise(s: Statement, names: Names, result: list[Statement], levels: int = LEVELS) -> None:
+def _cut_elementwise(s: Statement, names: Names, result: list[Statement], levels: int = _LEVELS) -> None:
     def assign(e: Expr) -> Expr:
         made = Statement(names.fresh(s.output), None, None, e)
         if isinstance(e, Access):

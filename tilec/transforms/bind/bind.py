@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     expressions,
+    node_count,
     reads_itself,
     rebuild,
     walk,
@@ -107,7 +108,7 @@ class _Binder:
         element = expression_type(value, {})
         if element == WEAK_INT and s.output in self.sizes.values:
             value = integer(self.sizes.values[s.output])
-        if not element.weak or sum(1 for _ in walk(value)) > FOLD_LIMIT:
+        if not element.weak or node_count(value) > FOLD_LIMIT:
             return False
         self.folded[s.output] = value
         self.sizes.shapes[s.output] = ()

@@ -69,10 +69,10 @@ def _integer_parts(form: Affine) -> Iterator[Affine]:
                 yield from _integer_parts(linear(argument))
 
 
-Split = tuple[dict[str, Affine], list[tuple[str, int]]]
+_Split = tuple[dict[str, Affine], list[tuple[str, int]]]
 
 
-def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]) -> Split | None:
+def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]) -> _Split | None:
     """The old variables as forms in the new, and the residues with their numbers of values; None where no form asks for
     a change or no point makes all of them integers."""
     fractional = [v for v in variables if any(f.coefficient(v).denominator > 1 for f in forms)]

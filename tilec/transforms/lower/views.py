@@ -24,6 +24,7 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
+    node_count,
     reads,
     reads_itself,
     rebuild,
@@ -183,7 +184,7 @@ def _computed_there(
     alone = reader.body == access and reader.guard is None and not reader.constraints
     if not (bare and reduction and alone and set(names) == all_variables(reader)):
         return None
-    if sum(1 for _ in walk(s.body)) > MOST_NODES:
+    if node_count(s.body) > MOST_NODES:
         return None
     new = {i.name: e for i, e in zip(s.index or (), access.index, strict=True) if isinstance(i, Index)}
     body = substitute(s.body, new)

@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Pad,
     Statement,
     index_variables,
+    node_count,
     rebuild,
     variables_of,
     walk,
@@ -61,7 +62,7 @@ def rescaled(group: Group, types: Types) -> Rescaled:
     for s in group.statements:
         plain = s.guard is None and not s.constraints and not conditions(s, group, types)
         body = inlined(s.body, bodies)
-        small = sum(1 for _ in walk(body)) <= MOST_INLINED_NODES
+        small = node_count(body) <= MOST_INLINED_NODES
         moving = bool(columns & set(variables_of(s)))
         first = _first_place(s, bodies, extremes, columns)
         if first is not None and first[0] not in maxima.values() and s.output not in group.sums:

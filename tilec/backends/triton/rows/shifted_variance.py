@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.triton.emit.scalar import held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
-from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, rebuild, walk
+from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
 from tilec.ir.types import FLOATS, TensorType, Types, is_floating
 from tilec.transforms.lower.factor import factors_of
 
@@ -61,7 +61,7 @@ class _Writer:
         if s.guard is not None or s.constraints or conditions(s, group, self.types) or not is_floating(dtype):
             return [s]
         whole = inlined(s.body, self.bodies)
-        body = self._plain(whole) if sum(1 for _ in walk(whole)) <= MOST_INLINED_NODES else None
+        body = self._plain(whole) if node_count(whole) <= MOST_INLINED_NODES else None
         if body is None or s.index is None:
             return [s]
         if not group.reductions(s):
