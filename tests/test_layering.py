@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / "tilec"
 
 # From the bottom up. A module may import its own layer (circles are looked for separately) and those before it.
 LAYERS = (
-    ("tilec.errors", "tilec.knobs", "tilec.version"),
+    ("tilec.errors", "tilec.knobs", "tilec.late", "tilec.version"),
     ("tilec.ir",),
     ("tilec.lattice", "tilec.language"),
     ("tilec.transforms", "tilec.transforms.util"),

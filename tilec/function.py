@@ -26,11 +26,8 @@ from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
 from tilec.torch_op.graph import handle_of, in_graph
-from tilec.torch_op.neighbours import install
 from tilec.transforms.batching.ranks import UnknownRank
 from tilec.transforms.batching.vmap import vmap
-
-install()
 
 
 @dataclass(frozen=True)

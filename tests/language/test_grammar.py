@@ -64,6 +64,7 @@ def test_found_beside_and_inside_the_package(tmp_path):
         root = tmp_path / place.replace("/", "-")
         for package in ("errors", "language", "ir"):
             shutil.copytree(ROOT / "tilec" / package, root / "tilec" / package)
+        shutil.copy(ROOT / "tilec" / "knobs.py", root / "tilec")
         (root / "tilec" / "__init__.py").write_text("")
         shutil.copytree(ROOT / "grammar", root / place)
         run = subprocess.run([sys.executable, "-I", "-c", program, str(root)], capture_output=True, text=True)

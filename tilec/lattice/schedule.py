@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import islpy
-
 from tilec.ir.index import Affine
+from tilec.lattice import isl
 from tilec.lattice.hermite import hermite, inverse
 from tilec.lattice.sets import InRange, writer_text
 
@@ -73,20 +72,20 @@ def _find(texts: tuple[tuple[int, str], ...], rank: int) -> Vector | Conflict:
     return _conflict(seen, rank)
 
 
-def _differences(n: int, text: str, rank: int) -> islpy.Set:
+def _differences(n: int, text: str, rank: int) -> isl.Set:
     domain = "[" + ", ".join(f"x{i}" for i in range(n)) + "]"
     image = "[" + ", ".join(f"o{i}" for i in range(rank)) + "]"
-    return islpy.Map(f"{{ {domain} -> {image} : {text} }}").range()
+    return isl.Map(f"{{ {domain} -> {image} : {text} }}").range()
 
 
-def _half_space(tau: Vector) -> islpy.Set:
+def _half_space(tau: Vector) -> isl.Set:
     image = "[" + ", ".join(f"o{i}" for i in range(len(tau))) + "]"
     total = " + ".join(f"{c}*o{i}" for i, c in enumerate(tau))
-    return islpy.Set(f"{{ {image} : {total or 0} <= 0 }}")
+    return isl.Set(f"{{ {image} : {total or 0} <= 0 }}")
 
 
-def _vector(point: islpy.Point, rank: int) -> Vector:
-    return tuple(point.get_coordinate_val(islpy.dim_type.set, i).to_python() for i in range(rank))
+def _vector(point: isl.Point, rank: int) -> Vector:
+    return tuple(point.get_coordinate_val(isl.dim_type.set, i).to_python() for i in range(rank))
 
 
 def _suits(tau: Vector, differences: Sequence[Vector]) -> bool:
@@ -105,7 +104,7 @@ def _least(differences: Sequence[Vector], rank: int) -> Vector | None:
     facts += [f"u{i} >= s{i} and u{i} >= 0 - s{i}" for i in range(rank)]
     facts += [" + ".join(f"{0 - c}*s{i}" for i, c in enumerate(d)) + " >= 1" for d in differences]
     space = ", ".join(["c", *(f"u{i}" for i in range(rank)), *(f"s{i}" for i in range(rank))])  # s is -tau
-    best = islpy.Set(f"{{ [{space}] : {' and '.join(facts)} }}").lexmin()
+    best = isl.Set(f"{{ [{space}] : {' and '.join(facts)} }}").lexmin()
     if best.is_empty():
         return None
     point = _vector(best.sample_point(), 2 * rank + 1)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
 
-import islpy
-
 from tilec.errors import InternalMistake, UnboundIndex
 from tilec.ir.constraining import constraining
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
@@ -31,7 +29,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice import projection
+from tilec.lattice import isl, projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
 
@@ -181,7 +179,7 @@ def reaches(d: IntegerSet, other: IntegerSet, index: Sequence[Expr]) -> bool:
     names, rows = {v: f"x{i}" for i, v in enumerate(d.variables)}, [linear(e) for e in index]
     space = f"{_space('x', len(names))} -> {_space('o', len(rows))}"
     written, wanted = (
-        islpy.Map(f"{{ {space} : {writer_text(names, part.conditions, rows)} }}").range() for part in (d, other)
+        isl.Map(f"{{ {space} : {writer_text(names, part.conditions, rows)} }}").range() for part in (d, other)
     )
     return wanted.is_subset(written)
 
@@ -329,7 +327,7 @@ def _space(prefix: str, n: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _ranges(n: int, text: str) -> list[tuple[int, int] | None] | None:
-    points = islpy.Set(f"{{ {_space('x', n)} : {text} }}")
+    points = isl.Set(f"{{ {_space('x', n)} : {text} }}")
     if points.is_empty():
         return None
     result: list[tuple[int, int] | None] = []
@@ -340,23 +338,23 @@ def _ranges(n: int, text: str) -> list[tuple[int, int] | None] | None:
     return result
 
 
-def _box(prefix: str, ranges: Iterable[tuple[int, int]]) -> islpy.Set:
+def _box(prefix: str, ranges: Iterable[tuple[int, int]]) -> isl.Set:
     ranges = list(ranges)
     facts = [f"{low} <= {prefix}{i} <= {high}" for i, (low, high) in enumerate(ranges)]
-    return islpy.Set(f"{{ {_space(prefix, len(ranges))} : {' and '.join(facts) or 'true'} }}")
+    return isl.Set(f"{{ {_space(prefix, len(ranges))} : {' and '.join(facts) or 'true'} }}")
 
 
 @lru_cache(maxsize=4096)
 def _contains(n: int, text: str, box: tuple[tuple[int, int], ...]) -> bool:
-    return _box("x", box).is_subset(islpy.Set(f"{{ {_space('x', n)} : {text} }}"))
+    return _box("x", box).is_subset(isl.Set(f"{{ {_space('x', n)} : {text} }}"))
 
 
 @lru_cache(maxsize=4096)
 def _injective(n: int, text: str, outputs: int) -> bool:
-    return islpy.Map(f"{{ {_space('x', n)} -> {_space('o', outputs)} : {text} }}").is_injective()
+    return isl.Map(f"{{ {_space('x', n)} -> {_space('o', outputs)} : {text} }}").is_injective()
 
 
 @lru_cache(maxsize=4096)
 def _fills(n: int, text: str, sizes: tuple[int, ...]) -> bool:
-    written = islpy.Map(f"{{ {_space('x', n)} -> {_space('o', len(sizes))} : {text} }}").range()
+    written = isl.Map(f"{{ {_space('x', n)} -> {_space('o', len(sizes))} : {text} }}").range()
     return _box("o", [(0, size - 1) for size in sizes]).is_subset(written)

@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from tilec.late import when_imported
+
 _calls: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _count = itertools.count()
 
@@ -28,4 +30,14 @@ def _called(handle: str, *inputs: Any) -> Any:
     return _calls[handle](inputs)
 
 
-in_graph: Callable[..., Any] = torch.compiler.allow_in_graph(_called)
+in_graph: Callable[..., Any] = _called  # traced like any other function until it is allowed in graphs
+when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(_called))
+
+
+def _fuse_neighbours() -> None:
+    from tilec.torch_op.neighbours import install
+
+    install()
+
+
+when_imported("torch._inductor.config", _fuse_neighbours)

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch._dynamo.utils import detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from tilec import knobs
@@ -320,6 +319,8 @@ def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: S
 
 def _same(node: Node, shape: Sequence[Any]) -> bool:
     """Has a node this shape for all sizes?"""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     own = node.meta["val"].shape
     return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
 
