@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
+from tilec.backends.triton.plan.source import KernelFunction
 from tilec.backends.triton.schedule import families
 from tilec.backends.triton.schedule.materialize import settled
 
@@ -94,17 +95,14 @@ def test_parts_that_are_the_same_along_a_side_stay_whole(large):
         assert (g - w).norm() <= 1e-5 * w.norm()
 
 
-def launch(name, output, source, grid=(2, 1, 1), warps=4, lines=()):
-    text = "\n".join(
-        [
-            f"@triton.jit\ndef {name}(n, X, Y, BM: tl.constexpr):",
-            "    at = (tl.program_id(0) + tl.program_id(1) * 2) * BM + tl.arange(0, BM)",
-            *(f"    {line}" for line in lines),
-            "    tl.store(Y + at, maximum_(tl.load(X + at, mask=at < n, other=0), 1.0), mask=at < n)\n",
-        ]
+def launch(name, output, source, grid=(2, 1, 1), warps=4, leaves_early=False):
+    body = (
+        "at = (tl.program_id(0) + tl.program_id(1) * 2) * BM + tl.arange(0, BM)",
+        "tl.store(Y + at, maximum_(tl.load(X + at, mask=at < n, other=0), 1.0), mask=at < n)",
     )
+    kernel = KernelFunction(name, ("n", "X", "Y"), ("BM",), body, leaves_early=leaves_early)
     arguments = (("n", 100), ("X", Pointer(source)), ("Y", Pointer(output)))
-    return Launch(name, module_text(text), grid, arguments, (("BM", 32),), warps, 2, (output,), sociable=True)
+    return Launch(kernel_file(kernel), grid, arguments, (("BM", 32),), warps, 2, (output,), sociable=True)
 
 
 def test_launches_of_any_grid_become_one():
@@ -125,7 +123,7 @@ def test_only_alike_launches_that_need_nothing_of_each_other_share_one():
     plain = launch("one", "P", "A")
     assert fusable([plain, launch("two", "Q", "B")])
     assert not fusable([plain, launch("two", "Q", "B", warps=8)])
-    assert not fusable([plain, launch("two", "Q", "B", lines=("if n == 0:", "    return"))])
+    assert not fusable([plain, launch("two", "Q", "B", leaves_early=True)])
 
 
 def test_steps_without_anything_prepared_are_as_they_were():

@@ -8,7 +8,6 @@ products or stores do not show.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -147,12 +146,7 @@ def run(launches: Sequence[Launch], tensors: dict[str, np.ndarray], dtypes: Mapp
                 tensors[a.tensor] = np.full(
                     dict(launch.constants)["SPLIT"] * tensors[a.tensor.rsplit(".", 1)[0]].size, np.nan
                 )
-        code = re.sub(
-            r"^(import .*|from .*|copy_in = .*|copy_out = .*|    (fence|mbarrier|tma|warpgroup)\w*,|\))$",
-            "",
-            launch.text,
-            flags=re.M,
-        )
+        code = "\n".join(f.text for f in (*launch.file.own, launch.file.kernel))
         place = {"number": 0, "programs": launch.grid[0]}
         for number in range(launch.grid[0]):
             place["number"] = number

@@ -25,9 +25,10 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.backends.common.code import identifier
 from tilec.backends.triton.blocks.boxes import BoxLoad
-from tilec.backends.triton.emit.device_text import module_text
+from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.plan.plan import python_name
+from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
@@ -53,9 +54,9 @@ def stride_name(tensor: str, dimension: int) -> str:
     return f"{python_name(tensor)}_s{dimension}"
 
 
-def kernel_text(
+def print_kernel(
     kernel: BlockProgram, wide: Sequence[str], heading: Sequence[str] = (), loads: Mapping[int, BoxLoad] | None = None
-) -> str:
+) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
     `wide`: tensors whose positions need 64 bits. `heading`: comments. `loads`: those that maps bring, by value."""
     arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
@@ -63,10 +64,8 @@ def kernel_text(
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
     writer = _Writer(kernel, frozenset(wide), set(arguments), loads or {})
-    lines = [f"# {line}" for line in heading]
-    lines += writer.lines(kernel.body)
-    body = "\n".join(f"    {line}" for line in lines)
-    return module_text(f"@triton.jit\ndef {kernel.name}({', '.join(arguments)}):\n{body}\n")
+    body = tuple(writer.lines(kernel.body))
+    return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
 
 class _Writer:

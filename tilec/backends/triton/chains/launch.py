@@ -13,7 +13,7 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
-from tilec.backends.triton.blocks.text import kernel_text, stride_name
+from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import HOPPER, TWO_A_MULTIPROCESSOR
@@ -210,13 +210,13 @@ def _launched(
     maps: Mapping[str, Descriptor],
 ) -> Launch:
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    text = kernel_text(made, wide, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
+    file = print_kernel(made, wide, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
     arguments: list[tuple[str, object]] = list(maps.items())
     arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
     arguments += list(made.sizes.items())
     arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
     grid = (made.grid, 1, 1)
-    return Launch(made.name, text, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)
+    return Launch(file, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)
 
 
 def _points(kernel: ChainKernel) -> int:

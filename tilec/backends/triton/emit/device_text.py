@@ -1,4 +1,4 @@
-"""Whole files of kernels: imports, the device functions that they call, the kernels themselves."""
+"""The device functions that kernels call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-IMPORTS = "import triton\nimport triton.language as tl\n"
-LIBDEVICE_IMPORT = "from triton.language.extra import libdevice\n"
+from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
+
+LIBDEVICE_IMPORT = "from triton.language.extra import libdevice"
 CALLED = re.compile(r"\b([a-z_]+_)\b")
 
 
@@ -25,16 +26,18 @@ def device_functions() -> dict[str, str]:
     return found
 
 
-def module_text(kernel: str) -> str:
-    """The file of one kernel."""
+def kernel_file(kernel: KernelFunction, *called: KernelFunction) -> KernelFile:
+    """The file of a kernel that calls these functions, and with them what all of them call of `device.py`."""
     functions = device_functions()
-    needed: dict[str, None] = {}
-    pending = [kernel]
+    needed: set[str] = set()
+    own = [kernel.text, *(c.text for c in called)]
+    pending = list(own)
     while pending:
         for name in CALLED.findall(pending.pop()):
             if name in functions and name not in needed:
-                needed[name] = None
+                needed.add(name)
                 pending.append(functions[name])
-    pieces = [functions[name] for name in functions if name in needed]
-    library = LIBDEVICE_IMPORT if any("libdevice." in p for p in (*pieces, kernel)) else ""
-    return "\n\n".join([IMPORTS + library, *pieces, kernel])
+    pieces = [(name, functions[name]) for name in functions if name in needed]
+    library = any("libdevice." in text for text in (*own, *(text for _, text in pieces)))
+    imports = (*IMPORTS, LIBDEVICE_IMPORT) if library else IMPORTS
+    return KernelFile(kernel, called, tuple(pieces), imports)

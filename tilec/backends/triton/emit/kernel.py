@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.backends.common.code import FreshNames, indented
-from tilec.backends.triton.emit.device_text import device_functions
+from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan.plan import Pointer, python_name
+from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
@@ -71,6 +72,7 @@ class Kernel:
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
+        self.leaves_early = False
         self.columns: list[tuple[int, ...]] = []  # of the table of classes
         self.blockwise = False  # functions may look at all elements of a block before they choose how to compute them
         self.scopes = [Scope()]
@@ -156,6 +158,11 @@ class Kernel:
         assert lines, header
         self.scopes[depth].lines += [header, *indented(lines)]
 
+    def leave(self, test: str) -> None:
+        """End the program where the test holds."""
+        self.leaves_early = True
+        self.nest(f"if {test}:", ["return"])
+
     def close(self, header: str, depth: int = -1) -> None:
         """End the innermost scope, whose lines are the block of this header."""
         self.nest(header, self.scopes.pop().lines, depth)
@@ -203,19 +210,14 @@ class Kernel:
 
     # assembly
 
-    def _decorator(self) -> str:
-        names = ", ".join(f'"{name}"' for name in self.unspecialized)
-        return f"@triton.jit(do_not_specialize=[{names}])" if names else "@triton.jit"
-
-    def text(self, *flat: Statement) -> str:
+    def file(self, *flat: Statement) -> KernelFile:
         """The kernel, headed by its statements as written, without sizes, which would make each shape another text."""
-        comments = [line for s in flat for line in show_statement(without_sizes(s)).splitlines()]
-        parameters = [*self.parameters, *(f"{c}: tl.constexpr" for c in self.constants)]
-        header = [f"def {self.name}({', '.join(parameters)}):"]
-        if len(header[0]) > 118:
-            header = [f"def {self.name}(", f"    {', '.join(parameters)},", "):"]
-        body = indented([*(f"# {c}" for c in comments), *self.scopes[0].lines])
-        return "\n".join([self._decorator(), *header, *body]) + "\n"
+        comments = tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
+        parameters, constants, body = tuple(self.parameters), tuple(self.constants), tuple(self.scopes[0].lines)
+        unspecialized = tuple(self.unspecialized)
+        return kernel_file(
+            KernelFunction(self.name, parameters, constants, body, unspecialized, comments, self.leaves_early)
+        )
 
 
 def triton_type(dtype: str) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
@@ -28,6 +27,7 @@ from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_var
 from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import KernelFile
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
@@ -72,10 +72,8 @@ def dot_steps(
 def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
     k, config = writer.kernel, writer.config
-    text = module_text(writer.text(flat))
     launch = Launch(
-        k.name,
-        text,
+        writer.file(flat),
         (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts),
         tuple(k.parameters.items()),
         tuple(k.constants.items()),
@@ -93,11 +91,11 @@ def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bo
     config = Config(bm, bn, LEAST, 4, 1)
     writer = DotWriter(dot, space, seen, wide, "ieee", config, "_repair")
     k = writer.kernel
-    text = writer.repair_text(flat)
+    file = writer.repair_file(flat)
     grid = (_tiles(dot, space, config), len(space.classes), 1)
     parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
     table: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
-    launch = Launch(k.name, module_text(text), grid, parameters, constants, 4, 1, (space.statement.output,))
+    launch = Launch(file, grid, parameters, constants, 4, 1, (space.statement.output,))
     return [*table, launch]
 
 
@@ -124,7 +122,7 @@ class DotWriter:
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if wide else "tl.int32"
 
-    def text(self, flat: Statement) -> str:
+    def file(self, flat: Statement) -> KernelFile:
         k, _dot = self.kernel, self.dot
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
@@ -136,13 +134,13 @@ class DotWriter:
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
-        return k.text(flat, *self.riding)
+        return k.file(flat, *self.riding)
 
     def _must_look(self) -> bool:
         """Whether some point may be a zero beside an infinity."""
         return bool(self.dot.zero_left or self.dot.zero_right) and not dot_is_whole(self.dot)
 
-    def repair_text(self, flat: Statement) -> str:
+    def repair_file(self, flat: Statement) -> KernelFile:
         k = self.kernel
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
@@ -157,7 +155,7 @@ class DotWriter:
         k.emit(f"acc = tl.load(address, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
         k.nest(SOME_NOT_FINITE, [*self._exact_sums(), *self._stored(frame)])
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
-        return k.text(flat)
+        return k.file(flat)
 
     def _stored(self, frame: Frame) -> list[str]:
         k = self.kernel
@@ -179,10 +177,10 @@ class DotWriter:
             k.emit(f"batch = {pid} // (down * across)")
             tile = f"{pid} % (down * across)"
             if len(self.space.classes) > 1:
-                k.nest(f"if batch >= {k.count(dot.batch)}:", ["return"])
+                k.leave(f"batch >= {k.count(dot.batch)}")
         k.emit(f"tile = {tile}")
         if not dot.batch and len(self.space.classes) > 1:
-            k.nest("if tile >= down * across:", ["return"])
+            k.leave("tile >= down * across")
         k.constants["GROUP"] = self.config.group
         k.emit("group = tile // (GROUP * across)")
         k.emit("members = tl.minimum(down - group * GROUP, GROUP)")

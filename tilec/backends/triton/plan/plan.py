@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
+from tilec.backends.triton.plan.source import KernelFile
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
@@ -54,13 +55,12 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `text` is the source of the kernel's file: equal texts are compiled once, so sizes are
-    arguments. `arguments` and then `constants` (tl.constexpr) are the parameters in the order of the signature.
-    `fusion`: may a product and a sum be rounded once? `together`: all programs run at once, as they wait for each
-    other. `sociable`: one launch with its neighbours, where none needs another, is wanted."""
+    """One kernel launch. `file`: files of equal text are compiled once, so sizes are arguments. `arguments` and then
+    `constants` (tl.constexpr) are the parameters in the order of the signature. `fusion`: may a product and a sum be
+    rounded once? `together`: all programs run at once, as they wait for each other. `sociable`: one launch with its
+    neighbours, where none needs another, is wanted."""
 
-    kernel: str
-    text: str
+    file: KernelFile
     grid: tuple[int, int, int]
     arguments: tuple[tuple[str, object], ...]
     constants: tuple[tuple[str, object], ...]
@@ -70,6 +70,15 @@ class Launch:
     fusion: bool = True
     together: bool = False
     sociable: bool = False
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return self.file.kernel.name
+
+    @property
+    def text(self) -> str:
+        return self.file.text
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
@@ -118,8 +117,7 @@ def _steps(
     if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
         return []
     launch = Launch(
-        k.name,
-        module_text(k.text(flat, *riding)),
+        k.file(flat, *riding),
         (tiles, len(space.classes), tiling.parts),
         tuple(k.parameters.items()),
         constants,

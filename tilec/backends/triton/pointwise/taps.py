@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import point_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.emit.scalar import Evaluator
@@ -125,8 +124,8 @@ class TapWriter:
             k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
         self._store(target)
         tiles = self.space.count(down) * -(-self.space.count(columns) // TAP_COLUMNS)
-        text, constants = module_text(k.text(flat)), tuple(k.constants.items())
-        return Launch(k.name, text, (tiles, 1, how.parts), tuple(k.parameters.items()), constants, 4, 2, (s.output,))
+        constants = tuple(k.constants.items())
+        return Launch(k.file(flat), (tiles, 1, how.parts), tuple(k.parameters.items()), constants, 4, 2, (s.output,))
 
     def _walk(self, *, unrolled: bool, tested: bool) -> None:
         """Lines that combine the share's places, into the innermost scope; not `unrolled`, a neighbour at a time."""

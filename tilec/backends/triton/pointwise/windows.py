@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import access_conditions, point_conditions, size_of
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
@@ -139,9 +138,9 @@ class _StripeWriter:
             self._store(u, a)
         rows, columns = self._split()
         tiles = -(-self.space.count(rows) // self.rows) * -(-self.space.count(columns) // self.columns)
-        text, constants = module_text(k.text(flat, *self.riding)), tuple(k.constants.items())
+        constants = tuple(k.constants.items())
         outputs = (s.output, *(r.output for r in self.riding))
-        return Launch(k.name, text, (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs)
+        return Launch(k.file(flat, *self.riding), (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs)
 
     def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.domain import gathered
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -199,8 +198,7 @@ class _Sweep(StepWriter):
     def _launch(self, programs: int) -> Launch:
         k, course = self.kernel, self.course
         return Launch(
-            k.name,
-            module_text(k.text(course.flat)),
+            k.file(course.flat),
             (programs, 1, 1),
             tuple(k.parameters.items()),
             tuple(k.constants.items()),

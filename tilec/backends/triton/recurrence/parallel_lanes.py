@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.domain import Condition
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
@@ -362,9 +361,10 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    text = module_text(k.text(course.flat, *local.riding))
     outputs = (course.own, *(s.output for s in local.riding))
-    return [Launch(k.name, text, grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)]
+    return [
+        Launch(k.file(course.flat, *local.riding), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
+    ]
 
 
 def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:

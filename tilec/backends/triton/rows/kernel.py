@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
@@ -79,9 +78,8 @@ class RowWriter:
         if t.form == "tiled":
             tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
         outputs = tuple(s.output for s in group.statements)
-        text = module_text(k.text(*flat))
         arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-        return Launch(k.name, text, (tiles, 1, 1), arguments, constants, t.warps, t.stages, outputs)
+        return Launch(k.file(*flat), (tiles, 1, 1), arguments, constants, t.warps, t.stages, outputs)
 
     # forms
 

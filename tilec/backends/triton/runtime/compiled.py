@@ -156,8 +156,8 @@ def options_of(launch: Launch) -> dict[str, Any]:
 
 def explained(launch: Launch, error: Exception) -> TileError:
     """The error of a kernel that cannot be compiled or launched, with its statement and its file."""
-    statement = " ".join(line.strip()[2:] for line in launch.text.splitlines() if line.startswith("    # "))
-    where = f"its statement is {statement.strip()} and its source {file_of(launch)}"
+    statement = " ".join(line.strip() for line in launch.file.kernel.heading)
+    where = f"its statement is {statement} and its source {file_of(launch)}"
     what = ", ".join(launch.statements)
     if type(error).__name__ == "OutOfResources":
         return Unsupported(f"the kernel of {what} needs more of the device than it has: {error}", hint=where)

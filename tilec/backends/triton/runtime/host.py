@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import indented, tuple_text
@@ -21,6 +20,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     python_name,
 )
+from tilec.backends.triton.plan.source import IMPORTS
 from tilec.language.show import show_statement
 
 
@@ -28,24 +28,15 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Map
     """One file that runs when pasted: `name(*inputs)` returns the outputs. `statements`: Tile text by output, which
     heads what carries it out."""
     launches = plan.launches()
-    imports = dict.fromkeys(["import torch", "import triton", "import triton.language as tl"])
+    imports = dict.fromkeys(("import torch", *IMPORTS, *(line for launch in launches for line in launch.file.imports)))
     pieces: dict[str, str] = {}
     renamed: dict[str, str] = {}
     for launch in launches:
-        for piece in re.split(r"\n\n(?=@)", launch.text):
-            if piece.startswith("@"):
-                body = piece.rstrip()
-                title = re.search(r"^def (\w+)", body, re.M)
-                assert title is not None
-                own = title.group(1)
-                if own in pieces and pieces[own] != body:
-                    own = f"{own}_{len(pieces)}"
-                    body = body.replace(f"def {title.group(1)}(", f"def {own}(", 1)
-                if title.group(1) == launch.kernel:
-                    renamed[launch.text] = own
-                pieces[own] = body
-            else:
-                imports.update(dict.fromkeys(line for line in piece.splitlines() if line))
+        file = launch.file
+        if any(pieces.get(f.name, f.text) != f.text for f in (*file.own, file.kernel)):
+            file = file.renamed(f"_{len(pieces)}")
+        pieces |= {**dict(file.shared), **{f.name: f.text for f in (*file.own, file.kernel)}}
+        renamed[launch.text] = file.kernel.name
     parts = list(plan.parts())
     steps = [s for p in (*(part.plan for part in parts), plan) for s in p.steps]
     if any(isinstance(s, TorchLines) and any("rt." in line for line in s.lines) for s in steps):
@@ -65,7 +56,9 @@ def program_text(name: str, inputs: tuple[str, ...], plan: Plan, statements: Map
         for p in parts
     ]
     functions.append(writer.function(name, inputs, plan, {} if parts else statements))
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*pieces.values(), *functions]) + "\n"
+    return (
+        "\n".join(imports) + "\n\n\n" + "\n\n\n".join([*(text.rstrip() for text in pieces.values()), *functions]) + "\n"
+    )
 
 
 class _Writer:

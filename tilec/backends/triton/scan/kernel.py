@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import indented, literal, tuple_text
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
@@ -326,7 +325,8 @@ class ScanWriter:
         blocks = -(-self.scan.rows // self.tiling.lanes)
         k = self.kernel
         k.constants = {"BT": self.tiling.steps, **({} if self.flat_lanes else {"BL": self.tiling.lanes}), **k.constants}
-        text = module_text(k.text(flat, *self.riding))
         outputs = (self.scan.statement.output, *(r.output for r in self.riding))
         parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-        return Launch(k.name, text, (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs)
+        return Launch(
+            k.file(flat, *self.riding), (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs
+        )

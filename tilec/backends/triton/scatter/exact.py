@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
@@ -124,6 +123,6 @@ def _program(k: Kernel) -> str:
 
 def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:
     s = runs.statement
-    text, constants = module_text(k.text(s)), tuple(k.constants.items())
+    constants = tuple(k.constants.items())
     assert math.prod(runs.seen.types[s.output].shape)
-    return Launch(k.name, text, (programs, 1, 1), tuple(k.parameters.items()), constants, 4, 2, (s.output,))
+    return Launch(k.file(s), (programs, 1, 1), tuple(k.parameters.items()), constants, 4, 2, (s.output,))

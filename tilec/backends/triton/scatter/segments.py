@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tilec.backends.common.code import literal
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.device_text import module_text
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
@@ -106,9 +105,7 @@ class _Writer:
     def launch(self, grid: tuple[int, int, int], warps: int) -> Launch:
         k, s = self.k, self.runs.statement
         constants = tuple(k.constants.items())
-        return Launch(
-            k.name, module_text(k.text(s)), grid, tuple(k.parameters.items()), constants, warps, 2, (s.output,)
-        )
+        return Launch(k.file(s), grid, tuple(k.parameters.items()), constants, warps, 2, (s.output,))
 
     def whole(self, split: bool) -> _Writer:
         """Every run; of long ones the parts that `pieces` has made."""

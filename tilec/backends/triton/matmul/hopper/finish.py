@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
+from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -170,34 +171,22 @@ def _suspicions(d: Design) -> list[str]:
     return found
 
 
-TOTAL = '''"""The shares of a sum, added in order."""
-import triton
-import triton.language as tl
-
-
-@triton.jit(do_not_specialize=["total"])
-def {name}(parts, out, total, {sizes}, {strides}{scale}, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    sums = tl.load(parts + i, mask=inside, other=0.0)
-    for k in range(1, SPLIT):
-        sums += tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)
-'''
-
-
-def partial_sums_kernel(d: Design) -> tuple[str, str, list[str], list[str]]:
-    """The text of the kernel that adds the shares; its name, and its sizes and strides in order."""
+def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
+    """The kernel that adds the shares, in order; its sizes and strides in order."""
     order = (*d.problem.batch, *d.problem.rows, *d.problem.columns)
     sizes = [f"{v.name}_n" for v in order]
     strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
-    name = f"{d.name}_total"
-    w = Lines(1)
+    w = Lines()
+    w("i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "inside = i < total")
+    w("sums = tl.load(parts + i, mask=inside, other=0.0)")
+    with w.block("for k in range(1, SPLIT):"):
+        w("sums += tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)")
     for v in reversed(order):
         w(f"{v.name} = i % {v.name}_n", f"i = i // {v.name}_n")
     terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
     w(f"place = {joined(['out_base', *terms], '+', '')}")
     w(f"tl.store(out + place, (sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty), mask=inside)")
-    text = TOTAL.format(
-        name=name, sizes=", ".join(sizes), strides=", ".join(strides), scale=", scale" if d.scaled else ""
-    )
-    return text + "\n".join(w.lines) + "\n", name, sizes, strides
+    parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
+    what = ("the shares of a sum, added in order",)
+    kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
+    return KernelFile(kernel), sizes, strides

@@ -21,7 +21,7 @@ from tilec.backends.triton.matmul.hopper.form import (
     form_bounds,
     normalise,
 )
-from tilec.backends.triton.matmul.hopper.source import constants, kernel, parameters
+from tilec.backends.triton.matmul.hopper.source import constants, hopper_file, parameters
 from tilec.backends.triton.matmul.hopper.views import TensorView, View, descriptors, ends, may_leave, view
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
@@ -290,8 +290,7 @@ def _assemble(
         f"B_{name}": box for name, box in boxes.items()
     }
     first = Launch(
-        kernel=design.name,
-        text=kernel(design),
+        file=hopper_file(design),
         grid=(
             min(tiles, MULTIPROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles,
             1,
@@ -308,11 +307,10 @@ def _assemble(
     elements = math.prod(v.size for v in (*p.batch, *p.rows, *p.columns))
     if elements > MAX_COUNT:
         return None
-    text, name, order, moves = partial_sums_kernel(design)
+    file, order, moves = partial_sums_kernel(design)
     tail = (("scale", dot.scale),) if design.scaled else ()
     second = Launch(
-        kernel=name,
-        text=text,
+        file=file,
         grid=(-(-elements // TOTAL_BLOCK), 1, 1),
         arguments=(
             ("parts", Pointer(out)),

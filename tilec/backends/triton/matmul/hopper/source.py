@@ -9,8 +9,6 @@ may be look at their sums, and where one is not finite take them again from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilec.backends.triton.matmul.hopper.design import Design, Lines
 from tilec.backends.triton.matmul.hopper.finish import finish_tile, staging
 from tilec.backends.triton.matmul.hopper.tiles import (
@@ -23,24 +21,24 @@ from tilec.backends.triton.matmul.hopper.tiles import (
     start,
     tile_extents,
 )
+from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
 
-HEADER = '''"""Sums of products of two tensors: boxes copied by TMA, multiplied by wgmma."""
-import triton
-import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
+WHAT = "sums of products of two tensors: boxes copied by TMA, multiplied by wgmma"
+IMPORTED = (
+    *IMPORTS,
+    "from triton.experimental import gluon",
+    "from triton.experimental.gluon import language as gl",
+    """from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
+)""",
+    'copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared',
+    'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
 )
-
-copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-'''
 
 
 def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -68,99 +66,97 @@ def constants(d: Design) -> list[str]:
     return [f"B_{v.name}" for v in d.problem.variables if v not in d.problem.batch] + ["GROUP", "SPLIT", "STAGES"]
 
 
-def kernel(d: Design) -> str:
-    """The whole file of a kernel."""
+def hopper_file(d: Design) -> KernelFile:
     maps, pointers, sizes, strides = parameters(d)
     scale = ["scale"] if d.scaled and not d.split else []
-    given = [*maps, *pointers, *sizes, *strides, *scale]
-    fixed = constants(d)
+    given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
+    w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
+    kernel = KernelFunction(d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon")
+    return KernelFile(kernel, own, imports=IMPORTED)
+
+
+def _alone(d: Design) -> Lines:
+    """A program for each tile, all of whose warps copy and multiply."""
     w = Lines()
-    if d.specialise:
-        _specialised(w, d, given, fixed, sizes)
-    else:
-        w("", "", f"@gluon.jit(do_not_specialize={sizes!r})")
-        with w.block(f"def {d.name}({', '.join(given)}, {', '.join(f'{c}: gl.constexpr' for c in fixed)}):"):
-            counts(w, d)
-            _buffers(w, d)
-            w("bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-            with w.block("for k in gl.static_range(STAGES):"):
-                w("mbarrier.init(bars.index(k), count=1)")
-            w("tile = gl.program_id(0)")
-            place(w, d)
-            start(w, d)
-            with w.block("for k in gl.static_range(STAGES - 1):"):
-                _fill(w, d, "k", "k < steps")
-                advance(w, d)
-            w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
-            with w.block("for t in range(steps):"):
-                w("slot = t % STAGES", "mbarrier.wait(bars.index(slot), (t // STAGES) & 1)")
-                _multiply(w, d)
-                w(
-                    "acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))",
-                    "ahead = t + STAGES - 1",
-                )
-                _fill(w, d, "ahead % STAGES", "ahead < steps")
-                advance(w, d)
-            w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
-            with w.block("for k in gl.static_range(STAGES):"):
-                w("mbarrier.invalidate(bars.index(k))")
-            finish_tile(w, d)
-    return HEADER + "\n".join(w.lines) + "\n"
+    counts(w, d)
+    _buffers(w, d)
+    w("bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    with w.block("for k in gl.static_range(STAGES):"):
+        w("mbarrier.init(bars.index(k), count=1)")
+    w("tile = gl.program_id(0)")
+    place(w, d)
+    start(w, d)
+    with w.block("for k in gl.static_range(STAGES - 1):"):
+        _fill(w, d, "k", "k < steps")
+        advance(w, d)
+    w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    with w.block("for t in range(steps):"):
+        w("slot = t % STAGES", "mbarrier.wait(bars.index(slot), (t // STAGES) & 1)")
+        _multiply(w, d)
+        w(
+            "acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))",
+            "ahead = t + STAGES - 1",
+        )
+        _fill(w, d, "ahead % STAGES", "ahead < steps")
+        advance(w, d)
+    w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    with w.block("for k in gl.static_range(STAGES):"):
+        w("mbarrier.invalidate(bars.index(k))")
+    finish_tile(w, d)
+    return w
 
 
-def _specialised(w: Lines, d: Design, given: Sequence[str], fixed: Sequence[str], sizes: Sequence[str]) -> None:
+def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> tuple[Lines, tuple[KernelFunction, ...]]:
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
     multiply. Two take turns, so that one stores while the
-    other multiplies."""
-    shared = ["left_ring", "right_ring", "full", "free"] + ["done"] * (d.consumers == 2)
-    everything = [*shared, *given, *fixed]
-    header = ", ".join([*shared, *given, *(f"{c}: gl.constexpr" for c in fixed)])
+    other multiplies. The kernel's lines, and the functions of either."""
+    shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
     every = "for number in range(gl.program_id(0), tiles, gl.num_programs(0)):"
-    w("", "", "@gluon.jit")
-    with w.block(f"def produce({header}):"):
-        counts(w, d)
-        w("turn = 0")
-        with w.block(every):
-            w("tile = number")
-            place(w, d)
-            start(w, d)
-            with w.block("for t in range(steps):"):
-                w("slot = turn % STAGES", "mbarrier.wait(free.index(slot), ((turn // STAGES) & 1) ^ 1)")
-                _fill(w, d, "slot", None)
-                advance(w, d)
-                w("turn += 1")
-    w("", "", "@gluon.jit")
-    with w.block(f"def consume({header}, WHICH: gl.constexpr):"):
-        counts(w, d)
-        staging(w, d)
-        w("turn = 0", "count = 0")
-        with w.block(every):
-            w("tile = number")
-            place(w, d)
-            if d.consumers == 1:
+    w = Lines()
+    counts(w, d)
+    w("turn = 0")
+    with w.block(every):
+        w("tile = number")
+        place(w, d)
+        start(w, d)
+        with w.block("for t in range(steps):"):
+            w("slot = turn % STAGES", "mbarrier.wait(free.index(slot), ((turn // STAGES) & 1) ^ 1)")
+            _fill(w, d, "slot", None)
+            advance(w, d)
+            w("turn += 1")
+    produce = KernelFunction("produce", (*shared, *given), fixed, tuple(w.lines), dialect="gluon")
+    w = Lines()
+    counts(w, d)
+    staging(w, d)
+    w("turn = 0", "count = 0")
+    with w.block(every):
+        w("tile = number")
+        place(w, d)
+        if d.consumers == 1:
+            _consume(w, d)
+        else:
+            with w.block("if count % 2 == WHICH:"):
                 _consume(w, d)
-            else:
-                with w.block("if count % 2 == WHICH:"):
-                    _consume(w, d)
-                w("count += 1")
-            w("turn += steps")
-        if d.out is not None:
-            w("tma.store_wait(pendings=0)")
-    w("", "", f"@gluon.jit(do_not_specialize={list(sizes)!r})")
-    with w.block(f"def {d.name}({', '.join(given)}, {', '.join(f'{c}: gl.constexpr' for c in fixed)}):"):
-        tile_extents(w, d)
-        _buffers(w, d)
-        w("full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-        w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-        with w.block("for k in gl.static_range(STAGES):"):
-            w("mbarrier.init(full.index(k), count=1)", "mbarrier.init(free.index(k), count=1)")
-        if d.consumers == 2:
-            w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
-            w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
-        given_all = ", ".join(everything)
-        parts = [f"(consume, ({given_all}, {k}))" for k in range(d.consumers)] + [f"(produce, ({given_all}))"]
-        warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
-        w("gl.warp_specialize(", f"    [{', '.join(parts)}],", f"    {warps},", f"    {registers},", ")")
+            w("count += 1")
+        w("turn += steps")
+    if d.out is not None:
+        w("tma.store_wait(pendings=0)")
+    consume = KernelFunction("consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon")
+    w = Lines()
+    tile_extents(w, d)
+    _buffers(w, d)
+    w("full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    with w.block("for k in gl.static_range(STAGES):"):
+        w("mbarrier.init(full.index(k), count=1)", "mbarrier.init(free.index(k), count=1)")
+    if d.consumers == 2:
+        w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
+        w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
+    passed = ", ".join([*shared, *given, *fixed])
+    parts = [f"(consume, ({passed}, {k}))" for k in range(d.consumers)] + [f"(produce, ({passed}))"]
+    warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
+    w("gl.warp_specialize(", f"    [{', '.join(parts)}],", f"    {warps},", f"    {registers},", ")")
+    return w, (produce, consume)
 
 
 def _consume(w: Lines, d: Design) -> None:
