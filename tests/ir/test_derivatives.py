@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import sympy
 from sympy import Rational
 
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import COSTLY_FUNCTIONS, FUNCTIONS, LIBRARY_FUNCTIONS
 from tilec.ir.program import Call, Expr, Float, Int, Name
 from tilec.ir.types import CASTS, FLOATS
 
@@ -137,3 +139,12 @@ def test_two_argument_extrema_share_ties(name):
 def test_relu_is_flat_at_zero():
     (dx,) = FUNCTIONS["relu"].pullback(Name("G"), (Name("X"),), Call("relu", (Name("X"),)))
     assert number(dx, {"X": Rational(0), "G": Rational(3)}) == 0
+
+
+def test_what_is_costly_is_what_calls_the_library_or_our_functions():
+    written = {name: f.triton or "" for name, f in FUNCTIONS.items()}
+    assert {name for name, text in written.items() if "libdevice." in text} == LIBRARY_FUNCTIONS
+    called = {
+        name: set(re.findall(r"\b([a-z_]+_)\(", text)) - {"maximum_", "minimum_"} for name, text in written.items()
+    }
+    assert LIBRARY_FUNCTIONS | {name for name in called if called[name]} == COSTLY_FUNCTIONS

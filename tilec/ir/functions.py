@@ -278,3 +278,12 @@ RANDOM = ("rand", "randn")
 def counts_positions(e: Expr) -> bool:
     """Is this a draw whose number is its place in the elementwise statement?"""
     return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1
+
+
+# what a device's library computes, and what else divides or takes many instructions: computed once where it can be
+LIBRARY_FUNCTIONS = frozenset(
+    "acos asin atan atan2 ceil cos cosh erf exp expm1 floor log log1p round rsqrt sin sinh sqrt tan tanh".split()
+)
+COSTLY_FUNCTIONS = LIBRARY_FUNCTIONS | frozenset(
+    "div gelu logaddexp mod pow rand randn recip shl shr sigmoid sign silu softplus".split()
+)

@@ -8,7 +8,6 @@ enough, it becomes one first: the product then reads bare elements, which Hopper
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,13 +22,11 @@ from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
 from tilec.ir.types import FLOATS, NARROW, TensorType
-
-COSTLY = re.compile(r"libdevice\.|\b(?!maximum_|minimum_)[a-z_]+_\(")  # in a function's text
 
 
 def hoisted(
@@ -162,7 +159,7 @@ def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:
     """The largest subexpressions that a reduction would compute again for each of the outputs that they do not know,
     and that divide or call the device's library."""
     names = variables_outside(e)
-    heavy = [x for x in walk(e) if isinstance(x, Call) and COSTLY.search(FUNCTIONS[x.function].triton or "")]
+    heavy = [x for x in walk(e) if isinstance(x, Call) and x.function in COSTLY_FUNCTIONS]
     if heavy and names & summed and outputs - names:
         yield e
     elif heavy:

@@ -27,7 +27,7 @@ from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import LIBRARY_FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
 from tilec.ir.symbolic import gcd
@@ -70,8 +70,7 @@ def whole_blocks(space: Space) -> list[Access]:
 def calls_library(space: Space) -> bool:
     s = space.statement
     called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
-    library = any("libdevice" in (FUNCTIONS[e.function].triton or "") for e in called)
-    return library or s.aggregation == "logsumexp"
+    return any(e.function in LIBRARY_FUNCTIONS for e in called) or s.aggregation == "logsumexp"
 
 
 def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tuple[int, int, int]:
