@@ -25,7 +25,7 @@ from tilec.language import show
 from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
-from tilec.torch_op.graph import handle_of, in_graph
+from tilec.torch_op.operator import handle_of, in_graph
 from tilec.transforms.batching.ranks import UnknownRank
 from tilec.transforms.batching.vmap import vmap
 

@@ -11,7 +11,7 @@ where torch traces and wants no more than to see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
+from tilec.torch_op.backward_pass import BackwardPass, CotangentView, GradientSource, gradient_views, standing_in
 from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
@@ -170,6 +171,7 @@ class Recorded:
     shared: tuple[_Shared, dict[str, int]] | None = None
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, BackwardPass] = field(default_factory=dict)
+    _views: dict[bool, dict[str, CotangentView]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -237,18 +239,32 @@ class Recorded:
         """The gradient by some of `wrt`, and what it reads."""
         key = extended, wanted
         if key not in self._gradients:
-            assert self.partition is not None, "nothing asked for a gradient"
-            backward = self.partition.extended if extended else self.partition.backward
-            assert backward is not None, "extras without a derivative have no cotangent"
+            backward = self._gradient_part(extended)
             function = self._shared_gradient(wanted, extended)
             if function is not None:
                 self._gradients[key] = function, backward
                 return self._gradients[key]
             names = dict(zip(self.wrt, backward.program.outputs, strict=True))
             program = simplify(self._numbers(backward.program), [names[name] for name in wanted])
-            chunks = None if extended else self.partition.chunks
+            chunks = None if extended or self.partition is None else self.partition.chunks
             self._gradients[key] = self.function.made(program, chunks), backward
         return self._gradients[key]
+
+    def _gradient_part(self, extended: bool) -> Backward:
+        assert self.partition is not None, "nothing asked for a gradient"
+        backward = self.partition.extended if extended else self.partition.backward
+        assert backward is not None, "extras without a derivative have no cotangent"
+        return backward
+
+    def views(self, extended: bool) -> dict[str, CotangentView]:
+        """The gradients that are views of cotangents, by the input's name."""
+        if extended not in self._views:
+            backward = self._gradient_part(extended)
+            program, types = self._numbers((backward.program, backward.types))
+            found = gradient_views(program, backward.cotangents, types)
+            pairs = zip(self.wrt, program.outputs, strict=True)
+            self._views[extended] = {name: found[output] for name, output in pairs if output in found}
+        return self._views[extended]
 
     def _numbers(self, x: Written) -> Written:
         """With numbers in the place of sizes that the partition leaves open."""
@@ -261,8 +277,7 @@ class Recorded:
         shared, sizes = self.shared
         key = extended, wanted
         if key not in shared.gradients:
-            backward = shared.partition.extended if extended else shared.partition.backward
-            assert backward is not None
+            backward = self._gradient_part(extended)
             names = dict(zip(self.wrt, backward.program.outputs, strict=True))
             try:
                 program = simplify(backward.program, [names[name] for name in wanted])
@@ -272,25 +287,35 @@ class Recorded:
             shared.gradients[key] = self.function.open_program(opened, program)
         return AtSizes(shared.gradients[key], sizes)
 
-    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> BackwardPass:
-        """A backward pass by the inputs that are `needed`, where `there` says which cotangents are."""
-        key = needed, there
+    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
+        """A backward pass by the inputs that are `needed`, where `there` says which cotangents are. `computed`: views
+        of cotangents too."""
+        key = needed, there, computed
         if key not in self._passes:
             assert self.partition is not None, "nothing asked for a gradient"
-            wanted = tuple(name for name, need in zip(self.inputs, needed, strict=True) if need)
-            function, backward = self.gradient(wanted, any(there[len(self.outputs) :]))
+            extended, first = any(there[len(self.outputs) :]), len(self.partition.kept)
             cotangents = [place for place, o in enumerate(self.outputs) if o is not None]
             cotangents += range(len(self.outputs), len(there))
             given = {name: place for place, name in enumerate(self.partition.kept)}
-            for name, place in zip(backward.cotangents, cotangents, strict=False):
-                if there[place]:
-                    given[name] = len(self.partition.kept) + place
+            names = zip(self._gradient_part(extended).cotangents, cotangents, strict=False)
+            given |= {name: first + place for name, place in names if there[place]}
+            asked = tuple(name for name, need in zip(self.inputs, needed, strict=True) if need)
+            found = {} if computed else self.views(extended)
+            views = {n: (given[v.source], v) for n, v in found.items() if n in asked and v.source in given}
+            wanted = tuple(name for name in asked if name not in views)
+            results: list[GradientSource] = [
+                views.get(n, wanted.index(n) if n in wanted else None) for n in self.inputs
+            ]
+            if not wanted:
+                self._passes[key] = BackwardPass(None, (), tuple(results), {})
+                return self._passes[key]
+            function, backward = self.gradient(wanted, extended)
             weak = dict(zip(self.inputs, self.weak, strict=True))
             replaced = {self.inputs[p]: r for p, r in self.special.replaced.items()}
             self._passes[key] = BackwardPass(
                 Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
                 tuple(given[n] if n in given else self._numbers(backward.types[n]) for n in function.inputs),
-                tuple(wanted.index(name) if name in wanted else None for name in self.inputs),
+                tuple(results),
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
             )
         return self._passes[key]
@@ -307,7 +332,7 @@ class Open(Recorded):
     def kept(self) -> tuple[int, ...]:
         return tuple(range(len(self.outputs), len(self.outputs) + len(self.inputs)))
 
-    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...]) -> BackwardPass:
+    def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
         wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
         gradient = self.plain.grad(wanted)
         count, nothing = len(self.inputs), TensorType((), "float32")
@@ -342,18 +367,6 @@ class Ready:
             prepared = self.function.prepared(tensors, self.weak, self.values)
             self._prepared[device] = prepared, prepared.unrecorded
         return self._prepared[device][not torch._C._is_any_autocast_enabled()](tensors)
-
-
-@dataclass(frozen=True)
-class BackwardPass:
-    """A backward pass, made ready. `sources`: for each input of the function its place in what was kept and the
-    cotangents, in that order, or the type of what is not there; `results`: for each input of the recorded function the
-    place of its gradient; `replaced`: what takes the place of something kept, by its place."""
-
-    run: Ready
-    sources: tuple[int | TensorType, ...]
-    results: tuple[int | None, ...]
-    replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
 
 
 class TileCall(torch.autograd.Function):
@@ -397,14 +410,13 @@ class TileCall(torch.autograd.Function):
         needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
         if not any(needed) or not any(there):
             return (None,) * (1 + len(recorded.inputs))
-        backward = recorded.backward(needed, there)
+        like = next(d for d in d_outputs if d is not None)
+        backward = recorded.backward(needed, there, dtensors.is_distributed(like))  # its placements follow the input's
         if backward.replaced:
             kept = [backward.replaced[i](t) if i in backward.replaced else t for i, t in enumerate(kept)]
         given: Any = (*kept, *d_outputs)
-        like = next(d for d in d_outputs if d is not None)
-        tensors = [given[s] if isinstance(s, int) else _standing_in(s, like) for s in backward.sources]
-        results = backward.run(tensors)
-        return (None, *[None if place is None else results[place] for place in backward.results])
+        tensors = [given[s] if isinstance(s, int) else standing_in(s, like) for s in backward.sources]
+        return (None, *backward.gradients(() if backward.run is None else backward.run(tensors), given))
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Outputs:
@@ -419,9 +431,3 @@ class TileCall(torch.autograd.Function):
         "different"."""
         results = recorded.over_batch(randomness, dims, tensors)
         return results, tuple(None if r is None else 0 for r in results)
-
-
-def _standing_in(t: TensorType, like: torch.Tensor) -> torch.Tensor:
-    """Zeros in one element of memory: for a cotangent that is not there, or an input that lends its shape alone."""
-    zeros = torch.zeros((), dtype=getattr(torch, t.dtype), device=like.device).expand(t.shape)
-    return dtensors.replicated_like(zeros, like)

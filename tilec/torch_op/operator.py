@@ -3,14 +3,22 @@
 Compilers, exporters, functionalization, fake and meta tensors see a call of it, whose gradient is another one. The
 program is in its arguments, as Tile with a comment before it that says how it is to run, so that an exported graph is
 complete and can be read.
+
+torch.compile puts a whole call into its graph as one node first (`in_graph`), which it does not look into. Dynamo takes
+the call down; what traces the graph afterwards carries it out, through the same code as any other call, and so meets
+the node of autograd, the levels of torch.func and, below these, the operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
+from tilec.late import when_imported
 from tilec.torch_op import symbolic
 from tilec.torch_op.node import recorded_call, unrecorded
 from tilec.torch_op.state import recording
@@ -96,3 +104,31 @@ TORCH_LIBRARY.impl("call", _recorded, "Autograd")
 TORCH_LIBRARY.impl("call", _in_old_vmap, "Batched")
 TORCH_LIBRARY.impl("call", _called, "FuncTorchDynamicLayerFrontMode")
 torch.library.register_fake("tilec::call", _fake, lib=TORCH_LIBRARY)
+
+
+_calls: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_count = itertools.count()
+
+
+def handle_of(call: Any) -> str:
+    """A name by which graphs know what is to be called with the inputs."""
+    handle = f"call_{next(_count)}"
+    _calls[handle] = call
+    return handle
+
+
+def _called_by_handle(handle: str, *inputs: Any) -> Any:
+    return _calls[handle](inputs)
+
+
+in_graph: Callable[..., Any] = _called_by_handle  # traced like any other function until it is allowed in graphs
+when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(_called_by_handle))
+
+
+def _fuse_neighbours() -> None:
+    from tilec.torch_op.neighbours import install
+
+    install()
+
+
+when_imported("torch._inductor.config", _fuse_neighbours)

@@ -16,7 +16,8 @@ import torch
 
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames
-from tilec.torch_op.node import BackwardPass, Outputs, Recorded, TileCall
+from tilec.torch_op.backward_pass import BackwardPass
+from tilec.torch_op.node import Outputs, Recorded, TileCall
 from tilec.torch_op.state import PLAIN, untouched
 
 strided = torch.strided
@@ -39,9 +40,15 @@ class FastPass:
 
     def __init__(self, backward: BackwardPass, tensors: Sequence[torch.Tensor]):
         how = backward.run
-        self.run = how.function.prepared(tensors, how.weak, how.values).direct
+        self.run = _nothing if how is None else how.function.prepared(tensors, how.weak, how.values).direct
         self.pick = _picker(tuple([s for s in backward.sources if isinstance(s, int)]))
-        self.places = (None, *backward.results)
+        self.places = (None, *(r if isinstance(r, int) else None for r in backward.results))
+        self.gradients = backward.gradients if any(isinstance(r, tuple) for r in backward.results) else None
+
+
+def _nothing() -> tuple:
+    """What runs where all gradients are views."""
+    return ()
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
@@ -93,7 +100,10 @@ class SettledCall(torch.autograd.Function):
             return results
         if not _plain(settled, kept, d_outputs):
             return TileCall.pulled_back(ctx, kept, d_outputs)
-        results = fast.run(*fast.pick((*kept, *d_outputs)))
+        given = (*kept, *d_outputs)
+        results = fast.run(*fast.pick(given))
+        if fast.gradients is not None:
+            return (None, *fast.gradients(results, given))
         return tuple([None if place is None else results[place] for place in fast.places])
 
 

@@ -1,0 +1,90 @@
+"""Gradients that are cotangents under other axes are views of them, in a backward pass alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+
+# program, shapes, which gradients are views, and what torch code has the same values
+VIEWS = {
+    "turned": ("(X[B, I, J]) -> (Y) { Y[b, j, i : B, J, I] = X[b, i, j]; }", [(2, 3, 4)], (True,), lambda x: x.mT),
+    "summed": ("(X[A, B, C]) -> (Y) { Y[a, c : A, C] = +(X[a, b, c]); }", [(2, 3, 4)], (True,), lambda x: x.sum(1)),
+    "summed and turned": ("(X[A, B, C]) -> (Y) { Y[c, a : C, A] = +(X[a, b, c]); }", [(2, 3, 4)], (True,),
+                          lambda x: x.sum(1).T),
+    "all summed": ("(X[A, B]) -> (Y) { Y[] = +(X[a, b]); }", [(2, 3)], (True,), lambda x: x.sum()),
+    "an axis of size 1": ("(X[A, 1, C]) -> (Y) { Y[a, c : A, C] = X[a, 0, c]; }", [(2, 1, 3)], (True,),
+                          lambda x: x[:, 0]),
+    "an axis of size 1 more": ("(X[A, C]) -> (Y) { Y[a, 0, c : A, 1, C] = X[a, c]; }", [(2, 3)], (True,),
+                               lambda x: x[:, None]),
+    "a residual": ("(X[N, M], R[N, M]) -> (Y) { Y = X * X + R; }", [(2, 3), (2, 3)], (False, True),
+                   lambda x, r: x * x + r),
+    "a bias": ("(X[N, M], B[M]) -> (Y) { Y[j, i : M, N] = X[i, j] + B[j]; }", [(2, 3), (3,)], (True, False),
+               lambda x, b: (x + b).T),
+    "a part": ("(X[N]) -> (Y) { Y[i : N - 1] = X[i + 1]; }", [(4,)], (False,), lambda x: x[1:]),
+    "a diagonal": ("(X[N, N]) -> (Y) { Y[i : N] = X[i, i]; }", [(3, 3)], (False,), lambda x: x.diagonal()),
+    "a cast": ("(X[N]) -> (Y) { Y = float64(X); }", [(4,)], (False,), lambda x: x.double()),
+    "twice": ("(X[N, M]) -> (Y, Z) { Y[j, i : M, N] = X[i, j]; Z[j, i : M, N] = X[i, j]; }", [(2, 3)], (False,),
+              lambda x: (x.T, x.T)),
+    "nothing": ("(X[N, M]) -> (Y) { Y[j, i : M, N] = X[i, j]; }", [(0, 3)], (True,), lambda x: x.T),
+}  # fmt: skip
+
+
+def as_tuple(found):
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_gradients_are_views_of_cotangents(name):
+    source, shapes, views, formula = VIEWS[name]
+    f = tilec.compile(f"function {source}")
+    dtype = torch.float32 if name == "a cast" else torch.float64
+    for _ in range(3):  # later calls take a shorter way, and other sizes share a class
+        inputs = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
+        results = as_tuple(f(*inputs))
+        cotangents = [torch.randn_like(r) for r in results]
+        memory = {c.untyped_storage().data_ptr() for c in cotangents}
+        found = torch.autograd.grad(results, inputs, cotangents)
+        wanted = torch.autograd.grad(as_tuple(formula(*inputs)), inputs, cotangents)
+        for g, w, view in zip(found, wanted, views, strict=True):
+            torch.testing.assert_close(g, w)
+            assert (g.untyped_storage().data_ptr() in memory) == (view or not g.numel())
+        shapes = [tuple(n + 9 if n > 1 else n for n in s) for s in shapes]
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("a cast", "nothing")])
+def test_their_derivatives(name):
+    source, shapes, _, _ = VIEWS[name]
+    f = tilec.compile(f"function {source}")
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    assert torch.autograd.gradcheck(f, inputs, check_batched_grad=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, inputs, check_batched_grad=True)
+
+
+def test_a_gradient_by_hand_has_its_own_memory():
+    f = tilec.compile(f"function {VIEWS['turned'][0]}")
+    x, d = torch.randn(2, 3, 4), torch.randn(2, 4, 3)
+    found = f.grad()(x, d)
+    assert torch.equal(found, d.mT)
+    assert found.untyped_storage().data_ptr() != d.untyped_storage().data_ptr()
+
+
+def test_gradients_of_leaves_do_not_share_memory():
+    """What accumulates a gradient keeps its own: it is changed in place by optimizers and clipping."""
+    f = tilec.compile(f"function {VIEWS['a residual'][0]}")
+    x, r, q = (torch.randn(2, 3, requires_grad=True) for _ in range(3))
+    (f(x, r) + q).square().sum().backward()
+    assert len({t.grad.untyped_storage().data_ptr() for t in (x, r, q)}) == 3
+
+
+def test_a_missing_cotangent_and_torch_func():
+    f = tilec.compile("function (X[N, M], R[M, N]) -> (Y, Z) { Y[j, i : M, N] = X[i, j]; Z = R; }")
+    x, r = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 2)))
+    y, _ = f(x, r)
+    by_x, by_r = torch.autograd.grad(y.sum(), (x, r), allow_unused=True)
+    assert torch.equal(by_x, torch.ones(2, 3, dtype=torch.float64))
+    assert by_r is None or not by_r.any()
+    xs, weights = torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    found = torch.func.vmap(torch.func.grad(lambda x: (f(x, r)[0] * weights).sum()))(xs)
+    assert torch.equal(found, weights.T.expand(5, 2, 3))

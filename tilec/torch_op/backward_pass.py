@@ -1,0 +1,124 @@
+"""A backward pass, made ready: which gradients are computed, and which are views of cotangents.
+
+A gradient that is a cotangent under other axes (permuted, repeated, with axes of size 1 more or fewer) is a view of it,
+as torch's own is for a transposition or a sum. Only a node of autograd does so: outputs of a call, a gradient's that is
+called by hand among them, have memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilec.ir.program import Access, Index, Int, Program, Statement
+from tilec.ir.types import TensorType, Types
+from tilec.torch_op import dtensors
+from tilec.torch_op.levels import Outputs
+
+if TYPE_CHECKING:
+    from tilec.torch_op.node import Ready
+
+
+@dataclass(frozen=True)
+class CotangentView:
+    """A gradient as a view: `axes` are the axes of the cotangent `source` by the gradient's, None where the elements
+    are repeated; axes of size 1 that are left out are dropped. `shape`: the gradient's."""
+
+    source: str
+    axes: tuple[int | None, ...]
+    shape: tuple[int, ...]
+
+    def __call__(self, cotangent: torch.Tensor) -> torch.Tensor:
+        if self.axes == tuple(range(cotangent.dim())):
+            return cotangent
+        used = [a for a in self.axes if a is not None]
+        dropped = [a for a in range(cotangent.dim()) if a not in used]
+        view = cotangent.permute((*dropped, *used))
+        for _ in dropped:
+            view = view.select(0, 0)
+        for place, axis in enumerate(self.axes):
+            view = view if axis is not None else view.unsqueeze(place)
+        return view.expand(self.shape)
+
+
+def gradient_views(program: Program, cotangents: tuple[str, ...], types: Types) -> dict[str, CotangentView]:
+    """The outputs of a flat gradient program that are such views, by name. `types`: of its inputs."""
+    found = {}
+    made = {s.output: s for s in program.statements}
+    for name in program.outputs:
+        if name in cotangents:
+            shape = types[name].shape
+            found[name] = CotangentView(name, tuple(range(len(shape))), shape)
+        elif name in made and (view := _view(made[name], cotangents, types)) is not None:
+            found[name] = view
+    return found
+
+
+def _view(s: Statement, cotangents: tuple[str, ...], types: Types) -> CotangentView | None:
+    """A statement as a view: every element is one element of a cotangent, at places that are bare variables."""
+    source = s.body
+    if not isinstance(source, Access) or source.tensor not in cotangents or s.aggregation not in ("assign", "sum"):
+        return None
+    if s.guard is not None or s.constraints or s.default is not None or s.init is not None or s.attributes:
+        return None
+    extents = _extents(s)
+    if extents is None:
+        return None
+    axes: dict[str, int] = {}
+    for axis, (e, n) in enumerate(zip(source.index, types[source.tensor].shape, strict=True)):
+        if isinstance(e, Index) and e.name not in axes and extents.get(e.name) == n:
+            axes[e.name] = axis
+        elif n != 1 or e != Int(0):
+            return None
+    names = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
+    return CotangentView(source.tensor, tuple([axes.get(v) for v in names]), _shape(s))
+
+
+def _extents(s: Statement) -> dict[str, int] | None:
+    """The sizes of the output's variables where these, each once, and zeros in axes of size 1 are its index."""
+    shape = _shape(s)
+    if s.index is None or len(shape) != len(s.index):
+        return None
+    extents: dict[str, int] = {}
+    for e, n in zip(s.index, shape, strict=True):
+        if isinstance(e, Index) and e.name not in extents:
+            extents[e.name] = n
+        elif n != 1 or e != Int(0):
+            return None
+    return extents
+
+
+def _shape(s: Statement) -> tuple[int, ...]:
+    return tuple([n.value for n in s.sizes or () if isinstance(n, Int)])
+
+
+GradientSource = int | tuple[int, CotangentView] | None
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """A backward pass, made ready. `run`: the function, None where all gradients are views. `sources`: for each of its
+    inputs its place in what was kept and the cotangents, in that order, or the type of what is not there; `results`:
+    for each input of the recorded function the place of its gradient, or that of the cotangent that it is a view of;
+    `replaced`: what takes the place of something kept, by its place."""
+
+    run: Ready | None
+    sources: tuple[int | TensorType, ...]
+    results: tuple[GradientSource, ...]
+    replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+
+    def gradients(self, found: Outputs, given: Sequence[Any]) -> Outputs:
+        """The gradients, of what the function found and what was kept and the cotangents."""
+        every: list[torch.Tensor | None] = []
+        for r in self.results:
+            every.append(r[1](given[r[0]]) if isinstance(r, tuple) else None if r is None else found[r])
+        return tuple(every)
+
+
+def standing_in(t: TensorType, like: torch.Tensor) -> torch.Tensor:
+    """Zeros in one element of memory: for a cotangent that is not there, or an input that lends its shape alone."""
+    zeros = torch.zeros((), dtype=getattr(torch, t.dtype), device=like.device).expand(t.shape)
+    return dtensors.replicated_like(zeros, like)
