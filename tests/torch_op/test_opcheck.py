@@ -47,7 +47,7 @@ def test_table(name: str) -> None:
 def test_scripts(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each function that an example calls, with what it is first called with that is not large."""
     calls: dict[str, tuple] = {}
-    original = call_cache.call
+    original = call_cache.recorded_call
 
     def call(function, tensors, weak, values):
         plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
