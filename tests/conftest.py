@@ -10,6 +10,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
 GOLDEN = Path(__file__).parent / "golden"
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from support import quick_interpreter
+
+    quick_interpreter.hasten()
+
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
