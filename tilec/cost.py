@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir.program import Access, Call, Pad, Program, Statement, reads, walk
-from tilec.ir.types import ITEM_BYTES, TensorType
+from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
 from tilec.lattice.sets import bounds
 
 
@@ -23,31 +23,104 @@ class Cost:
     least_bytes: int
 
 
-def cost(program: Program, types: Mapping[str, TensorType]) -> Cost:
-    """Cost of a flat program whose tensors have these types."""
+@dataclass(frozen=True)
+class KernelCost:
+    """One kernel of a program: the outputs of its statements, its operations, the bytes that it moves, the narrowest
+    floating type that it reads ("float32" where it reads none)."""
+
+    outputs: tuple[str, ...]
+    flops: int
+    bytes_moved: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device reaches: bytes of memory a second, operations a second by element type, seconds of a launch."""
+
+    device: str
+    memory: float
+    operations: Mapping[str, float]
+    launch: float
+
+    def seconds(self, flops: int, bytes_moved: int, dtype: str) -> float:
+        """The least time for this work: whichever of memory and arithmetic takes longer (the roofline model)."""
+        return max(bytes_moved / self.memory, flops / self.operations.get(dtype, self.operations["float32"]))
+
+
+# Memory, 16-bit products and launches as measured; the other types as rated.
+H200 = Rates("H200", 4e12, {"bfloat16": 790e12, "float16": 790e12, "float32": 60e12, "float64": 60e12}, 5e-6)
+
+
+def cost(
+    program: Program,
+    types: Mapping[str, TensorType],
+    flat: Program | None = None,
+    kernels: Sequence[Sequence[str]] = (),
+) -> Cost:
+    """Cost of a flat program whose tensors have these types, or of its statements as kernels carry them out, `flat`
+    being the whole: what kernels read and no statement of theirs makes, they compute themselves, each anew. `kernels`:
+    outputs that share one, beside those that are marked."""
+    units = _units(program, flat or program, kernels)
     shapes = {name: t.shape for name, t in types.items()}
     size = {name: size_in_bytes(t) for name, t in types.items()}
-    flops = sum(operations(s, shapes) for s in program.statements)
-    moved = sum(size[name] for unit in _units(program) for name in _touched(program, unit))
-    read = {r for s in program.statements for r in reads(s)} & set(program.input_names())
+    flops = sum(operations(s, shapes) for unit in units for s in unit)
+    moved = sum(size[name] for unit in units for name in _touched(program, unit, units))
+    read = {r for unit in units for s in unit for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
     return Cost(flops, moved, least)
 
 
-def _units(program: Program) -> list[list[Statement]]:
-    """Statements by kernel."""
+def kernel_costs(
+    program: Program,
+    types: Mapping[str, TensorType],
+    flat: Program | None = None,
+    kernels: Sequence[Sequence[str]] = (),
+) -> list[KernelCost]:
+    """The same kernel by kernel; statements that nothing says share one count as a kernel each."""
+    shapes = {name: t.shape for name, t in types.items()}
+    own = {s.output for s in program.statements}
+    found = []
+    units = _units(program, flat or program, kernels)
+    for unit in units:
+        touched = _touched(program, unit, units)
+        floats = [types[n].dtype for n in touched if types[n].dtype in FLOATS]
+        narrowest = min(floats, key=lambda d: (ITEM_BYTES[d], d), default="float32")
+        moved = sum(size_in_bytes(types[n]) for n in touched)
+        outputs = tuple(s.output for s in unit if s.output in own)
+        found.append(KernelCost(outputs, sum(operations(s, shapes) for s in unit), moved, narrowest))
+    return found
+
+
+def _units(program: Program, flat: Program, kernels: Sequence[Sequence[str]]) -> list[list[Statement]]:
+    """Statements by kernel, with those of `flat` that are computed inside of a kernel."""
     units: dict[object, list[Statement]] = {}
+    shared = {output: number for number, outputs in reversed(list(enumerate(kernels))) for output in outputs}
     for s in program.statements:
-        mark = next((a for a in s.attributes if a.name == "kernel"), s.output)
+        mark = next((a for a in s.attributes if a.name == "kernel"), shared.get(s.output, s.output))
         units.setdefault(mark, []).append(s)
-    return list(units.values())
+    own = {s.output for s in program.statements}
+    inner = {s.output: s for s in flat.statements if s.output not in own}
+    return [[*_inside(unit, inner), *unit] for unit in units.values()]
 
 
-def _touched(program: Program, unit: Sequence[Statement]) -> set[str]:
+def _inside(unit: Sequence[Statement], inner: Mapping[str, Statement]) -> list[Statement]:
+    """The statements of `inner` that these read, and those that they read."""
+    found: dict[str, Statement] = {}
+    waiting = list(unit)
+    while waiting:
+        for name in reads(waiting.pop()):
+            if name in inner and name not in found:
+                found[name] = inner[name]
+                waiting.append(inner[name])
+    return list(found.values())
+
+
+def _touched(program: Program, unit: Sequence[Statement], units: Sequence[Sequence[Statement]]) -> set[str]:
     """The tensors that a kernel reads or writes in memory."""
-    own = {s.output for s in unit}
-    outside = {r for s in program.statements if s.output not in own for r in reads(s)} | set(program.outputs)
-    return {r for s in unit for r in reads(s)} - own | own & outside
+    made = {s.output for s in program.statements} & {s.output for s in unit}
+    outside = {r for other in units if other is not unit for s in other for r in reads(s)} | set(program.outputs)
+    return {r for s in unit for r in reads(s)} - {s.output for s in unit} | made & outside
 
 
 def size_in_bytes(t: TensorType) -> int:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from tilec.backends.base import Executable, KernelSource
-from tilec.cost import Cost, cost
+from tilec.cost import Cost, KernelCost, cost, kernel_costs
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
 from tilec.errors import NameMistake
@@ -38,8 +38,13 @@ class Lowered:
         self._types = types
         self._executable = executable
         if executable.grouped is not None:
-            program, self._types = executable.grouped[0], dict(executable.grouped[1])
+            program, self._types = executable.grouped[0], {**types, **executable.grouped[1]}
             self.stages["grouped"] = program
+
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """Shape and element type of each input, by name."""
+        return {name: self._types[name] for name in self.stages["flat"].input_names()}
 
     @property
     def outputs(self) -> tuple[TensorType, ...]:
@@ -64,8 +69,20 @@ class Lowered:
     @public
     def cost(self) -> Cost:
         """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
-        found = cost(self.stages.get("grouped", self.stages["flat"]), self._types)
+        flat = self.stages["flat"]
+        found = cost(self.stages.get("grouped", flat), self._types, flat, self._shared())
         return replace(found, bytes_moved=found.bytes_moved + self._executable.repeated_bytes)
+
+    @public
+    def kernel_costs(self) -> list[KernelCost]:
+        """Operations and bytes of each kernel; of a backend that makes none, of each statement."""
+        flat = self.stages["flat"]
+        return kernel_costs(self.stages.get("grouped", flat), self._types, flat, self._shared())
+
+    def _shared(self) -> list[tuple[str, ...]]:
+        """The outputs of each generated kernel."""
+        source = self.source()
+        return [k.statements for k in self.kernels if k.source not in ("", source)]
 
     @property
     def temporary_bytes(self) -> int | None:

@@ -35,11 +35,13 @@ class Lowering:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One launch: its name, its source text, the outputs of the statements that it carries out."""
+    """One launch: its name, its source text, the outputs of the statements that it carries out. `block`: where the
+    text is written from a block program, the lines of that, each with the output that it serves or ""."""
 
     name: str
     source: str
     statements: tuple[str, ...]
+    block: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,12 @@ def error_html(error: TileError) -> str:
     return f"<pre><b>{escape(type(error).__name__)}</b>: {escape(str(error))}</pre>"
 
 
-def bytes_text(count: int) -> str:
+def bytes_text(count: float) -> str:
     """A number of bytes to three digits."""
     for size, unit in UNITS:
         if count >= size:
             return f"{count / size:.3g} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"
 
 
 def _folded(title: str, content: str) -> str:

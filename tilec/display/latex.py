@@ -49,6 +49,8 @@ LATEX_NAMES = {
     "sign": r"\operatorname{sgn}",
     "sigmoid": r"\sigma",
 }
+COMPARISONS = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
+OF_ONE = frozenset(("assign", "sum", "prod", "max", "min", "logsumexp"))  # of one value: that value
 COMMA = r",\; "
 LOOSEST_LATEX, TIGHTEST_LATEX = 0, 99
 MINUS = FUNCTIONS["neg"].precedence
@@ -66,12 +68,20 @@ def latex(what: Program | Statement | Expr) -> str:
 
 
 def _statement(s: Statement, align: str) -> str:
-    body, names = _text(s.body), [i.name for i in s.index or () if isinstance(i, Index)]
+    text, conditions = statement_parts(s, align)
+    return text + (f" \\qquad {conditions}" if conditions else "")
+
+
+def statement_parts(s: Statement, align: str = "") -> tuple[str, str]:
+    """The equation or accumulation, and what holds for it: ranges, conditions and what stands elsewhere ("" for none).
+    `align` stands before the sign, as amsmath's `&`."""
+    body, names = _numeric(s.body), [i.name for i in s.index or () if isinstance(i, Index)]
     if s.index is None:
-        return f"{_name(s.output)}{align or ' '}= {body}"
+        return f"{_name(s.output)}{align or ' '}= {body}", ""
     left = _element(s.output, s.index)
     own = [v for v in index_variables(s.body, *_guard(s.guard)) if v not in index_variables(*s.index)]
-    extent = [f"0 \\le {_text(i)} < {_size(n)}" for i, n in zip(s.index, s.sizes or (), strict=False)]
+    spans = zip(s.index, s.sizes or (), strict=False)
+    extent = [f"0 \\le {_text(i)} < {_size(n)}" for i, n in spans if not isinstance(i, Int)]
     if len(set(names)) == len(s.index):
         right = _aggregated(s.aggregation, s.body, own, s.guard, s.constraints)
         text = f"{left}{align or ' '}= {right}"
@@ -85,7 +95,7 @@ def _statement(s: Statement, align: str) -> str:
         extent.append(f"{_name(s.default)} \\text{{ elsewhere}}")
     if s.init is not None:
         extent.append(f"{left} = {_text(s.init)} \\text{{ outside}}")
-    return text + (f" \\qquad {COMMA.join(extent)}" if extent else "")
+    return text, COMMA.join(extent)
 
 
 def _guard(guard: Expr | None) -> tuple[Expr, ...]:
@@ -96,17 +106,44 @@ def _aggregated(
     name: str, body: Expr, bound: Sequence[str], guard: Expr | None, constraints: Sequence[Constraint]
 ) -> str:
     """An aggregation's sign with what stands under it, and its body."""
-    if name == "assign" and not bound:
-        conditions = [*([_text(guard)] if guard is not None else []), *map(_constraint, constraints)]
-        return _text(body) + (f" \\quad \\text{{if }} {COMMA.join(conditions)}" if conditions else "")
+    conditions = [*([_text(guard)] if guard is not None else []), *map(_constraint, constraints)]
+    if not bound and name in OF_ONE:
+        if not conditions or name == "assign":
+            return _numeric(body) + (f" \\quad \\text{{if }} {COMMA.join(conditions)}" if conditions else "")
+        otherwise = _float(float(AGGREGATIONS[name].identity)) if name != "sum" else "0"
+        return _cases(_numeric(body), COMMA.join(conditions), otherwise)
     rows = [", ".join(map(_variable, bound))] if bound else []
     rows += [_constraint(c) for c in constraints]
     rows += [_text(guard)] if guard is not None else []
     under = "\\substack{" + " \\\\ ".join(rows) + "}" if len(rows) > 1 else "".join(rows)
     sign = LATEX_SIGNS.get(name, f"\\operatorname*{{{name}}}")
     wide = isinstance(body, Call) and (own := FUNCTIONS[body.function].precedence) and own <= SUM_PRECEDENCE
-    inside = f"\\left({_text(body)}\\right)" if wide or AGGREGATIONS[name].symbol is None else _text(body)
+    if _is_condition(body) and name not in ("any", "all"):
+        inside = _numeric(body)
+    else:
+        inside = f"\\left({_text(body)}\\right)" if wide or AGGREGATIONS[name].symbol is None else _text(body)
     return f"{sign}_{{{under}}} {inside}" if under else f"{sign} {inside}"
+
+
+def _is_condition(e: Expr) -> bool:
+    """Is it a comparison, or a combination of those?"""
+    if not isinstance(e, Call):
+        return False
+    return e.function in COMPARISONS or (e.function in ("and", "or", "not") and all(map(_is_condition, e.args)))
+
+
+def _numeric(e: Expr) -> str:
+    """A formula that stands for a value: a condition in Iverson's brackets, 1 where it holds."""
+    return f"\\left[{_text(e)}\\right]" if _is_condition(e) else _text(e)
+
+
+def _operand(e: Expr, least: int) -> str:
+    return _numeric(e) if _is_condition(e) else _text(e, least)
+
+
+def _cases(value: str, condition: str, otherwise: str) -> str:
+    rows = f"{value} & \\text{{if }} {condition} \\\\ {otherwise} & \\text{{otherwise}}"
+    return f"\\begin{{cases}} {rows} \\end{{cases}}"
 
 
 def _constraint(c: Constraint) -> str:
@@ -168,6 +205,7 @@ def _text(e: Expr, least: int = LOOSEST_LATEX) -> str:
             return f"{{{_text(e.access)}}}^{{\\mathrm{{else}}\\;{value}}}"
         case Aggregate():
             text = _aggregated(e.aggregation, e.body, e.bound, e.guard, e.constraints)
+            least = 0 if AGGREGATIONS[e.aggregation].symbol is None and least < TIGHTEST_LATEX else least
             return f"\\left({text}\\right)" if least > SUM_PRECEDENCE else text
         case Call():
             return _call(e, least)
@@ -180,7 +218,7 @@ def _call(e: Call, least: int) -> str:
         return AROUND[name].format(*map(_text, args))
     if name == "select":
         c, a, b = map(_text, args)
-        return f"\\begin{{cases}} {a} & \\text{{if }} {c} \\\\ {b} & \\text{{otherwise}} \\end{{cases}}"
+        return _cases(a, c, b)
     if name == "pow":
         return f"{{{_text(args[0], TIGHTEST_LATEX)}}}^{{{_text(args[1])}}}"
     own = FUNCTIONS[name].precedence
@@ -189,17 +227,20 @@ def _call(e: Call, least: int) -> str:
         head = LATEX_NAMES.get(name, f"\\{name}" if name in KNOWN else f"\\operatorname{{{plain}}}")
         return f"{head}\\left({', '.join(map(_text, args))}\\right)"
     if name == "mul":
-        a, b = _text(args[0], own), _text(args[1], own + 1)
+        a, b = _operand(args[0], own), _operand(args[1], own + 1)
         between = r" \cdot " if b[:1].isdigit() else "" if isinstance(args[0], Int) else r" \, "
         text = f"{a}{between}{b}"
     elif len(args) == 1:
         text = ("-" if name == "neg" else r"\neg ") + _text(args[0], own)
     else:
-        text = f"{_text(args[0], own)} {INFIX[name]} {_text(args[1], own + 1)}"
+        left = _operand if name in ("add", "sub") else _text
+        text = f"{left(args[0], own)} {INFIX[name]} {left(args[1], own + 1)}"
     return f"\\left({text}\\right)" if own < least else text
 
 
 def _float(value: float) -> str:
+    if value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
     named = {"inf": r"\infty", "nan": r"\mathrm{NaN}", "3.141592653589793": r"\pi"}
     mantissa, exponent, power = repr(value).partition("e")
     if mantissa in named:

@@ -7,24 +7,10 @@ from html import escape
 from pathlib import Path
 
 from tilec.explain import sections
+from tilec.explain.costs import cost_section
+from tilec.explain.links import Links
+from tilec.explain.style import SCRIPT, STYLE
 from tilec.lowered import Lowered
-
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --add: #2a21; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 100rem; padding: 0 1rem; }
-main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 38rem), 1fr)); gap: 2rem; }
-section { min-width: 0; }
-pre { overflow-x: auto; background: var(--soft); padding: .6rem; border-radius: 6px; font-size: 13px; }
-ins { text-decoration: none; background: #2ea04340; } del { background: #f8514930; text-decoration: none; }
-ins, del { display: inline-block; min-width: 100%; }
-table { border-collapse: collapse; margin: .6rem 0; } th, td { text-align: left; padding: .15rem .8rem .15rem 0; }
-th { font-weight: 500; } tr { border-bottom: 1px solid var(--line); }
-.formula { margin: .7rem 0; overflow-x: auto; overflow-y: hidden; font-size: 1.1rem; }
-.reach { display: flex; flex-wrap: wrap; align-items: center; gap: 1rem; } figure { margin: .5rem 0; }
-figcaption { font-size: 12px; } .cell { stroke: var(--line); } .from { opacity: .7; }
-.statement:target { outline: 2px solid #3b7dd8; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
-h4 { margin: 1rem 0 .2rem; } small { font-weight: 400; opacity: .7; }
-"""
 
 
 @dataclass(frozen=True)
@@ -44,27 +30,48 @@ class Page:
 def explanation_page(source: str, forward: Lowered, gradient: Lowered | None, refused: str = "") -> Page:
     """A forward pass beside its gradient; `refused` says why there is none."""
     title = forward.stages["source"].name or "Tile program"
-    columns = [_column("Forward", forward, "forward")]
+    passes = [("Forward", forward, Links(forward, "forward"))]
     if gradient is not None:
-        columns.append(_column("Gradient", gradient, "gradient"))
-    elif refused:
-        columns.append(f"<section><h2>Gradient</h2><p>{escape(refused)}</p></section>")
+        passes.append(("Gradient", gradient, Links(gradient, "gradient")))
+    columns = [_column(name, lowered, links) for name, lowered, links in passes]
+    if gradient is None and refused:
+        columns.append(f"<section><h2>Gradient</h2><p>There is none: {escape(refused)}.</p></section>")
+    code = "".join(
+        f"<details class='generated'><summary>{name}</summary>{sections.generated(lowered, links)}</details>"
+        for name, lowered, links in passes
+    )
     signature = escape(repr(forward).removeprefix("<tilec.Lowered ").rstrip(">"))
     body = (
         f"<h1>{escape(title)}</h1><p><code>{signature}</code></p><h2>Source</h2><pre>{escape(source.strip())}</pre>"
-        f"<main>{''.join(columns)}</main>"
+        f"<main>{''.join(columns)}</main><h2>Generated code</h2><p class='note'>{LINKED}</p>{code}"
     )
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return Page(f"<!DOCTYPE html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n")
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    script = f"<script>{SCRIPT}</script>"
+    return Page(f"<!DOCTYPE html>\n<html lang='en'><head>{head}{view}</head><body>{body}{script}</body></html>\n")
 
 
-def _column(title: str, lowered: Lowered, anchor: str) -> str:
+LINKED = (
+    "Point at a line, here or in a stage, to see the statement it serves and all other lines that serve it; a click "
+    "keeps the marks, Escape removes them. Where a kernel carries out several statements, a line is marked for the "
+    "first one whose result depends on it, and for those computed inside of that one."
+)
+DRAWN = (
+    "Orange: a tile of the output, from the middle. Blue: the elements that it reads. Two dimensions are drawn "
+    "(↓ and →, with what indexes them); a darker cell stands for more elements along the others."
+)
+
+
+def _column(title: str, lowered: Lowered, links: Links) -> str:
     parts = [
         ("Formulas", sections.formulas(lowered.stages["source"]), True),
-        ("Cost", sections.costs(lowered), True),
-        ("Indices, and what a tile reads", sections.roles_section(lowered, anchor), True),
-        ("Stages", sections.stages(lowered), False),
-        ("Generated code", sections.code(lowered, anchor), False),
+        ("Memory and time against the floor", cost_section(lowered), True),
+        (
+            "Indices, what a tile reads, residue classes",
+            f"<p class='note'>{DRAWN}</p>{sections.roles_section(lowered, links)}",
+            True,
+        ),
+        ("Stages", sections.stages(lowered, links), False),
     ]
     folds = (f"<details{' open' * shown}><summary>{name}</summary>{text}</details>" for name, text, shown in parts)
     return f"<section><h2>{title}</h2>{''.join(folds)}</section>"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
+from tilec.ir.constraining import constraining
 from tilec.ir.program import (
     Access,
     Call,
@@ -20,6 +21,7 @@ from tilec.ir.program import (
     expressions,
     index_variables,
 )
+from tilec.language.show import show_expr
 from tilec.lattice.sets import bounds, sizes_of
 
 SHOWN_POINTS = 400_000  # that are looked at; beyond, the ranges of the longest variables are cut
@@ -33,92 +35,152 @@ _OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
 
+Spans = Sequence[tuple[int, int]]  # first and last of each dimension
+
 
 @dataclass(frozen=True)
 class Reached:
-    """Elements of one tensor: `positions` has a row for each, in the tensor's own indices. `cut`: there are more."""
+    """Elements of one tensor: `positions` has a row for each, in the tensor's own indices. `names`: what each
+    dimension is indexed by. `cut`: there are more."""
 
     tensor: str
     shape: tuple[int, ...]
     positions: np.ndarray
+    names: tuple[str, ...]
     cut: bool
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A tile of an output and what it reads; `by_data` are tensors whose elements a value in another one names."""
+    """A tile of an output and what it reads; `by_data` are tensors whose elements a value in another one names, with
+    the access that does."""
 
     tile: Reached
     inputs: tuple[Reached, ...]
-    by_data: tuple[str, ...]
+    by_data: Mapping[str, Access]
+
+
+@dataclass(frozen=True)
+class TilePoints:
+    """Valid points of a statement: the values of each index variable, one a point. `cut`: there are more."""
+
+    values: Mapping[str, np.ndarray]
+    count: int
+    cut: bool
+
+    def at(self, e: Expr) -> np.ndarray | None:
+        """The value of index arithmetic at each point; None where it depends on data."""
+        found = _value(e, self.values)
+        return None if found is None else np.broadcast_to(found, (self.count,))
+
+    def positions(self, index: Sequence[Expr]) -> np.ndarray | None:
+        """A row for each point; -1 where an index is no integer. None where an index is an element of a tensor."""
+        columns = [self.at(e) for e in index]
+        whole = [np.where(c == np.floor(c), c, -1) for c in columns if c is not None]
+        if len(whole) < len(columns):
+            return None
+        return np.stack(whole, 1).astype(int) if whole else np.zeros((self.count, 0), int)
 
 
 def reached_points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach | None:
     """None where the statement has no index variables, no valid points, or writes where data say."""
-    if s.index is None or not s.index or any(accesses_in(*s.index)):
-        return None
-    box = bounds(s, dict(shapes))
-    variables = [v for v in index_variables(*s.index, *expressions(s)) if box and v in box]
-    if not box or not variables:
+    if not s.index or any(accesses_in(*s.index)):
         return None
     shape = sizes_of(s)
-    tile = _tile(s, shape)
-    ranges, cut = _ranges(s, box, variables, tile)
+    points = tile_points(s, shapes, tile_of(s, shape))
+    if points is None:
+        return None
+    found: dict[str, list[np.ndarray]] = {}
+    by_data: dict[str, Access] = {}
+    reads = [a for a in accesses_in(s.body) if a.tensor != s.output]
+    for access in reads:
+        at = points.positions(access.index)
+        if at is None:
+            by_data[access.tensor] = access
+            continue
+        held = (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1)
+        found.setdefault(access.tensor, []).append(at[held])
+    own = points.positions(s.index)
+    assert own is not None
+    written = Reached(s.output, shape, np.unique(own, axis=0), dimension_names([s.index]), False)
+    inputs = tuple(
+        Reached(name, shapes[name], np.unique(np.concatenate(parts), axis=0), _names_of(name, reads), points.cut)
+        for name, parts in found.items()
+        if shapes[name]
+    )
+    return Reach(written, inputs, by_data)
+
+
+def _names_of(tensor: str, reads: Sequence[Access]) -> tuple[str, ...]:
+    return dimension_names([a.index for a in reads if a.tensor == tensor])
+
+
+def dimension_names(indices: Sequence[Sequence[Expr]]) -> tuple[str, ...]:
+    """What each dimension is indexed by; of different indices the first two."""
+    found = []
+    for dimension in zip(*indices, strict=True):
+        names = list(dict.fromkeys(show_expr(e, tight=True) for e in dimension))
+        found.append(", ".join(names[:2]) + (", ..." if len(names) > 2 else ""))
+    return tuple(found)
+
+
+def tile_points(s: Statement, shapes: Mapping[str, tuple[int, ...]], tile: Spans) -> TilePoints | None:
+    """The valid points whose element lies in the tile, None where there is no variable or no point at all."""
+    index = s.index or ()
+    within = (
+        Constraint(Call("sub", (e, Int(low))), Int(high - low + 1)) for e, (low, high) in zip(index, tile, strict=True)
+    )
+    box = bounds(replace(s, constraints=(*s.constraints, *within)), dict(shapes))
+    variables = [v for v in index_variables(*index, *expressions(s)) if box and v in box]
+    if not box or not variables:
+        return None
+    ranges, cut = _ranges([box[v] for v in variables])
     grid = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
     values = {v: g.reshape(-1) for v, g in zip(variables, grid, strict=True)}
-    inside = _within(s.index, tile, values)
+    inside = _within(index, tile, values)
     for c in s.constraints:
         inside &= _satisfied(c, values)
+    everywhere = TilePoints(values, len(inside), cut)
+    for access in constraining(s.body, own=s.output, gathers=False):
+        at = everywhere.positions(access.index)
+        if at is not None:
+            inside &= (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1)
     guard = None if s.guard is None else _value(s.guard, values)
     if guard is not None:
         inside &= guard.astype(bool)
-    found: dict[str, list[np.ndarray]] = {}
-    by_data: dict[str, None] = {}
-    everywhere = [a for a in accesses_in(s.body) if a.tensor != s.output]
-    for access in everywhere:
-        at = _positions(access, shapes[access.tensor], values)
-        if at is None:
-            by_data[access.tensor] = None
-            continue
-        held = (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1) & inside
-        found.setdefault(access.tensor, []).append(at[held].astype(int))
-    own = [_value(i, values) for i in s.index]
-    written = np.stack([np.broadcast_to(o, inside.shape)[inside] for o in own if o is not None], 1).astype(int)
-    reached = (_reached(name, shapes[name], parts, cut) for name, parts in found.items() if shapes[name])
-    return Reach(_reached(s.output, shape, [written], False), tuple(reached), tuple(by_data))
+    return TilePoints({v: x[inside] for v, x in values.items()}, int(inside.sum()), cut)
 
 
-def _tile(s: Statement, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each dimension: a few in the middle of two of them, one of the others. The two are those of
-    windows, whose variables stand in expressions that are read at, then the last ones."""
+def tile_of(s: Statement, shape: Sequence[int], width: int = TILE) -> list[tuple[int, int]]:
+    """First and last of each dimension: `width` in the middle of two of them, one of the others. The two are those
+    that are written or read at expressions, as windows are, then the last ones."""
     expressed = {
         v for a in accesses_in(s.body) for e in a.index if not isinstance(e, Index) for v in index_variables(e)
     }
-    own = [set(index_variables(e)) for e in s.index or ()]
-    order = sorted(range(len(shape)), key=lambda d: (shape[d] > 1, bool(own[d] & expressed), d), reverse=True)
-    found = []
-    for d, n in enumerate(shape):
-        width = min(n, TILE) if d in order[:2] else 1
-        first = max(0, (n - width) // 2)
-        found.append((first, first + width - 1))
-    return found
+    index = s.index or ()
+    telling = [not isinstance(e, Index) or bool({*index_variables(e)} & expressed) for e in index]
+    order = sorted(range(len(shape)), key=lambda d: (shape[d] > 1, telling[d], d), reverse=True)
+    return [middle(n, width if d in order[:2] else 1) for d, n in enumerate(shape)]
 
 
-def _ranges(
-    s: Statement, box: Mapping[str, tuple[int, int]], variables: Sequence[str], tile: Sequence[tuple[int, int]]
-) -> tuple[list[tuple[int, int]], bool]:
-    """Of variables that stand bare on the left what the tile has of them; of others all, or as many as fit."""
-    bare = {i.name: t for i, t in zip(s.index or (), tile, strict=True) if isinstance(i, Index)}
-    ranges = {v: (max(box[v][0], bare[v][0]), min(box[v][1], bare[v][1])) if v in bare else box[v] for v in variables}
+def middle(size: int, width: int) -> tuple[int, int]:
+    """First and last of so many in the middle of a dimension."""
+    width = min(size, width)
+    first = max(0, (size - width) // 2)
+    return first, first + width - 1
+
+
+def _ranges(ranges: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], bool]:
+    """All values, or as many of the longest ranges as fit."""
     cut = False
-    while prod(max(0, high - low + 1) for low, high in ranges.values()) > SHOWN_POINTS:
-        longest = max(ranges, key=lambda v: ranges[v][1] - ranges[v][0])
+    while prod(high - low + 1 for low, high in ranges) > SHOWN_POINTS:
+        longest = max(range(len(ranges)), key=lambda v: ranges[v][1] - ranges[v][0])
         low, high = ranges[longest]
         ranges[longest], cut = (low, low + (high - low) // 2), True
-    return [ranges[v] for v in variables], cut
+    return ranges, cut
 
 
-def _within(index: Sequence[Expr], tile: Sequence[tuple[int, int]], values: Mapping[str, np.ndarray]) -> np.ndarray:
+def _within(index: Sequence[Expr], tile: Spans, values: Mapping[str, np.ndarray]) -> np.ndarray:
     inside = np.ones(len(next(iter(values.values()))), bool)
     for e, (low, high) in zip(index, tile, strict=True):
         at = _value(e, values)
@@ -134,19 +196,6 @@ def _satisfied(c: Constraint, values: Mapping[str, np.ndarray]) -> np.ndarray:
     return (at >= 0) & (at < bound) & (at == np.floor(at))
 
 
-def _positions(access: Access, shape: tuple[int, ...], values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """A row for each point; -1 where an index is no integer. None where an index is an element of a tensor."""
-    count = len(next(iter(values.values())))
-    columns = []
-    for e in access.index:
-        at = _value(e, values)
-        if at is None:
-            return None
-        at = np.broadcast_to(at, (count,))
-        columns.append(np.where(at == np.floor(at), at, -1))
-    return np.stack(columns, 1) if columns else np.zeros((count, 0))
-
-
 def _value(e: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     match e:
         case Int():
@@ -157,8 +206,3 @@ def _value(e: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
             arguments = [_value(a, values) for a in e.args]
             return None if any(a is None for a in arguments) else _OPERATIONS[e.function](*arguments)
     return None
-
-
-def _reached(name: str, shape: tuple[int, ...], parts: Sequence[np.ndarray], cut: bool) -> Reached:
-    every = np.concatenate(parts) if parts else np.zeros((0, len(shape)), int)
-    return Reached(name, shape, np.unique(every, axis=0), cut)

@@ -17,13 +17,12 @@ from tilec.bench.gpu import Record, copy_rate, load_records, machine, save, time
 from tilec.bench.suite.catalog import WORKLOADS
 from tilec.bench.suite.workload import Workload
 from tilec.bench.works import EAGER, TensorResults, results_of
+from tilec.cost import H200
 
 OUR_COLUMN = "tilec"
 OURS_ALONE = "tilec alone"
 LONG_RUN = 2e4  # microseconds, beyond which one median is enough
 SLOW_RATIO = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
-# operations a second that a product can reach (H200: measured bf16, rated float32 without tensor cores)
-PEAK = {"bfloat16": 790e12, "float16": 790e12, "float32": 60e12}
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def _floor(workload: Workload, direction: str, inputs: list[torch.Tensor], dtype
     function = tilec.Function(workload.work(direction).program, workload.source)
     specs = [spec(t.shape, t.dtype) for t in inputs]
     cost = function.lower(*workload.work(direction).with_numbers(specs), backend="torch").cost()
-    return 1e6 * max(cost.least_bytes / copy_rate(device), cost.flops / PEAK[dtype])
+    return 1e6 * max(cost.least_bytes / copy_rate(device), cost.flops / H200.operations[dtype])
 
 
 def _longest_kernel(run: Callable[[], TensorResults]) -> str:

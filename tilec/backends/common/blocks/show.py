@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tilec.backends.common.blocks.ir import (
     Apply,
@@ -22,29 +22,36 @@ from tilec.backends.common.blocks.ir import (
     Store,
     Value,
 )
+from tilec.backends.common.blocks.slices import served_outputs
 
 
 def show_kernel(kernel: BlockProgram) -> str:
     """The kernel as text, one operation a line."""
+    return "\n".join(text for text, _ in served_lines(kernel))
+
+
+def served_lines(kernel: BlockProgram) -> list[tuple[str, str]]:
+    """The lines of `show_kernel`, each with the output that it serves, empty for those that serve none alone."""
     axes = ", ".join(f"{a} = {n}" for a, n in kernel.axes.items())
     tensors = ", ".join(f"{'out ' if t.written else ''}{t.name}: {t.dtype}" for t in kernel.tensors)
-    return "\n".join([f"kernel {kernel.name}({tensors})  axes {axes}  grid {kernel.grid}", *_lines(kernel.body, 1)])
+    heading = f"kernel {kernel.name}({tensors})  axes {axes}  grid {kernel.grid}"
+    return [(heading, ""), *_lines(kernel.body, 1, served_outputs(kernel))]
 
 
-def _lines(ops: Sequence[Op], level: int) -> Iterator[str]:
+def _lines(ops: Sequence[Op], level: int, served: Mapping[int, str]) -> Iterator[tuple[str, str]]:
     indent = "  " * level
     for op in ops:
         if isinstance(op, Loop):
             pairs = ", ".join(f"{c} = {i}" for c, i in zip(op.carried, op.initial, strict=True))
-            yield f"{indent}for {op.counter} in {op.start} to {op.stop} by {op.step} carrying {pairs or 'nothing'}:"
-            yield from _lines(op.body, level + 1)
-            yield f"{indent}  next {_listed(op.yielded)}"
-            yield f"{indent}-> {_listed(op.results)}"
+            yield f"{indent}for {op.counter} in {op.start} to {op.stop} by {op.step} carrying {pairs or 'nothing'}:", ""
+            yield from _lines(op.body, level + 1, served)
+            yield f"{indent}  next {_listed(op.yielded)}", ""
+            yield f"{indent}-> {_listed(op.results)}", ""
         elif isinstance(op, Store):
             when = "" if op.condition is None else f" where {op.condition}"
-            yield f"{indent}store {op.tensor}[{_listed(op.index)}] = {op.value}{when}"
+            yield f"{indent}store {op.tensor}[{_listed(op.index)}] = {op.value}{when}", op.tensor
         else:
-            yield f"{indent}{op.out}: {op.out.type} = {_right(op)}"
+            yield f"{indent}{op.out}: {op.out.type} = {_right(op)}", served.get(op.out.number, "")
 
 
 def _listed(values: Sequence[Value]) -> str:

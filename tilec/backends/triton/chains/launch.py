@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram
+from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
@@ -216,7 +218,9 @@ def _launched(
     arguments += list(made.sizes.items())
     arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
     grid = (made.grid, 1, 1)
-    return Launch(file, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs)
+    return Launch(
+        file, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs, block=partial(served_lines, made)
+    )
 
 
 def _points(kernel: ChainKernel) -> int:

@@ -14,18 +14,18 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.cost import size_in_bytes
+from tilec.cost import H200, size_in_bytes
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
 from tilec.ir.types import FLOATS, NARROW
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
 # points a second, as measured on an H200: of a sum term by term; of a product on tensor cores, of which kernels that
-# read through pointers reach a share. Bytes a second of memory, seconds of a launch.
+# read through pointers reach a share.
 TERMS = 4e12
 PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
 POINTERS = 0.25
-MEMORY_BYTES, LAUNCH_SECONDS = 4e12, 5e-6
+MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.source import KernelFile
@@ -58,7 +58,8 @@ class Launch:
     """One kernel launch. `file`: files of equal text are compiled once, so sizes are arguments. `arguments` and then
     `constants` (tl.constexpr) are the parameters in the order of the signature. `fusion`: may a product and a sum be
     rounded once? `together`: all programs run at once, as they wait for each other. `sociable`: one launch with its
-    neighbours, where none needs another, is wanted."""
+    neighbours, where none needs another, is wanted. `block`: makes the lines of the block program that the text is
+    written from, where there is one, each with the output that it serves."""
 
     file: KernelFile
     grid: tuple[int, int, int]
@@ -70,6 +71,7 @@ class Launch:
     fusion: bool = True
     together: bool = False
     sociable: bool = False
+    block: Callable[[], list[tuple[str, str]]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def kernel(self) -> str:

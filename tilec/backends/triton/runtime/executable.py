@@ -279,6 +279,7 @@ class TritonProgram:
         self._text, self._target, self._memory = text, target, memory
         self._sizes: Mapping[str, int] = {}
         self._calls: dict[object, PlannedCall] = {}
+        self._shown: dict[Setting, Plan] = {}
 
     def at(self, sizes: Mapping[str, int]) -> TritonProgram:
         """The program for sizes that it leaves open."""
@@ -321,12 +322,17 @@ class TritonProgram:
     @property
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
-        strides = [contiguous(s) for s in self._shapes]
-        return self._make_plan(strides, target_setting(self._target))
+        setting = target_setting(self._target)
+        if setting not in self._shown:
+            self._shown[setting] = self._make_plan([contiguous(s) for s in self._shapes], setting)
+        return self._shown[setting]
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
-        return tuple(KernelSource(k.kernel, k.text, k.statements) for k in self.plan.launches())
+        return tuple(
+            KernelSource(k.kernel, k.text, k.statements, () if k.block is None else tuple(k.block()))
+            for k in self.plan.launches()
+        )
 
     @property
     def temporary_bytes(self) -> int | None:
