@@ -49,6 +49,42 @@ def test_definition() -> None:
     assert features.definition(TEXT, at(TEXT, "I, J]")) == Span(at(TEXT, "I, K"), at(TEXT, "I, K") + 1)
 
 
+MENDED = {  # what is written, and what the editor's fix makes of it
+    "Y[i : 5] = +(X[i + j]), j <= 3": ("Y[i : 5] = +(X[i + j]), j < 4", "Replace `j <= 3` with `j < 4`"),
+    "Y[i : N] = X[i]\nZ[i : N] = Y[i];": ("Y[i : N] = X[i];\nZ[i : N] = Y[i];", "Insert `;`"),
+    "// é𝔸\nY = exq(X);": ("// é𝔸\nY = exp(X);", "Replace `exq` with `exp`"),
+    "Scores = X; Y = Scoers;": ("Scores = X; Y = Scores;", "Replace `Scoers` with `Scores`"),
+    "Y = 𝔸;": (None, None),
+    "Y[i] = X[i, j]": ("Y[i] = +(X[i, j])", "Replace `X[i, j]` with `+(X[i, j])`"),
+    "O[i : N] = +(A[k]), 0 <= k, k < 3;": ("O[i : N] = +(A[k]), k < 3;", "Remove `, 0 <= k`"),
+}
+
+
+async def fixed(client, document, told, number: int, text: str) -> tuple[str | None, str | None]:
+    """The text after the first fix that the server offers where it sees a mistake, and the fix's title."""
+    change = lsp.TextDocumentContentChangeWholeDocument(text)
+    version = lsp.VersionedTextDocumentIdentifier(number, document.uri)
+    client.text_document_did_change(lsp.DidChangeTextDocumentParams(version, [change]))
+    (mistake,) = (await asyncio.wait_for(told.get(), 60)).diagnostics
+    context = lsp.CodeActionContext([mistake], only=[lsp.CodeActionKind.QuickFix])
+    found = await client.text_document_code_action_async(lsp.CodeActionParams(document, mistake.range, context))
+    context = lsp.CodeActionContext([mistake], only=[lsp.CodeActionKind.Refactor])
+    none = await client.text_document_code_action_async(lsp.CodeActionParams(document, mistake.range, context))
+    assert not none
+    elsewhere = lsp.Range(lsp.Position(0, 0), lsp.Position(0, 0))
+    context = lsp.CodeActionContext([])
+    assert not await client.text_document_code_action_async(lsp.CodeActionParams(document, elsewhere, context))
+    if not found:
+        return None, None
+    assert list(found[0].diagnostics) == [mistake] and found[0].kind == lsp.CodeActionKind.QuickFix
+    lines = [line.encode("utf-16-le") for line in text.split("\n")]
+    for edit in reversed(found[0].edit.changes[document.uri]):
+        start, end = edit.range.start, edit.range.end
+        before, after = lines[start.line][: 2 * start.character], lines[end.line][2 * end.character :]
+        lines[start.line : end.line + 1] = (before + edit.new_text.encode("utf-16-le") + after).split(b"\n\0")
+    return "\n".join(line.decode("utf-16-le") for line in lines), found[0].title
+
+
 async def conversation() -> dict[str, object]:
     client = LanguageClient("tests", "1")
     told: asyncio.Queue[lsp.PublishDiagnosticsParams] = asyncio.Queue()
@@ -79,6 +115,7 @@ async def conversation() -> dict[str, object]:
     )
     options = lsp.FormattingOptions(4, True)
     found["format"] = await client.text_document_formatting_async(lsp.DocumentFormattingParams(document, options))
+    found["fixes"] = [await fixed(client, document, told, number, text) for number, text in enumerate(MENDED, 3)]
     await client.shutdown_async(None)
     client.exit(None)
     await client.stop()
@@ -92,6 +129,7 @@ def test_a_conversation() -> None:
     assert not found["right"]
     assert "assigned by" in found["hover"].contents.value  # type: ignore[attr-defined]
     assert found["definition"].range.start == lsp.Position(1, 2)  # type: ignore[attr-defined]
+    assert found["fixes"] == list(MENDED.values())
     (edit,) = found["format"]  # type: ignore[misc]
     assert edit.new_text == TEXT
 

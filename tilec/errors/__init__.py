@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -13,11 +14,39 @@ class Span:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of a source: `text` in the place of what `span` holds."""
+
+    span: Span
+    text: str
+
+
+class Hint(str):
+    """What to do about a mistake, in words; where that is to write something else, `edits` do it, in the order of the
+    text and apart from each other."""
+
+    edits: tuple[Edit, ...]
+
+    def __new__(cls, text: str, *edits: Edit) -> Hint:
+        hint = super().__new__(cls, text)
+        hint.edits = edits
+        return hint
+
+
+def edited(source: str, edits: Sequence[Edit]) -> str:
+    """The source with these edits made."""
+    for e in reversed(edits):
+        source = source[: e.span.start] + e.text + source[e.span.stop :]
+    return source
+
+
 class TileError(Exception):
     """Base of all errors that tilec raises on purpose.
 
     `message` says what is wrong, `hint` what to do about it, `span` where it stands in `source` (named `filename`),
     `others` further places that have a part in it. `str()` gives all of it, each line with carets under its spans.
+    Where the hint is to write something else, `edits` change the source so (`tilec.errors.edited`).
     """
 
     def __init__(
@@ -43,6 +72,11 @@ class TileError(Exception):
         if self.source is None:
             self.source, self.filename = source, filename
         return self
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Changes of `source` that do what the hint says; empty where it says no more than the words."""
+        return self.hint.edits if isinstance(self.hint, Hint) else ()
 
     @property
     def position(self) -> tuple[int, int] | None:

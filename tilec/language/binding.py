@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.errors import AggregationMistake, UnboundIndex
+from tilec.errors import AggregationMistake, Edit, Hint, Span, UnboundIndex
 from tilec.ir.constraining import always, demands
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Int, Name, index_variables, walk
 from tilec.language.scope import FunctionScope
@@ -38,11 +38,14 @@ def check_alone(aggregation: str, body: Expr, visible: frozenset[str] | set[str]
         if e.bound is None and len(bound) > 1:
             names = " and ".join(f"`{v}`" for v in bound)
             few, rest = bound[0], " and ".join(f"`{v}`" for v in bound[1:])
+            hint = (
+                f"list what it binds: `{e.function}[{few}](...)` leaves {rest} to `{aggregation}`, "
+                f"`{e.function}[{', '.join(bound)}](...)` says that it takes all"
+            )
             raise AggregationMistake(
                 f"nothing is left for `{aggregation}` to aggregate over: this `{e.function}` inside it binds {names}",
                 e.name_span,
-                hint=f"list what it binds: `{e.function}[{few}](...)` leaves {rest} to `{aggregation}`, "
-                f"`{e.function}[{', '.join(bound)}](...)` says that it takes all",
+                hint=Hint(hint, Edit(Span(e.name_span.stop, e.name_span.stop), f"[{few}]")),
             )
 
 

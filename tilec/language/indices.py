@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tilec.errors import AffineMistake, AggregationMistake, NameMistake, RankMistake, SyntaxMistake, TypeMistake
+from tilec.errors import (
+    AffineMistake,
+    AggregationMistake,
+    Edit,
+    Hint,
+    NameMistake,
+    RankMistake,
+    SyntaxMistake,
+    TypeMistake,
+)
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
 from tilec.language.hints.constraints import constraint_hint, rounding_hint
 from tilec.language.scope import FunctionScope
@@ -116,7 +125,9 @@ def _name(e: Name, scope: FunctionScope, what: str) -> Expr:
     if symbol.size:
         return e
     if symbol.rank == 0 and what == "an index":
-        raise NameMistake(f"`{e.name}` is a tensor, not a size", e.span, hint=f"write its element: {e.name}[]")
+        change = () if e.span is None else (Edit(e.span, f"{e.name}[]"),)
+        hint = Hint(f"write its element: {e.name}[]", *change)
+        raise NameMistake(f"`{e.name}` is a tensor, not a size", e.span, hint=hint)
     raise NameMistake(
         f"`{e.name}` is a tensor, and {what} is made of dimensions and integers",
         e.span,

@@ -73,7 +73,9 @@ def _outputs(function: FunctionSyntax, scope: FunctionScope) -> tuple[str, ...]:
         if symbol is None:
             assigned = [n for n, s in scope.symbols.items() if s.kind == "statement"]
             raise NameMistake(
-                f"the output `{token}` is never assigned", span, hint=nearest(str(token), [*assigned, *scope.symbols])
+                f"the output `{token}` is never assigned",
+                span,
+                hint=nearest(str(token), [*assigned, *scope.symbols], span),
             )
         if symbol.kind in ("dimension", "tuple"):
             raise NameMistake(f"the output `{token}` is a {symbol.kind}, not a tensor", span)

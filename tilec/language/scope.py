@@ -6,18 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from tilec.errors import AssignmentMistake, NameMistake, RankMistake, Span
+from tilec.errors import AssignmentMistake, Edit, Hint, NameMistake, RankMistake, Span
 from tilec.ir.program import Access, Name, Statement
 from tilec.language.syntax import plural
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A hint that proposes the known name most like a mistaken one."""
+def nearest(name: str, known: Iterable[str], span: Span | None) -> Hint | None:
+    """A hint that proposes the known name most like a mistaken one, which stands at `span`."""
     names = list(known)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     if not close:
         close = [n for n in names if n.lower() == name.lower()]
-    return f"did you mean `{close[0]}`?" if close else None
+    if not close:
+        return None
+    return Hint(f"did you mean `{close[0]}`?", *(() if span is None else (Edit(span, close[0]),)))
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class FunctionScope:
                 span,
                 hint=f"it is assigned{self.line(self.later[name])}; statements run in order",
             )
-        close = nearest(name, [*self.symbols, *self.later])
+        close = nearest(name, [*self.symbols, *self.later], span)
         raise NameMistake(f"nothing here is named `{name}`", span, hint=close or hint)
 
     def tensor(self, e: Access) -> Symbol:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tilec.errors import (
     AffineMistake,
     AggregationMistake,
     AssignmentMistake,
+    Edit,
+    Hint,
     NameMistake,
     RankMistake,
     SizeMistake,
+    Span,
     UnboundIndex,
 )
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
@@ -102,11 +106,12 @@ def _whole(s: StatementSyntax, values: Values) -> None:
 def _check_whole(s: StatementSyntax) -> None:
     name = s.target.name
     if s.symbol is not None:
-        named = BY_SYMBOL[str(s.symbol)]
+        named, end = BY_SYMBOL[str(s.symbol)], token_span(name).stop
+        hint = f"write {name}[] = {s.symbol}(...) for a single element, or {named}(...)"
         raise AggregationMistake(
             f"the aggregation `{s.symbol}` needs indices on the left",
             token_span(s.symbol),
-            hint=f"write {name}[] = {s.symbol}(...) for a single element, or {named}(...)",
+            hint=Hint(hint, Edit(Span(end, end), "[]")),
         )
     for word, present in (
         ("default", s.default is not None),
@@ -147,7 +152,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     values.constraints = _constraints_by_variable(s, values)
     region = Region(True, visible, [])
     value = values.value(body, region)
-    _check_assigned(s, left)
+    _check_assigned(s, left, scope.source)
     constraints = tuple(_unplaced(s, values))
     for c in constraints:
         _check_placeable(c, s, visible)
@@ -205,27 +210,41 @@ def _check_binding(s: StatementSyntax, aggregation: str, body: Expr, left: Colle
         listed = [v.name for v in s.body.bound]
         for node in index_nodes(body, nested=False):
             if node.name in own and node.name not in listed:
+                last = s.body.bound[-1].span if s.body.bound else None
+                change = () if last is None else (Edit(Span(last.stop, last.stop), f", {node.name}"),)
                 raise AggregationMistake(
                     f"the list of this `{s.body.function}` leaves out `{node.name}`, and nothing around binds it",
                     node.span,
-                    hint=f"add it to the list or to the indices of `{s.target.name}`",
+                    hint=Hint(f"add it to the list or to the indices of `{s.target.name}`", *change),
                 )
     elif not own and aggregation != "assign":
         check_alone(aggregation if s.symbol is None else str(s.symbol), body, frozenset(left))
 
 
-def _check_assigned(s: StatementSyntax, left: Collection[str]) -> None:
+def _check_assigned(s: StatementSyntax, left: Collection[str], source: str) -> None:
     """Plain assignment may use the left side's variables only."""
     if s.symbol is not None or aggregation_of(s.body) is not None:
         return
     for node in index_nodes(s.body, nested=False):
         if node.name not in left:
+            hint = (
+                f"which aggregation? write = +(...) to sum over `{node.name}`, or * > < = and the named ones; "
+                f"or add `{node.name}` to the indices of `{s.target.name}`"
+            )
             raise AggregationMistake(
                 f"the index variable `{node.name}` stands on the right side only",
                 node.span,
-                hint=f"which aggregation? write = +(...) to sum over `{node.name}`, or * > < = and the named ones; "
-                f"or add `{node.name}` to the indices of `{s.target.name}`",
+                hint=Hint(hint, *_summed(s, source)),
             )
+
+
+def _summed(s: StatementSyntax, source: str) -> Iterator[Edit]:
+    """A sum around the right side, whose parts have no constraints between them."""
+    left = s.target.span.stop
+    equals = re.match(r"\s*=\s*", source[left:])
+    if equals is not None:
+        yield Edit(Span(left + equals.end(), left + equals.end()), "+(")
+        yield Edit(Span(s.span.stop, s.span.stop), ")")
 
 
 def _constraints_by_variable(s: StatementSyntax, values: Values) -> dict[str, list[Constraint]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.errors import AggregationMistake, ArityMistake, NameMistake, RankMistake, Span, UnboundIndex
+from tilec.errors import AggregationMistake, ArityMistake, Edit, Hint, NameMistake, RankMistake, Span, UnboundIndex
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
@@ -139,15 +139,23 @@ class Values:
         if e.function in self.scope.symbols:
             hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
         elif e.function[0].isupper():
-            hint = f"the elements of a tensor are read with brackets: {e.function}[{', '.join(args)}]"
+            text = f"{e.function}[{', '.join(args)}]"
+            hint = Hint(f"the elements of a tensor are read with brackets: {text}", Edit(e.span, text))
         elif text:
-            hint = f"write `{text}`"
+            hint = self.proposal(f"write `{text}`", text, e)
         elif e.function.startswith("prng"):
             hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
             callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
-            hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS])
+            hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS], e.name_span)
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
+
+    def proposal(self, told: str, text: str, e: CallSyntax) -> Hint:
+        """A hint to write something else for a call: an expression, or a statement where the call is all of one."""
+        if "= " not in text.replace("==", ""):
+            return Hint(told, Edit(e.span, text))
+        alone = e is self.root and self.span.stop == e.span.stop
+        return Hint(told, *((Edit(self.span, text),) if alone else ()))
 
     def aggregate(self, e: CallSyntax, region: Region) -> Aggregate:
         """A nested aggregation: it binds the variables of its own that are not known outside."""
@@ -203,15 +211,15 @@ class Values:
         given = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
         if len(e.args) != 1:
             text = reduction(e.function, given, source, name)
-            hint = f"the indices say what is aggregated: write `{text}`" if text else None
+            hint = self.proposal(f"the indices say what is aggregated: write `{text}`", text, e) if text else None
             raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span, hint=hint)
         (body,) = e.args
         if not _indexed(body) and not (whole and e.function not in FUNCTIONS):
-            hint = f"write {e.function}(X[i]) with an index for each dimension"
+            told = f"write {e.function}(X[i]) with an index for each dimension"
             if e.function in FUNCTIONS:
-                hint += f"; the elementwise function is {e.function}(a, b)"
+                told += f"; the elementwise function is {e.function}(a, b)"
             raise AggregationMistake(
-                f"`{e.function}` of one argument needs indices to aggregate over", e.span, hint=hint
+                f"`{e.function}` of one argument needs indices to aggregate over", e.span, hint=told
             )
         return body
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilec.api import compile as compile_source
-from tilec.errors import Span, TileError, TileWarning
+from tilec.errors import Edit, Span, TileError, TileWarning, edited
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Index, Program, Statement, accesses_in, expressions, index_variables
 from tilec.language import parse, show_statement
 from tilec.language.grammar import tokens
 
+TITLE = 60  # characters of a text that a title shows
+
 
 @dataclass(frozen=True)
 class Mistake:
-    """`severity` is "error" or "warning"; `span` may be empty where a text as a whole is meant."""
+    """`severity` is "error" or "warning"; `span` may be empty where a text as a whole is meant. `edits` do what the
+    hint in the message says, where they can."""
 
     span: Span
     message: str
     severity: str
+    edits: tuple[Edit, ...] = ()
 
 
 def mistakes(source: str) -> list[Mistake]:
@@ -43,7 +47,22 @@ def mistakes(source: str) -> list[Mistake]:
 
 def _mistake(error: TileError, severity: str) -> Mistake:
     text = error.message + (f"\n{error.hint}" if error.hint else "")
-    return Mistake(error.span or Span(0, 0), text, severity)
+    return Mistake(error.span or Span(0, 0), text, severity, error.edits)
+
+
+def title(source: str, edits: Sequence[Edit]) -> str:
+    """What edits do, in a few words."""
+    first, last = edits[0].span.start, edits[-1].span.stop
+    old = source[first:last]
+    new = edited(source, edits)[first : len(source) + sum(len(e.text) - e.span.stop + e.span.start for e in edits)]
+    new = new[: len(new) - (len(source) - last)]
+    old, new = map(_short, (old, new))
+    return f"Insert `{new}`" if not old else f"Replace `{old}` with `{new}`" if new else f"Remove `{old}`"
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= TITLE else f"{words[: TITLE - 3]}..."
 
 
 def word_at(source: str, offset: int) -> tuple[str, Span] | None:

@@ -14,7 +14,7 @@ SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSe
 
 
 def server() -> LanguageServer:
-    """Diagnostics on opening and every change, hover, go to definition, formatting."""
+    """Diagnostics on opening and every change, hover, go to definition, formatting, fixes that hints propose."""
     found = LanguageServer("tilec", __version__)
 
     @found.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
@@ -22,10 +22,7 @@ def server() -> LanguageServer:
     def check(given: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
         uri = given.text_document.uri
         source = found.workspace.get_text_document(uri).source
-        told = [
-            lsp.Diagnostic(_range(source, m.span), m.message, severity=SEVERITIES[m.severity], source="tilec")
-            for m in features.mistakes(source)
-        ]
+        told = [_diagnostic(source, m) for m in features.mistakes(source)]
         found.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, told))
 
     @found.feature(lsp.TEXT_DOCUMENT_HOVER)
@@ -41,6 +38,15 @@ def server() -> LanguageServer:
         span = features.definition(source, _offset(source, given.position))
         return lsp.Location(uri, _range(source, span)) if span else None
 
+    @found.feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
+    def code_action(given: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+        uri = given.text_document.uri
+        source = found.workspace.get_text_document(uri).source
+        asked = Span(_offset(source, given.range.start), _offset(source, given.range.end))
+        if given.context.only and not any(_within(lsp.CodeActionKind.QuickFix, kind) for kind in given.context.only):
+            return []
+        return [_fix(uri, source, m) for m in features.mistakes(source) if m.edits and _meet(m.span, asked)]
+
     @found.feature(lsp.TEXT_DOCUMENT_FORMATTING)
     def formatting(given: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
         source = found.workspace.get_text_document(given.text_document.uri).source
@@ -51,6 +57,31 @@ def server() -> LanguageServer:
         return [lsp.TextEdit(_range(source, Span(0, len(source))), text)] if text != source else []
 
     return found
+
+
+def _diagnostic(source: str, m: features.Mistake) -> lsp.Diagnostic:
+    return lsp.Diagnostic(_range(source, m.span), m.message, severity=SEVERITIES[m.severity], source="tilec")
+
+
+def _fix(uri: str, source: str, m: features.Mistake) -> lsp.CodeAction:
+    """A hint's edits, as what the editor offers at the mistake."""
+    edits = [lsp.TextEdit(_range(source, e.span), e.text) for e in m.edits]
+    return lsp.CodeAction(
+        features.title(source, m.edits),
+        lsp.CodeActionKind.QuickFix,
+        [_diagnostic(source, m)],
+        is_preferred=True,
+        edit=lsp.WorkspaceEdit({uri: edits}),
+    )
+
+
+def _within(kind: str, wider: str) -> bool:
+    return wider == "" or kind == wider or kind.startswith(f"{wider}.")
+
+
+def _meet(a: Span, b: Span) -> bool:
+    """Does a place or a selection touch a span?"""
+    return a.start <= b.stop and b.start <= a.stop
 
 
 def _position(source: str, offset: int) -> lsp.Position:

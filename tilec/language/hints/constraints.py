@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tilec.errors import Edit, Hint, Span
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name
 from tilec.language.scope import FunctionScope
 from tilec.language.syntax import CallSyntax, StatementSyntax, below, index_nodes
@@ -26,7 +27,9 @@ def constraint_hint(e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
     if not isinstance(e, Call) or (e.function not in COMPARISON_SIGNS and e.function != "and"):
         return MEANS
     if e.function == "and":
-        return f"constraints stand one after another: write `{', '.join(_text(a, scope.source) for a in e.args)}`"
+        both = ", ".join(_text(a, scope.source) for a in e.args)
+        change = () if _parenthesised(e, scope.source) else _instead(e, both)
+        return Hint(f"constraints stand one after another: write `{both}`", *change)
     text = _text(e, scope.source)
     if e.function == "ne":
         return f"{MEANS}; any other condition stands in the body: write `{text} ? ...`"
@@ -36,19 +39,37 @@ def constraint_hint(e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
         return f"{MEANS}; any other condition stands in the body: write `{text} ? ...`"
     variables = {node.name for node in index_nodes(e)}
     if e.function == "eq":
-        return f"write `{_show(_positive(_minus(left, right), variables))} < 1`: {MEANS}"
+        return _write(e, f"{_show(_positive(_minus(left, right), variables))} < 1")
     if e.function in ("gt", "ge"):
         left, right = right, left
     strict = int(e.function in ("lt", "gt"))
     if not variables & set(right):  # bounded from above
-        return f"write `{_show(left)} < {_show(_plus(right, 1 - strict))}`: {MEANS}"
+        return _write(e, f"{_show(left)} < {_show(_plus(right, 1 - strict))}")
     rest = _plus(_minus(right, left), -strict)  # is at least 0
     if not variables & set(left):
         return _from_below(rest, text, e, s, scope)
     size = _above(rest, variables, s, scope)
     if size is None:
         return f"write `{_show(rest)} < N`, with a size N that {_show(rest)} never reaches: {MEANS}"
-    return f"write `{_show(rest)} < {_show(size)}`: {MEANS}"
+    return _write(e, f"{_show(rest)} < {_show(size)}")
+
+
+def _write(e: Expr, text: str) -> Hint:
+    return Hint(f"write `{text}`: {MEANS}", *_instead(e, text))
+
+
+def _instead(e: Expr, text: str) -> tuple[Edit, ...]:
+    return () if e.span is None else (Edit(e.span, text),)
+
+
+def _left_out(e: Expr, source: str) -> tuple[Edit, ...]:
+    """The constraint gone, and the comma before it."""
+    before = "" if e.span is None else source[: e.span.start].rstrip()
+    return (Edit(Span(len(before) - 1, e.span.stop), ""),) if e.span and before.endswith(",") else ()
+
+
+def _parenthesised(e: Expr, source: str) -> bool:
+    return e.span is None or source[: e.span.start].rstrip().endswith("(")
 
 
 def _from_below(rest: NameCoefficients, text: str, e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
@@ -66,21 +87,33 @@ def _from_below(rest: NameCoefficients, text: str, e: Expr, s: StatementSyntax, 
             continue
         bound = _plus(right, int(other.function == "le"))
         if not shift:
-            return f"leave it out: `{_show(left)} < {_show(bound)}` says it too, for {MEANS}"
+            says = f"leave it out: `{_show(left)} < {_show(bound)}` says it too, for {MEANS}"
+            removed = _left_out(e, scope.source)
+            kept = _instead(other, f"{_show(left)} < {_show(bound)}") if other.function == "le" else ()
+            return Hint(says, *_in_order(*removed, *kept)) if removed else says
         both = f"`{text}` and `{_text(other, scope.source)}`"
-        return f"write `{_show(rest)} < {_show(_minus(bound, shift))}` for {both}: {MEANS}"
+        new = f"{_show(rest)} < {_show(_minus(bound, shift))}"
+        first, second = sorted((e, other), key=lambda c: c.span.start if c.span else 0)
+        removed = _left_out(second, scope.source)
+        changes = _in_order(*_instead(first, new), *removed) if removed else ()
+        return Hint(f"write `{new}` for {both}: {MEANS}", *changes)
     return f"write `{_show(rest)} < N` with the number N of its values, or `{text} ? ...` in the body: {MEANS}"
 
 
-def chained_hint(low: str, first: str, e: str, second: str, high: str) -> str:
-    """`1 <= j < 3` among constraints."""
+def _in_order(*edits: Edit) -> list[Edit]:
+    return sorted(edits, key=lambda edit: edit.span.start)
+
+
+def chained_hint(span: Span, low: str, first: str, e: str, second: str, high: str) -> str:
+    """`1 <= j < 3` among constraints, which stands at `span`."""
     try:
         lowest, beyond = _plus(_written(low), int(first == "<")), _plus(_written(high), int(second == "<="))
     except _NotLinear:
         return f"write two comparisons of the form `e < c`: {MEANS}"
-    if not lowest:
-        return f"write `{e} < {_show(beyond)}`: {MEANS}"
-    return f"write `{e} - {_show(lowest)} < {_show(_minus(beyond, lowest))}`: {MEANS}"
+    text = f"{e} < {_show(beyond)}"
+    if lowest:
+        text = f"{e} - {_show(lowest)} < {_show(_minus(beyond, lowest))}"
+    return Hint(f"write `{text}`: {MEANS}", Edit(span, text))
 
 
 def _written(text: str) -> NameCoefficients:
@@ -188,14 +221,17 @@ def rounding_hint(e: CallSyntax, scope: FunctionScope, what: str) -> str | None:
         return None
     inner = e.args[0]
     if not isinstance(inner, Call) or inner.function != "div":
-        return f"leave `{e.function}` out: all numbers in {what} are integers"
+        text = scope.source[e.name_span.stop : e.span.stop]
+        return Hint(f"leave `{e.function}` out: all numbers in {what} are integers", Edit(e.span, text))
     a, b = (_operand(arg, scope.source) for arg in inner.args)
     if "index" not in what and "constraint" not in what:
-        return f"write `{a}/{b}`: `/` in a size truncates"
-    if e.function == "ceil":
-        return f"write `({a} + -{a} % {b})/{b}`: `/` in an index is exact, and this is the quotient rounded up"
-    nearest = " (`round` has no such form)" if e.function == "round" else ""
-    return f"write `({a} - {a} % {b})/{b}`: `/` in an index is exact, and this is the quotient rounded down{nearest}"
+        return Hint(f"write `{a}/{b}`: `/` in a size truncates", Edit(e.span, f"{a}/{b}"))
+    sign, way = ("+ -", "up") if e.function == "ceil" else ("- ", "down")
+    text = f"({a} {sign}{a} % {b})/{b}"
+    told = f"write `{text}`: `/` in an index is exact, and this is the quotient rounded {way}"
+    if e.function == "round":
+        return f"{told} (`round` has no such form)"
+    return Hint(told, Edit(e.span, text))
 
 
 def _operand(e: Expr, source: str) -> str:

@@ -6,23 +6,31 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilec.errors import Span, SyntaxMistake
+from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.functions import LETTERS, einsum, replacement
+from tilec.language.hints.rewrites import (
+    NAME,
+    Match,
+    instead,
+    offset_edits,
+    proposed,
+    rewritten,
+    whole_statement,
+    written_hint,
+)
 
-Match = re.Match[str]
-NAME = r"[A-Z]\w*'?"
 ATOM = rf"(?:{NAME}|[a-z]\w*|\d[\w.]*)(?:\[[^\[\]]*\]|\([^()]*\))?"
 WINDOW = 300  # characters before and after an error that are looked at
-LONGEST_HINT = 120  # characters of a statement that a hint writes out
 COMPARES = re.compile(r"==|!=|<|>")
 
 
 @dataclass(frozen=True)
 class Idiom:
     """`pattern` is looked for in the line of the error; the place of the error lies in what it matches, whose group
-    `at` (or whole) gets the caret. `hint` gets the match and the source."""
+    `at` (or whole) gets the caret. `hint` gets the match and the source; the edits of a Hint count from the match's
+    string."""
 
     pattern: re.Pattern[str]
     message: str
@@ -41,7 +49,8 @@ def explain_idiom(source: str, place: int) -> SyntaxMistake | None:
             if start + m.start() <= place <= start + m.end():
                 group = "at" if "at" in idiom.pattern.groupindex else 0
                 span = Span(start + m.start(group), start + max(m.end(group), m.start(group) + 1))
-                return SyntaxMistake(idiom.message.format(**m.groupdict()), span, hint=idiom.hint(m, source))
+                hint = offset_edits(idiom.hint(m, source), start)
+                return SyntaxMistake(idiom.message.format(**m.groupdict()), span, hint=hint)
     return None
 
 
@@ -54,22 +63,10 @@ def comment_in_brackets(source: str, place: int, opener: int) -> SyntaxMistake |
         return None
     span = Span(opener + found.start("at"), opener + found.end("at"))
     a, b = found["a"], found["b"] or "2"
-    hint = f"`/` in an index is exact; the quotient rounded down is ({a} - {a} % {b})/{b}"
+    text = f"({a} - {a} % {b})/{b}"
+    change = (Edit(Span(opener + found.start(), opener + found.end()), text),) if found["b"] else ()
+    hint = Hint(f"`/` in an index is exact; the quotient rounded down is {text}", *change)
     return SyntaxMistake("`//` begins a comment, and here stands inside brackets", span, hint=hint)
-
-
-def _rewritten(m: Match, text: str) -> str:
-    """The statement that a match stands in, with `text` in the match's place."""
-    line = m.string
-    start = max(line.rfind(mark, 0, m.start()) for mark in ";{") + 1
-    stop = min([p for mark in ";}" if (p := line.find(mark, m.end())) >= 0], default=len(line))
-    whole = " ".join(f"{line[start : m.start()]}{text}{line[m.end() : stop]}".split())
-    return whole if len(whole) <= LONGEST_HINT else text.strip()
-
-
-def written_hint(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
-    """A hint: the whole statement, with what `text` makes of the match in its place."""
-    return lambda m, source: f"write `{_rewritten(m, text(m))}`"
 
 
 def suggestion(text: str) -> Callable[[Match, str], str]:
@@ -98,13 +95,13 @@ def _call(m: Match, source: str, function: str, args: list[str]) -> str | None:
     text = replacement(function, args, source, _output(m))
     if text is None or not text:
         return None
-    return f"write `{text}`" if "= " in text.replace("==", "") else f"write `{_rewritten(m, text)}`"
+    return whole_statement(m, f"write `{text}`", text) if "= " in text.replace("==", "") else proposed(m, text)
 
 
 def _module(m: Match, source: str) -> str:
     hint = _call(m, source, m["f"], _arguments(m["args"])) if m["args"] is not None else None
     if hint is None and m["f"] in ("pi", "inf", "nan", *FUNCTIONS):
-        hint = f"write `{m['f']}`"
+        hint = Hint(f"write `{m['f']}`", Edit(Span(m.start(), m.end("f")), m["f"]))
     return hint or "functions are named alone: exp(X), not torch.exp(X); there are no libraries inside Tile"
 
 
@@ -115,21 +112,26 @@ def _attribute(m: Match, source: str) -> str:
         return f"the indices say what is transposed: {x}[j, i] in the place of {x}[i, j]"
     if name in ("shape", "size"):
         axis = re.sub(r"\D", "", (m["args"] or "") + (m["item"] or "")) or "0"
-        hint = f"write shape({x}, {axis})"
-        return f"{hint}, or name the dimensions in the function's head: {x}[N, M]" if not m["args"] else hint
+        text = f"shape({x}, {axis})"
+        further = f", or name the dimensions in the function's head: {x}[N, M]" if not m["args"] else ""
+        return Hint(f"write {text}{further}", instead(m, text))
     return _call(m, source, name, [x, *args]) or f"functions take the tensor as an argument: {name}({x})"
 
 
 def _einsum(m: Match, source: str) -> str:
     text = einsum(m["spec"], _arguments(m["args"]), _output(m))
-    return f"write `{text}`" if text else "write the indices at the tensors: C[i, j] = sum(A[i, k] * B[k, j])"
+    if not text:
+        return "write the indices at the tensors: C[i, j] = sum(A[i, k] * B[k, j])"
+    return whole_statement(m, f"write `{text}`", text)
 
 
 def _einsum_alone(m: Match, source: str) -> str:
     spec = m[0].strip()
     tensors = list("ABCDEFGH"[: spec.count(",") + 1])
     text = einsum(spec, tensors, "O")
-    return f"write `{text}`" if text else "write a statement: O[i, j] = sum(A[i, k] * B[k, j])"
+    if not text:
+        return "write a statement: O[i, j] = sum(A[i, k] * B[k, j])"
+    return Hint(f"write `{text}`", Edit(Span(m.start() + m[0].index(spec), m.end()), f"{text};"))
 
 
 def _ellipsis(m: Match, source: str) -> str:
@@ -143,14 +145,16 @@ def _slice(m: Match, source: str) -> str:
         low, high = bounds
         if high:
             size = high if low in ("", "0") else f"{high} - {low}"
-            return f"write `{_output(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]`"
+            text = f"{_output(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]"
+            return whole_statement(m, f"write `{text}`", text)
     rank = inner.count(",") + 1
     return f"write an index for each dimension, as in {x}[{', '.join(LETTERS[:rank])}]; sizes stand on the left side"
 
 
 def _declaration(m: Match, source: str) -> str:
     rest = m["rest"].strip()
-    return f"write `{rest[0].upper()}{rest[1:]}`"
+    text = f"{rest[0].upper()}{rest[1:]}"
+    return Hint(f"write `{text}`", Edit(Span(m.start("at"), m.end("rest")), text))
 
 
 def _conditional(c: str, a: str, b: str | None) -> str:
@@ -169,7 +173,29 @@ def _named(m: Match) -> str:
 
 def _reduction(m: Match, source: str) -> str:
     text = replacement(m["f"], [m["x"], m["at"]], source, _output(m))
-    return f"the indices say what is aggregated: write `{text}`" if text else "the indices say what is aggregated"
+    told = "the indices say what is aggregated"
+    return whole_statement(m, f"{told}: write `{text}`", text) if text else told
+
+
+def _matrix_product(m: Match, source: str) -> str:
+    text = f"{_output(m)}[i, j] = sum({m['a']}[i, k] * {m['b']}[k, j])"
+    told = f"{PRODUCT.partition(':')[0]}: {text}"
+    return whole_statement(m, told, text) if re.fullmatch(NAME, m["a"]) and re.fullmatch(NAME, m["b"]) else told
+
+
+def _among(m: Match, source: str) -> str:
+    text = f"any({m['a']} == {m['b']}[k])"
+    return Hint(f"whether a value is among a tensor's elements is {text}", instead(m, text))
+
+
+def _unicode(m: Match, source: str) -> str:
+    sign = UNICODE_SIGNS.get(m["at"])
+    return UNICODE_WORDS[m["at"]] if sign is None else Hint(f"write `{sign}`", instead(m, sign))
+
+
+def _nested_aggregation(m: Match, source: str) -> str:
+    told = f"inside an expression an aggregation has a name: write `{rewritten(m, _named(m))}`"
+    return Hint(told, instead(m, BY_SYMBOL[m["at"]], "at"))
 
 
 def _juxtaposed(m: Match) -> str:
@@ -185,11 +211,21 @@ CALLABLE_PATTERN = "|".join(name for name, row in FUNCTIONS.items() if not row.p
 NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
 PRODUCT = "a matrix product is a sum over the shared index: C[i, j] = sum(A[i, k] * B[k, j])"
-_UNICODE = {
-    "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "×": "write `*`", "·": "write `*`", "÷": "write `/`",
-    "−": "write `-`", "→": "write `->`", "²": "write X * X, or pow(X, 2)", "³": "write pow(X, 3)", "∞": "write `inf`",
-    "π": "write `pi`", "∑": "write sum(...)", "Σ": "write sum(...)", "∏": "write prod(...)", "Π": "write prod(...)",
-    "√": "write sqrt(...)",
+UNICODE_SIGNS = {
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "×": "*",
+    "·": "*",
+    "÷": "/",
+    "−": "-",
+    "→": "->",
+    "∞": "inf",
+    "π": "pi",
+}
+UNICODE_WORDS = {
+    "²": "write X * X, or pow(X, 2)", "³": "write pow(X, 3)", "∑": "write sum(...)", "Σ": "write sum(...)",
+    "∏": "write prod(...)", "Π": "write prod(...)", "√": "write sqrt(...)",
 }  # fmt: skip
 
 IDIOMS: tuple[Idiom, ...] = (
@@ -198,6 +234,11 @@ IDIOMS: tuple[Idiom, ...] = (
         r"^\s*(?P<at>for|while|foreach|do)\b.*",
         "there are no loops in Tile, and here stands `{at}`",
         suggestion(NO_LOOPS),
+    ),
+    _idiom(
+        r"\s+(?P<at>for\b[^\[\];]*?(?:\([^()]*\))?)\s*(?=\)(?:$|[^)]))",
+        "an aggregation binds the indices that stand in it alone, without a word, and here stands `{at}`",
+        written_hint(lambda m: ""),
     ),
     _idiom(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
@@ -226,7 +267,7 @@ IDIOMS: tuple[Idiom, ...] = (
     ),
     # einsum and einops
     _idiom(
-        rf"(?:[a-z]+\.)?(?:einsum|rearrange|reduce|repeat|contract)\(\s*[\"'](?P<spec>[^\"']*)[\"']\s*,\s*(?P<args>{NAME}(?:\s*,\s*{NAME})*)",
+        rf"(?:[a-z]+\.)?(?:einsum|rearrange|reduce|repeat|contract)\(\s*[\"'](?P<spec>[^\"']*)[\"']\s*,\s*(?P<args>{NAME}(?:\s*,\s*{NAME})*)(?:\s*\))?",
         "there are no strings in the language: indices stand at the tensors",
         _einsum,
     ),
@@ -262,7 +303,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
         "the arguments of a function have no names",
-        suggestion("give them by position, without `{at}`"),
+        lambda m, source: Hint(f"give them by position, without `{m['at']}`", instead(m, "", "at")),
     ),
     # indexing
     _idiom(
@@ -284,7 +325,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
         "there is no operator `@`",
-        lambda m, source: f"{PRODUCT.partition(':')[0]}: {_output(m)}[i, j] = sum({m['a']}[i, k] * {m['b']}[k, j])",
+        _matrix_product,
     ),
     _idiom(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
@@ -323,7 +364,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
         "there is no operator `in`",
-        lambda m, source: f"whether a value is among a tensor's elements is any({m['a']} == {m['b']}[k])",
+        _among,
     ),
     _idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
     _idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
@@ -341,13 +382,13 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
     _idiom(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
     _idiom(
-        r"(?P<at>[≤≥≠×·÷−→²³∞π∑Σ∏Π√])", "`{at}` is no character of the language", lambda m, source: _UNICODE[m["at"]]
+        rf"(?P<at>[{''.join([*UNICODE_SIGNS, *UNICODE_WORDS])}])", "`{at}` is no character of the language", _unicode
     ),
     # aggregations
     _idiom(
         r"(?:[-*/%(,?:&|^]|[^=\s]\s*\+)\s*(?P<at>[+*<>])\(",
         "the sign of an aggregation stands right after `=`, before all else",
-        lambda m, source: f"inside an expression an aggregation has a name: write `{_rewritten(m, _named(m))}`",
+        _nested_aggregation,
     ),
     _idiom(
         rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE_PATTERN})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
@@ -358,7 +399,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         rf"->\s*(?P<at>{NAME}(?:\s*,\s*{NAME})*)",
         "the outputs of a function stand in parentheses",
-        suggestion("write `-> ({at})`"),
+        lambda m, source: Hint(f"write `-> ({m['at']})`", instead(m, f"({m['at']})", "at")),
     ),
     _idiom(
         r"(?P<at>/\*).*",

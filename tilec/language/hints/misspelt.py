@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.errors import NameMistake
+from tilec.errors import Edit, Hint, NameMistake
 from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
+from tilec.language.grammar import tokens
+from tilec.language.syntax import token_span
 
 TRUTH = "comparisons give truth values, and 1 and 0 serve in their place"
 CONSTANTS = {  # names that Python and NumPy give a meaning, and what to write
@@ -15,6 +17,7 @@ CONSTANTS = {  # names that Python and NumPy give a meaning, and what to write
     "NaN": "write `nan`",
     "Inf": "write `inf`",
 }
+LITERALS = {"True": "1", "False": "0", "NaN": "nan", "Inf": "inf"}
 
 
 def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
@@ -27,15 +30,22 @@ def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
     for i in program.inputs:
         read = next((p for p, s in enumerate(program.statements) if i.name in _read(s)), len(assigned))
         if i.name in CONSTANTS:
-            yield NameMistake(f"`{i.name}` is an input, not a constant of the language", i.span, hint=CONSTANTS[i.name])
+            hint = Hint(CONSTANTS[i.name], *_renamed(i.name, LITERALS.get(i.name), source))
+            yield NameMistake(f"`{i.name}` is an input, not a constant of the language", i.span, hint=hint)
             continue
         close = [name for name, position in assigned.items() if position < read and alike(i.name, name)]
         if close:
+            told = f"the inputs are {', '.join(names)}; with function (...) -> (...) {{ ... }} they are declared"
             yield NameMistake(
                 f"`{i.name}` is an input, for no statement assigns it; was `{close[0]}` meant?",
                 i.span,
-                hint=f"the inputs are {', '.join(names)}; with function (...) -> (...) {{ ... }} they are declared",
+                hint=Hint(told, *_renamed(i.name, close[0], source)),
             )
+
+
+def _renamed(old: str, new: str | None, source: str) -> Iterator[Edit]:
+    """A name replaced wherever it stands."""
+    return (Edit(token_span(t), new) for t in tokens(source) if new is not None and t == old)
 
 
 def alike(a: str, b: str) -> bool:

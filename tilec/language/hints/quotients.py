@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.errors import TypeMistake
+from tilec.errors import Edit, Hint, Span, TypeMistake
 from tilec.ir.program import Access, Aggregate, Call, Expr, Index, Int, Name, Program, children, walk
 
 INTEGRAL = ("add", "sub", "mul", "neg")
@@ -37,16 +37,19 @@ def _visit(e: Expr, dimensions: frozenset[str]) -> Iterator[TypeMistake]:
         case Call("mul", args) if all(_integral(a, dimensions) for a in args):
             return  # i/N*N rounds down
         case Call("div", (Int(a), Int(b))) if b and a % b:
+            change = () if e.span is None else (Edit(e.span, f"{a}.0/{b}"),)
             yield TypeMistake(
                 f"`{a}/{b}` is a quotient of integers, which truncates to {a // b}",
                 e.span,
-                hint=f"write {a}.0/{b} for {a / b:g}",
+                hint=Hint(f"write {a}.0/{b} for {a / b:g}", *change),
             )
         case Call("div", (a, Name(n))) if n in dimensions and _integral(a, dimensions) and _moves(a):
+            told = f"write 1.0*(...)/{n} for a fraction; a comparison or int64(...) around it says that it is meant"
+            change = () if e.span is None else (Edit(Span(e.span.start, e.span.start), "1.0*"),)
             yield TypeMistake(
                 f"this quotient by the size `{n}` is one of integers, which truncates",
                 e.span,
-                hint=f"write 1.0*(...)/{n} for a fraction; a comparison or int64(...) around it says that it is meant",
+                hint=Hint(told, *change),
             )
         case Aggregate():
             for x in (e.body, *(() if e.guard is None else (e.guard,))):

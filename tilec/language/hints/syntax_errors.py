@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from tilec.errors import Span, SyntaxMistake
+from tilec.errors import Edit, Hint, Span, SyntaxMistake
+from tilec.ir.aggregations import BY_SYMBOL
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
+from tilec.language.syntax import token_span
 
 OPENING = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 CLOSING = {close: open for open, close in OPENING.items()}
@@ -79,7 +81,10 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
             return mistake
         character = source[place]
         name = f"`{character}`" if character.isprintable() else repr(character)
-        return SyntaxMistake(f"unexpected character {name}", Span(place, place + 1), hint=CHARACTERS.get(character))
+        span, hint = Span(place, place + 1), CHARACTERS.get(character)
+        if hint is not None and character == "\\":
+            hint = Hint(hint, Edit(span, ""))
+        return SyntaxMistake(f"unexpected character {name}", span, hint=hint)
     assert isinstance(error, UnexpectedToken)
     token = error.token
     before = tokens
@@ -193,22 +198,40 @@ def _reserved(c: Complaint) -> SyntaxMistake | None:
 def _double_equals(c: Complaint) -> SyntaxMistake | None:
     if c.token.type != "EQEQ" or "EQUAL" not in c.accepted:
         return None
-    return SyntaxMistake(
-        "`==` compares, and here a statement assigns",
-        c.span,
-        hint="the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`",
-    )
+    hint = "the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`"
+    return SyntaxMistake("`==` compares, and here a statement assigns", c.span, hint=Hint(hint, Edit(c.span, "=")))
 
 
 def _compound_assignment(c: Complaint) -> SyntaxMistake | None:
     assert c.token.end_pos is not None
     if "EQUAL" not in c.accepted or "LPAR" in c.accepted or c.source[c.token.end_pos : c.token.end_pos + 1] != "=":
         return None
-    return SyntaxMistake(
-        f"there is no operator `{c.token}=`",
-        Span(c.span.start, c.span.stop + 1),
-        hint=f"the operator is `=` followed by the aggregation, as in `= {c.token}(...)`",
-    )
+    span = Span(c.span.start, c.span.stop + 1)
+    hint = f"the operator is `=` followed by the aggregation, as in `= {c.token}(...)`"
+    return SyntaxMistake(f"there is no operator `{c.token}=`", span, hint=Hint(hint, *_compound(c, span, str(c.token))))
+
+
+def _compound(c: Complaint, span: Span, sign: str) -> tuple[Edit, ...]:
+    """`+=` as `= +`, with parentheses around what follows up to a constraint or the statement's end."""
+    start = span.stop + len(c.source[span.stop :]) - len(c.source[span.stop :].lstrip(" \t"))
+    stop = _extent(c.source, start)
+    body = c.source[start:stop].rstrip()
+    if sign not in BY_SYMBOL or not body:
+        return ()
+    held = body.startswith("(") and _extent(c.source, start + 1) == start + len(body) - 1
+    return (Edit(Span(span.start, start + len(body)), f"= {sign}{body if held else f'({body})'}"),)
+
+
+def _extent(source: str, start: int) -> int:
+    """Where an expression that begins there has its end: before what stands outside of its brackets and cannot be in
+    it, or a comment, or a line break."""
+    depth = 0
+    for place in range(start, len(source)):
+        here = source[place]
+        depth += (here in "([") - (here in ")]")
+        if depth < 0 or here in ";{}#\n" or (here == "," and not depth) or source.startswith("//", place):
+            return place
+    return len(source)
 
 
 def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
@@ -232,22 +255,33 @@ def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
         return None
     if not set(c.accepted) <= {"COMMA", "SEMICOLON", "DEFAULT", "INIT", "NO_DEFRACT", "RBRACE", "$END"}:
         return None
+    hint = "move it inside the parentheses, use a named aggregation such as sum(A[i]) * B[i], or a second statement"
     return SyntaxMistake(
         f"nothing can follow an aggregation's parentheses, and here stands `{c.token}`",
         c.span,
-        hint="move it inside the parentheses, use a named aggregation such as sum(A[i]) * B[i], or a second statement",
+        hint=Hint(hint, *_named_aggregation(c)),
     )
+
+
+def _named_aggregation(c: Complaint) -> Iterator[Edit]:
+    """The sign before the parentheses that were closed last as a name."""
+    opener = _open(c.before[:-1])[-1]
+    sign = c.before[next(k for k, t in enumerate(c.before) if t is opener) - 1]
+    if str(sign) in BY_SYMBOL and BY_SYMBOL[str(sign)] != "assign":
+        yield Edit(token_span(sign), BY_SYMBOL[str(sign)])
 
 
 def _chained(c: Complaint) -> SyntaxMistake | None:
     if c.token.type not in COMPARISON_TOKENS or not {"AMPERSAND", "VBAR"} & set(c.accepted):
         return None
-    hint = "write (a < b) & (b < c)"
+    hint: str = "write (a < b) & (b < c)"
     if not c.open or c.open[-1].type == "LBRACE":  # among a statement's constraints
-        stop = c.span.stop + 100
-        found = re.search(CHAIN, c.source[max(0, c.span.start - 100) : stop])
+        start = max(0, c.span.start - 100)
+        found = re.search(CHAIN, c.source[start : c.span.stop + 100])
         if found is not None:
-            hint = chained_hint(*(part.strip() for part in found.groups()))
+            parts = [part.strip() for part in found.groups()]
+            span = Span(start + found.start(1), start + found.start(5) + len(found[5].rstrip()))
+            hint = chained_hint(span, *parts)
     return SyntaxMistake("comparisons do not chain", c.span, hint=hint)
 
 
@@ -255,12 +289,13 @@ def _name_case(c: Complaint) -> SyntaxMistake | None:
     if c.token.type != "LOWER" or "UPPER" not in c.accepted or "LOWER" in c.accepted:
         return None
     if "FUNCTION" in c.accepted and get_close_matches(c.token, ["function"]):
-        return SyntaxMistake(f"unexpected `{c.token}`", c.span, hint="did you mean `function`?")
+        hint = Hint("did you mean `function`?", Edit(c.span, "function"))
+        return SyntaxMistake(f"unexpected `{c.token}`", c.span, hint=hint)
     name = str(c.token[0].upper() + c.token[1:])
     return SyntaxMistake(
         f"names of tensors and dimensions begin with an upper-case letter, and `{c.token}` does not",
         c.span,
-        hint=f"index variables and functions are lower-case; write `{name}`",
+        hint=Hint(f"index variables and functions are lower-case; write `{name}`", Edit(c.span, name)),
     )
 
 
@@ -276,7 +311,8 @@ def _operators(c: Complaint) -> SyntaxMistake | None:
     hint = hints.get(f"{c.previous}{c.token}")
     if hint is None:
         return None
-    return SyntaxMistake(f"unexpected `{c.token}` after `{c.previous}`", c.span, hint=hint)
+    change = _compound(c, Span(token_span(c.previous).start, c.span.stop), str(c.previous)) if c.token == "=" else ()
+    return SyntaxMistake(f"unexpected `{c.token}` after `{c.previous}`", c.span, hint=Hint(hint, *change))
 
 
 def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
@@ -296,16 +332,20 @@ def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
     hint = "statements are separated by semicolons"
     if "\n" not in between:
         hint += f": write `; {assigns[0] if assigns else c.token} ...`"
-    return SyntaxMistake(f"expected `;` before `{c.token}`", c.span, hint=hint)
+    end = token_span(c.previous).stop
+    return SyntaxMistake(f"expected `;` before `{c.token}`", c.span, hint=Hint(hint, Edit(Span(end, end), ";")))
 
 
 def _multiplication(c: Complaint) -> SyntaxMistake | None:
     if c.previous is None or "STAR" not in c.accepted or c.token.type not in ("UPPER", "LOWER", "INT", "FLOAT", "LPAR"):
         return None
+    product = f"{c.previous}*{c.token}"
+    if not (str(c.previous)[-1].isalnum() and str(c.token)[0].isalnum()):
+        product = f"`...{c.previous} * {c.token}...`"
+    hint = f"a product is written {product}; only 2i, an integer and an index variable, may go without"
+    change = Edit(Span(token_span(c.previous).stop, c.span.start), "*" if "`" not in product else " * ")
     return SyntaxMistake(
-        f"expected an operator between `{c.previous}` and `{c.token}`",
-        c.span,
-        hint=f"a product is written {c.previous}*{c.token}; only 2i, an integer and an index variable, may go without",
+        f"expected an operator between `{c.previous}` and `{c.token}`", c.span, hint=Hint(hint, change)
     )
 
 
@@ -315,7 +355,10 @@ def _header(c: Complaint) -> SyntaxMistake | None:
     if "FUNCTION" not in words or "LBRACE" in words[len(words) - 1 - words[::-1].index("FUNCTION") :]:
         return None
     if c.token.type == "LSQB" and "ARROW" in words:
-        return SyntaxMistake("an output has no dimensions here", c.span, hint="outputs are names: -> (O, P)")
+        found = re.match(r"\[[^\[\](){}]*\]", c.source[c.span.start :])
+        change = () if found is None else (Edit(Span(c.span.start, c.span.start + found.end()), ""),)
+        hint = Hint("outputs are names: -> (O, P)", *change)
+        return SyntaxMistake("an output has no dimensions here", c.span, hint=hint)
     if c.open and c.open[-1].type == "LSQB":
         return SyntaxMistake(
             f"a dimension of an input is a name or an integer, and here stands `{c.token}`",
