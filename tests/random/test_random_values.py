@@ -21,6 +21,7 @@ FAMILIES = {
     "smooth": (Options(smooth=True), 50),
     "special": (Options(special=True), 50),
     "chains": (Options(statements=8), 40),
+    "quasi-affine": (Options(quasi_affine=True, statements=2), 50),
 }
 
 

@@ -48,6 +48,8 @@ class Expressions(Inputs):
         if not scope.variables or self.chance(3):
             return str(self.integer(-1, n) if self.chance(20) else self.integer(0, max(0, n - 1))), {}, None
         shape = self.integer(0, 99)
+        if self.options.quasi_affine and self.chance(50):
+            shape = self.integer(88, 94)
         if shape >= 95 and scope.dynamic:
             self.features.add("gather")
             access = self.access(scope, self.gather_tensor(n))

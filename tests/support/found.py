@@ -7,6 +7,10 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "half an odd number in an index's extremum, where a branch is not taken": (
+        "function (A[N]) -> (T) { T[p : 5] = p > 1 ? A[2 - min((p - 1)/2, 0)] : 0; }",
+        [F[:3]],
+    ),
     "sums over rows of which one has fewer": (
         "function (A[N, M], D[4, 3, 2]) -> (S, T)"
         " { S[] = +(k >= 1 ? D[j, i, k]); T[] = +(-D[j, i, k] * (k >= 2 ? 1 : in(A[i, i]))); }",

@@ -17,10 +17,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Options:
-    """`smooth`: floating values and differentiable functions alone. `special`: infinities and NaN among the inputs."""
+    """`smooth`: floating values and differentiable functions alone. `special`: infinities and NaN among the inputs.
+    `quasi_affine`: many indices hold `%`, `clamp`, `abs`, `min` or `max`, of quotients among others."""
 
     smooth: bool = False
     special: bool = False
+    quasi_affine: bool = False
     statements: int = 4
     kinds: tuple[str, ...] = ("contraction",) * 5 + ("elementwise", "elementwise", "structural")
 

@@ -108,7 +108,7 @@ class Domain:
                 size = linear(n).constant
                 return (Fraction(0), size - 1) if size > 0 else (size + 1, Fraction(0))
             case Call("max" | "min" | "clamp", (x, *limits)):
-                (a, b), *others = (self.interval(linear(e)) for e in (x, *limits))
+                (a, b), *others = (_rounded(self.interval(linear(e))) for e in (x, *limits))
                 if atom.function != "min":
                     a, b = max(a, others[0][0]), max(b, others[0][1])
                 if atom.function != "max":
@@ -126,6 +126,12 @@ class Domain:
     def inside(self, access: Access, types: Mapping[str, TensorType]) -> bool:
         """Whether the box implies that the access lies in its tensor."""
         return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
+
+
+def _rounded(interval: Interval) -> Interval:
+    """What the values become where they are rounded, in either direction: an argument that is no integer."""
+    low, high = interval
+    return low if low == -math.inf else Fraction(math.floor(low)), high if high == math.inf else Fraction(math.ceil(high))
 
 
 def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
