@@ -7,6 +7,16 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a branch's range for a variable that another aggregation binds too": (
+        "function (A[N], B[M, M]) -> (T)"
+        " { T[i : 2] = <(max(A[p]) + sum[p](i < 1 ? B[-p, p - 2] : -A[i])), p < 2, i + 2 < 3; }",
+        [F, F[:4].reshape(2, 2)],
+    ),
+    "one range asked twice of a tensor that is not read": (
+        "function (A[]) -> (T) { U[i, j : 4, 4] = A[] + i*j;"
+        " T[i, j : 3, 4] = +(sum(tanh(U[p, p]) + pad(A[], U[i - 2*j + 3, 1 - j]))), i < 4, j < 2; }",
+        [ONE],
+    ),
     "half an odd number in an index's extremum, where a branch is not taken": (
         "function (A[N]) -> (T) { T[p : 5] = p > 1 ? A[2 - min((p - 1)/2, 0)] : 0; }",
         [F[:3]],

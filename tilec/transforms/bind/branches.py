@@ -40,10 +40,12 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     rebuild,
+    walk,
 )
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, depends_on_data, domain_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_aggregate, keep_variables
+from tilec.transforms.util.naming import separate
 
 MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
 ENDLESS = 2**62  # the bound of a condition that has none
@@ -198,7 +200,8 @@ class _Resolver:
         s, points = self.region(s, nothing, s.index or (), sizes)
         s = keep_variables(s, self.s)
         guard = None if s.guard is None else self.nested(s.guard, points)
-        return replace(s, guard=guard, body=self.nested(s.body, points))
+        s = replace(s, guard=guard, body=self.nested(s.body, points))
+        return separate(s) if _shares_constraints(s) else s
 
     def nested(self, e: Expr, around: IntegerSet) -> Expr:
         if not isinstance(e, Aggregate):
@@ -346,6 +349,13 @@ def _whole(form: Affine) -> bool:
     if not form.is_integral:
         return False
     return all(_whole(linear(x)) for a in form.atoms() if isinstance(a, Call) for x in a.args)
+
+
+def _shares_constraints(s: Statement) -> bool:
+    """Would a constraint of one nested aggregation, as text, belong to another that binds a variable of that name?"""
+    nested = [e for root in _roots(s) for e in walk(root) if isinstance(e, Aggregate)]
+    wanted = dict.fromkeys(c for e in nested for c in e.constraints)
+    return any(c not in e.constraints and set(index_variables(c.expr)) & set(e.bound) for e in nested for c in wanted)
 
 
 def _regions(s: Statement) -> Iterator[tuple[Expr, ...]]:

@@ -67,7 +67,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
         box = _box_of(known, shapes)
         spans = [(form, n, None if box is None else _interval(form, box)) for form, n in affine]
         limits = (Constraint(f.to_expr(), Int(n)) for f, n, span in spans if not span or span[0] < 0 or span[1] >= n)
-        s = keep_constraint_variables(replace(known, constraints=(*s.constraints, *limits)))
+        s = keep_constraint_variables(replace(known, constraints=tuple(dict.fromkeys((*s.constraints, *limits)))))
     return s
 
 
