@@ -7,6 +7,18 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a variable lost on the left that a nested aggregation reads": (
+        "function (A[N], B[M]) -> (T) { T[2*i - 2*i : 2] = >(sum(A[p] * B[i])), i < 3; }",
+        [-F[:2], F[:2]],
+    ),
+    "beyond a clamp lies what a constraint says": (
+        "function (B[N]) -> (T) { T[] = >(B[clamp(j + 2, 0, 1)]), j < 3; }",
+        [F],
+    ),
+    "a count whose variable only an extremum is left to bound": (
+        "function (A[N, M]) -> (T) { U[i, j : 0, 3] = sum(A[j, j]); T[] = mean(U[i, j] * A[k, max(2*j - 1, 1 - j)]), i < 3; }",
+        [F[:2].reshape(1, 2)],
+    ),
     "a branch's range for a variable that another aggregation binds too": (
         "function (A[N], B[M, M]) -> (T)"
         " { T[i : 2] = <(max(A[p]) + sum[p](i < 1 ? B[-p, p - 2] : -A[i])), p < 2, i + 2 < 3; }",

@@ -45,7 +45,7 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
     change = {v: solved[v].substitute(names) if v in solved else names[v] for v in points.variables}
     reduced = substitute_affine(s, change)
     lost = tuple(_integrality(v, change, box) for v in solved if not _implied(v, change, points))
-    return keep_constraint_variables(replace(reduced, constraints=(*reduced.constraints, *lost)))
+    return keep_constraint_variables(replace(reduced, constraints=tuple(dict.fromkeys((*reduced.constraints, *lost)))))
 
 
 def keep_constraint_variables(s: Statement) -> Statement:

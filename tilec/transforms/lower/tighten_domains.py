@@ -72,9 +72,11 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
 
 
 def _box_of(s: Statement, shapes: Shapes) -> Box | None:
-    """The ranges of a statement's variables, None where there are no points or nothing bounds some variable."""
+    """The ranges of a statement's variables, None where there are no points or nothing bounds some variable. `max` and
+    `min` in an index bound nothing in a text, so nothing here."""
+    points = domain(s, shapes)
     try:
-        return bounds_of(domain(s, shapes))
+        return bounds_of(replace(points, conditions=tuple(c for c in points.conditions if c.form.is_affine)))
     except UnboundIndex:
         return None
 

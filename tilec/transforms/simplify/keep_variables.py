@@ -21,8 +21,10 @@ def keep_variables(new: Statement, old: Statement) -> Statement:
     before, after = _roots(old), _roots(new)
     constraints = (c.expr for c in old.constraints)
     named = _named(new.constraints)
-    present = (*outside_variables(*after), *(v for v in index_variables(*after) if v in named))
-    anchored = _missing(outside_variables(*before, *constraints), present)
+    outside, still = outside_variables(*before), outside_variables(*after)
+    # what only a list leaves out is the statement's; an index there would constrain what stood outside by itself
+    left_out = (v for v in index_variables(*after) if v in named and v not in outside)
+    anchored = _missing(outside_variables(*before, *constraints), (*still, *left_out))
     if new.aggregation in NUMBERED:
         written = index_variables(*(new.index or ()))
         wanted = [v for v in index_variables(*before) if v not in index_variables(*(old.index or ()))]
