@@ -8,7 +8,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   what is kept grows with what the call returns and not with the points it visits;
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
-An extremum that the gradient looks for among sums computed again is computed again beside them.
+An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
+is computed again beside them.
 
 A recurrence that is not kept is computed again in the backward pass: whole, or, where the states of all such take more
 than TILEC_STATE_BUDGET bytes, in chunks of time (`transforms/checkpoint/chunks.py`), from states that are kept between
@@ -40,7 +41,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
 )
-from tilec.ir.types import TensorType, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_beside
 from tilec.transforms.bind.bind import bind
@@ -256,19 +257,35 @@ class _Joint:
 
     def found_again(self, kept: Sequence[str]) -> tuple[str, ...]:
         """`kept` without extrema that the gradient looks for, by equality, among values that it computes again, and
-        without what was counted so: another kernel may round a sum otherwise, and then no value equals the extremum."""
+        without what was counted so: another kernel may round a sum otherwise, and then no value equals the extremum. So
+        it is with an extremum of what is made of 16-bit values that its own kernel computed, and need not round."""
         made = {s.output: s for s in self.program.statements}
+        extrema = {name for name, s in made.items() if s.aggregation in ("max", "min")}
         while True:
             again = self._summed_again(kept)
             compared = [
-                (s.output, names) for s in made.values() for names in _compared(s) if not again.isdisjoint(names)
+                (s.output, names)
+                for s in made.values()
+                for sides in _compared(s)
+                if (names := _names(*sides)) and (names & again or any(self._unrounded(e, made, kept) for e in sides))
             ]
-            sought = {n for _, names in compared for n in names if n in made and made[n].aggregation in ("max", "min")}
+            sought = {n for _, names in compared for n in names & extrema}
             counted = {output for output, names in compared if not sought.isdisjoint(names)}
             left = tuple(n for n in kept if n not in sought | counted)
             if len(left) == len(kept):
                 return left
             kept = left
+
+    def _unrounded(self, e: Expr, made: Mapping[str, Statement], kept: Collection[str]) -> bool:
+        """Whether a side of a comparison is computed of 16-bit values that are computed themselves. An element that is
+        kept is not: the greatest is rounded as each is."""
+        if isinstance(e, Access):
+            s = made.get(e.tensor)
+            return s is not None and e.tensor not in kept and any(map(self._computed_narrow, values_read(s)))
+        return any(map(self._computed_narrow, _names(e)))
+
+    def _computed_narrow(self, name: str) -> bool:
+        return self.types[name].dtype in NARROW and name not in self.program.input_names()
 
     def _summed_again(self, kept: Sequence[str]) -> set[str]:
         """What the gradient computes again that sums of floating values go into."""
@@ -309,12 +326,17 @@ def values_read(s: Statement) -> set[str]:
     return found if s.default is None else found | {s.default}
 
 
-def _compared(s: Statement) -> Iterator[set[str]]:
-    """Of each test for equality in a statement, the tensors whose elements it reads."""
+def _compared(s: Statement) -> Iterator[tuple[Expr, ...]]:
+    """Of each test for equality in a statement, its sides."""
     for root in expressions(s):
         for e in _evaluated(root):
             if isinstance(e, Call) and e.function in ("eq", "ne"):
-                yield {x.tensor for x in _evaluated(e) if isinstance(x, Access)}
+                yield e.args
+
+
+def _names(*roots: Expr) -> set[str]:
+    """The tensors whose elements these read."""
+    return {e.tensor for root in roots for e in _evaluated(root) if isinstance(e, Access)}
 
 
 def _evaluated(e: Expr) -> Iterator[Expr]:

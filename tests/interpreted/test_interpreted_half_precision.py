@@ -37,3 +37,29 @@ def test_functions_at_their_ends():
         f, g = (tilec.compile(f"function (X) -> (Y) {{ Y = {name}(X); }}", backend=b) for b in ("triton", "torch"))
         for x in (ends, ends.double()) if name != "gelu" else (ends[1:],):  # torch's own is NaN at infinity
             torch.testing.assert_close(f(x), g(x), rtol=1e-5, atol=1e-37, equal_nan=True, msg=name)
+
+
+def test_a_maximum_is_found_again_whoever_computed_what_it_was_made_of():
+    """What is compared with an extremum is computed from 16-bit values as stored, in the kernel of the extremum too."""
+    text = (
+        "function (A[N], B[N], W[M]) -> (Y)"
+        " { T[i] = A[i] / (2 + B[i] * B[i]); Y[i : N] = max(erf(B[i]) - W[4*i/3] * T[i]); }"
+    )
+    g = torch.Generator().manual_seed(0)
+    a, b, w = (torch.randn(n, generator=g).to(torch.bfloat16) for n in (48, 48, 63))
+    got, expected = (
+        tilec.compile(text, backend=name).grad(("W",))(a, b, w, torch.ones(48, dtype=torch.bfloat16))
+        for name in ("triton", "torch")
+    )
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0)
+
+
+def test_a_maximum_that_was_kept_is_found_again():
+    f = tilec.compile(
+        "function (X[N, M], W[M]) -> (Y) { S[i] = sum(exp(X[i, j])); Y[i] = max(X[i, j] * W[j] / S[i]); }",
+        backend="triton",
+    )
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 8, generator=g).to(torch.bfloat16).requires_grad_()
+    f(x, torch.rand(8, generator=g).to(torch.bfloat16) + 0.5).sum().backward()
+    assert (x.grad.abs().sum(1) > 0).all()

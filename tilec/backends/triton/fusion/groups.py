@@ -9,7 +9,7 @@ none of its business.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import ChainKernel
@@ -26,14 +26,18 @@ from tilec.backends.triton.fusion.grow_groups import (
 )
 from tilec.backends.triton.fusion.units import Units, ordered
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
     Access,
     Attribute,
+    Call,
     Index,
     Int,
     Program,
     Statement,
+    expressions,
     reads,
+    walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
@@ -43,7 +47,8 @@ from tilec.transforms.util.naming import Names
 class Group:
     """`statements`, over shared variables and in order; `rows` and `columns` are all of these. `stored`: the outputs
     that somebody outside reads. `sums`: outputs that add up over rows, in two stages; `after`: statements over columns
-    that read those."""
+    that read those. `rounded`: outputs of 16 bits that members read as they are stored, since comparisons elsewhere
+    compute from what is stored what members computed from them."""
 
     statements: tuple[Statement, ...]
     rows: tuple[str, ...]
@@ -52,6 +57,7 @@ class Group:
     stored: frozenset[str]
     sums: frozenset[str]
     after: tuple[Statement, ...] = ()
+    rounded: frozenset[str] = frozenset()
 
     def count(self, variables: Sequence[str]) -> int:
         return math.prod(self.extent[v] for v in variables)
@@ -167,10 +173,20 @@ def _assembled(
         names = {s.output for s in (*members, *c.after)}
         stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows)
         first_output = members[0].output
-        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after)
+        rounded = _compared(s for s in program.statements if s.output not in names) & stored
+        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after, rounded)
         ordered += [*members, *c.after, *second]
     cut = frozenset().union(*(c.cut for c in candidates))
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
+
+
+def _compared(statements: Iterable[Statement]) -> frozenset[str]:
+    """Tensors from which these compute what they compare: whether a maximum is what it was a maximum of."""
+    comparisons = [
+        e for s in statements for root in expressions(s) for e in walk(root)
+        if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool"
+    ]  # fmt: skip
+    return frozenset(a.tensor for e in comparisons for a in walk(e) if isinstance(a, Access))
 
 
 def _cut(s: Statement, name: str, c: GroupCandidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:

@@ -332,7 +332,12 @@ class RowWriter:
             code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, held).identity_text})"
         variables = frozenset(variables_of(s))
         exact = value.exact and value.type.dtype == t.dtype
+        if self._rounds(s) and not exact:
+            code, exact = f"({code}).to({triton_type(t.dtype)}).to({triton_type(held)})", True
         return ScalarValue(frame.assign("at", code, variables), t.element(), held, variables, exact=exact)
+
+    def _rounds(self, s: Statement) -> bool:
+        return s.output in self.group.rounded and self.types[s.output].dtype in NARROW
 
     def _accumulator(self, s: Statement) -> Accumulator:
         suffix = ""
@@ -361,10 +366,11 @@ class RowWriter:
     def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]
         held = held_as(t.dtype)
-        cast = "" if held == accumulator.dtype else f".to({triton_type(held)})"
+        cast = f".to({triton_type(t.dtype)})" if self._rounds(s) else ""
+        cast += "" if held == accumulator.dtype and not cast else f".to({triton_type(held)})"
         variables = frozenset(index_variables(*(s.index or ())))
         name = frame.assign("statistic", f"({result}){cast}[:, None]", variables)
-        value = ScalarValue(name, t.element(), held, variables)
+        value = ScalarValue(name, t.element(), held, variables, exact=self._rounds(s))
         self.values[Access(s.output, s.index or ())] = value
         return value
 
