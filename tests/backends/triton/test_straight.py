@@ -4,15 +4,19 @@ same time share memory, and other steps run as they are."""
 from __future__ import annotations
 
 import math
+import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import tilec
+from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
-from tilec.backends.triton.runtime import executable
+from tilec.backends.triton.runtime import executable, launcher
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.straight import SHARED_BYTES, places, straight
 
@@ -124,3 +128,49 @@ def test_steps_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     assert made is not None
     (h,) = made[1](inputs, 0)
     assert told and all(t["H"].data_ptr() == h.data_ptr() for t in told) and h.shape == (6, 20)
+
+
+def test_launchers_are_loaded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 loads each as the same module, and would take for its own what another thread has put there."""
+    module: dict[str, object] = {}
+
+    class Kernel:
+        function = packed_metadata = None
+
+        @property
+        def run(self) -> object:
+            module["launch"] = own = partial(print, self)
+            time.sleep(0.01)
+            assert module["launch"] is own
+            return own
+
+    class Function:
+        def warmup(self, *args: object, **options: object) -> Kernel:
+            return Kernel()
+
+    monkeypatch.setattr(launcher, "kernel_function", lambda launch: Function())
+    monkeypatch.setattr(launcher, "interpreting", lambda: False)
+    plan, names, inputs = planned(*CASES["rows"])
+    (launch,) = [s for s in plan.steps if isinstance(s, Launch)]
+    tensors = dict.fromkeys(launch.tensors, inputs[0])
+    threads = [threading.Thread(target=Launched(launch).compile, args=(tensors,)) for _ in range(4)]
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_trees_that_python_counts_wrongly_are_built_again() -> None:
+    attempts = iter([SystemError("AST constructor recursion depth mismatch (before=102, after=37)")] * 3)
+
+    def action() -> str:
+        for error in attempts:
+            raise error
+        return "parsed"
+
+    assert parsing(action) == "parsed"
+    with pytest.raises(SystemError, match="another"):
+        parsing(lambda: (_ for _ in ()).throw(SystemError("another")))

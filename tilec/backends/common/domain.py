@@ -131,7 +131,9 @@ class Domain:
 def _rounded(interval: Interval) -> Interval:
     """What the values become where they are rounded, in either direction: an argument that is no integer."""
     low, high = interval
-    return low if low == -math.inf else Fraction(math.floor(low)), high if high == math.inf else Fraction(math.ceil(high))
+    return low if low == -math.inf else Fraction(math.floor(low)), high if high == math.inf else Fraction(
+        math.ceil(high)
+    )
 
 
 def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:

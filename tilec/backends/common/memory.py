@@ -10,12 +10,14 @@ from types import MappingProxyType
 
 import torch
 
+from tilec.backends.common.python_text import parsing
 from tilec.cost import size_in_bytes
 from tilec.errors import OutOfMemory
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 
+HANDLER = "try:\n    pass\nexcept _FAILED as _error:\n    _explain(_error)\n    raise"
 FAILED = (torch.OutOfMemoryError, RuntimeError, MemoryError)  # what torch and NumPy raise, among other things
 ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)", re.I)
 BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -75,8 +77,8 @@ def _text(count: float) -> str:
 def with_memory_handler(text: str, name: str, filename: str) -> ast.Module:
     """Python text whose function of that name hands what it raises to `_explain`; lines stay what they are. A handler
     costs nothing where nothing is raised."""
-    tree = ast.parse(text, filename)
-    handler = ast.parse("try:\n    pass\nexcept _FAILED as _error:\n    _explain(_error)\n    raise").body[0]
+    tree = parsing(lambda: ast.parse(text, filename))
+    handler = parsing(lambda: ast.parse(HANDLER)).body[0]
     assert isinstance(handler, ast.Try)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:

@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
 
 LIBDEVICE_IMPORT = "from triton.language.extra import libdevice"
@@ -19,7 +20,7 @@ def device_functions() -> dict[str, str]:
     text = Path(__file__).with_name("device.py").read_text(encoding="utf-8")
     lines = text.splitlines()
     found = {}
-    for node in ast.parse(text).body:
+    for node in parsing(lambda: ast.parse(text)).body:
         if isinstance(node, ast.FunctionDef):
             first = min(d.lineno for d in node.decorator_list) - 1
             found[node.name] = "\n".join(lines[first : node.end_lineno]) + "\n"

@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tilec import knobs
+from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
@@ -213,4 +214,4 @@ def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     signature.update(dict.fromkeys(dict(launch.constants), "constexpr"))
     source = _source_of(function)(function, signature, constants, attributes)
     gpu = GPUTarget("cuda", DEVICES[target].capability, 32)
-    return guarded(launch, lambda: triton.compile(source, target=gpu, options=options_of(launch)))
+    return guarded(launch, lambda: parsing(lambda: triton.compile(source, target=gpu, options=options_of(launch))))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.backends.triton.runtime.compiled import (
     Address,
@@ -26,6 +27,7 @@ from tilec.backends.triton.runtime.compiled import (
 )
 
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
+LOADING = threading.Lock()  # all launchers of Triton 3.6 are extension modules of one name, which share one module
 
 
 class Launched:
@@ -100,7 +102,8 @@ class Launched:
         if interpreting():
             self._function[launch.grid](*arguments, **dict(launch.constants))
             return
-        kernel = self._function.warmup(*arguments, grid=launch.grid, **dict(launch.constants), **options_of(launch))
+        options = {**dict(launch.constants), **options_of(launch)}
+        kernel = parsing(lambda: self._function.warmup(*arguments, grid=launch.grid, **options))
         rounded: list[bool] = []
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):
@@ -108,7 +111,8 @@ class Launched:
                 made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
-        run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
+        with LOADING:
+            run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
         self._run = run  # last: it tells other threads that the rest is there
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
