@@ -16,7 +16,8 @@ FOUND = {
         [F],
     ),
     "a count whose variable only an extremum is left to bound": (
-        "function (A[N, M]) -> (T) { U[i, j : 0, 3] = sum(A[j, j]); T[] = mean(U[i, j] * A[k, max(2*j - 1, 1 - j)]), i < 3; }",
+        "function (A[N, M]) -> (T)"
+        " { U[i, j : 0, 3] = sum(A[j, j]); T[] = mean(U[i, j] * A[k, max(2*j - 1, 1 - j)]), i < 3; }",
         [F[:2].reshape(1, 2)],
     ),
     "a branch's range for a variable that another aggregation binds too": (

@@ -91,7 +91,11 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     index = tuple(form.to_expr() if a == axis else e for a, e in enumerate(written))
     within = Constraint((form - first).to_expr(), Int(last - first + 1))
     inside = replace(
-        s, output=names.fresh(f"{s.output}_inside"), index=index, constraints=tuple(dict.fromkeys((*s.constraints, within))), attributes=()
+        s,
+        output=names.fresh(f"{s.output}_inside"),
+        index=index,
+        constraints=tuple(dict.fromkeys((*s.constraints, within))),
+        attributes=(),
     )
     made = [inside]
     terms = [inside.output]
@@ -101,7 +105,13 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     ):
         if count > 0 and 0 <= place < target.shape[axis]:
             limit = Constraint(beyond.to_expr(), Int(count))
-            ends = _end(replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=()), axis, place, shapes, names)
+            ends = _end(
+                replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=()),
+                axis,
+                place,
+                shapes,
+                names,
+            )
             made += ends
             terms += [e.output for e in ends[-1:]]
     places = tuple(Index(f"i{a}") for a in range(len(target.shape)))
