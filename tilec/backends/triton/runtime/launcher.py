@@ -27,7 +27,9 @@ from tilec.backends.triton.runtime.compiled import (
 )
 
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
-LOADING = threading.Lock()  # all launchers of Triton 3.6 are extension modules of one name, which share one module
+LAUNCHER_LOADING = (
+    threading.Lock()
+)  # all launchers of Triton 3.6 are extension modules of one name, which share one module
 
 
 class Launched:
@@ -111,7 +113,7 @@ class Launched:
                 made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
-        with LOADING:
+        with LAUNCHER_LOADING:
             run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
         self._run = run  # last: it tells other threads that the rest is there
 
