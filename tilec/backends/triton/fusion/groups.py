@@ -16,6 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import (
     GroupCandidate,
     Neighbourhood,
@@ -117,7 +118,12 @@ def grouped(program: Program, types: Types) -> Grouped:
             for s in (*candidate.members, *candidate.after):
                 del around.free[s.output]
     made = _assembled(program, types, found, chains, around)
-    return replace(made, rewritten=made.rewritten | selected | chains.rewritten, chains=chains.kernels)
+    grouped_outputs = {s.output for g in made.groups.values() for s in (*g.statements, *g.after)}
+    barred = {*members, *grouped_outputs}
+    reading = _reads(made.program, chains)
+    program, computing = with_producers(made.program, made.types, barred, reading)
+    rewritten = made.rewritten | selected | chains.rewritten | computing
+    return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 
 
 # putting the program together

@@ -19,9 +19,10 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import Evaluator
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -31,8 +32,14 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     tests_of_reads,
     whole_blocks,
 )
-from tilec.backends.triton.pointwise.taps import TapSums, TapWriter, tap_sums
-from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining, passes_once
+from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
+from tilec.backends.triton.pointwise.tiling import (
+    PointwiseTiling,
+    choose_pointwise_tiling,
+    combining,
+    part_of,
+    passes_once,
+)
 from tilec.backends.triton.pointwise.windows import stripe_of, striped_windows
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
@@ -43,27 +50,39 @@ def pointwise(
     space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = ()
 ) -> list[Step] | None:
     """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
-    With statements riding on it, it is the last one's output that is stored; None where they cannot ride."""
+    With statements riding on it, it is the last one's output that is stored; None where they cannot ride. They ride on
+    the launch that combines parts, where there is one; `seen` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, seen)
     stripe = stripe_of(space) if tiling.reduction is None and not tiling.outer else None
     if stripe is not None and (space.covers or not riding):
         return striped_windows(stripe, space, seen, flat, wide, riding)
-    taps = tap_sums(space) if tiling.reduction is not None and not riding else None
-    if taps is not None:
-        return _by_taps(taps, space, seen, flat, wide)
-    if riding and (tiling.parts > 1 or not space.covers):
+    own, merged = space, seen
+    if riding and tiling.reduction is not None:
+        merged = coalesce(seen)
+        found = build_space(merged.statement, merged.types)
+        assert found is not None
+        own, tiling = found, choose_pointwise_tiling(found, merged)
+    taps = tap_sums(own) if tiling.reduction is not None else None
+    split = taps is not None or tiling.parts > 1
+    if riding and not space.covers:
         return None
-    return _steps(space, seen, flat, tiling, wide, riding)
-
-
-def _by_taps(how: TapSums, space: Space, seen: Viewed, flat: Statement, wide: bool) -> list[Step]:
-    s = space.statement
+    if not split:
+        return _steps(space, seen, flat, choose_pointwise_tiling(space, seen) if riding else tiling, wide, riding)
+    s = own.statement
     accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
     parts = f"{s.output}.parts"
+    number = tiling.parts if taps is None else taps.parts
+    made = (
+        [TapWriter(taps, own, merged, wide).launch(flat, parts)]
+        if taps is not None
+        else _steps(own, merged, flat, tiling, wide)
+    )
+    shape = (number, math.prod(seen.types[s.output].shape))
+    content = None if taps is not None else unwritten(own, accumulator)
     return [
-        Allocate(parts, (how.parts, math.prod(seen.types[s.output].shape)), accumulator.dtype),
-        TapWriter(how, space, seen, wide).launch(flat, parts),
-        *combine_parts(space, seen, flat, how.parts, accumulator, wide),
+        Allocate(parts, shape, accumulator.dtype, content),
+        *made,
+        *combine_parts(space, seen, flat, number, accumulator, wide, riding),
         Release((parts,)),
     ]
 
@@ -128,21 +147,7 @@ def _steps(
     steps: list[Step] = []
     if k.columns:
         steps.append(Table(k.table, k.table_rows()))
-    if tiling.parts == 1:
-        return [*steps, launch]
-    parts = f"{s.output}.parts"
-    return [
-        *steps,
-        Allocate(
-            parts,
-            (tiling.parts, math.prod(seen.types[s.output].shape)),
-            accumulator.dtype,
-            unwritten(space, accumulator),
-        ),
-        launch,
-        *combine_parts(space, seen, flat, tiling.parts, accumulator, wide),
-        Release((parts,)),
-    ]
+    return [*steps, launch]
 
 
 def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
@@ -295,7 +300,9 @@ def _tiled(
         frame.how = ', eviction_policy="evict_first"'
     before: list[str] = []
     if tiling.parts > 1:
-        part = k.number("part", "part_size", -(-k.space.count(tuple(reductions)) // tiling.parts))
+        assert tiling.reduction is not None
+        points = part_of(k.space.count(tuple(reductions)), tiling.parts, tiling.reduction)
+        part = k.number("part", "part_size", points)
         program = "tl.program_id(2)" + (".to(tl.int64)" if k.wide else "")
         before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
     return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
@@ -391,19 +398,31 @@ def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | No
 
 
 def combine_parts(
-    space: Space, seen: Viewed, flat: Statement, parts: int, accumulator: Accumulator, wide: bool
+    space: Space,
+    seen: Viewed,
+    flat: Statement,
+    parts: int,
+    accumulator: Accumulator,
+    wide: bool,
+    riding: Sequence[Statement] = (),
 ) -> list[Step]:
-    """The launch that combines the parts of a split reduction, in order."""
-    s = space.statement
+    """The launch that combines the parts of a split reduction, in order, and computes what rides on it."""
+    s, output = space.statement, seen.types[space.statement.output]
     name = f"{s.output}.parts"
-    count = math.prod(seen.types[s.output].shape)
+    count = math.prod(output.shape)
+    shape = output.shape if riding else (count,)  # riders have the output's variables
+    variables = tuple(f"e{k}" for k in range(len(shape))) if riding else ("e",)
+    places = tuple(map(Index, variables))
     types = {
-        name: TensorType((parts, count), accumulator.dtype),
-        s.output: TensorType((count,), seen.types[s.output].dtype),
+        **seen.types,
+        name: TensorType((parts, *shape), accumulator.dtype),
+        s.output: TensorType(shape, output.dtype),
     }
+    strides = {**seen.strides, name: (count, *contiguous(shape)), s.output: contiguous(shape)}
     aggregation = {"assign": "sum"}.get(accumulator.aggregation, accumulator.aggregation)
-    total = Statement(s.output, (Index("e"),), (Int(count),), Access(name, (Index("p"), Index("e"))), aggregation)
+    body = Access(name, (Index("p"), *places))
+    total = Statement(s.output, places, tuple(map(Int, shape)), body, aggregation)
     second = build_space(total, types)
     assert second is not None
-    viewed = Viewed(total, types, {name: (count, 1), s.output: (1,)})
-    return _steps(second, viewed, total, combining(count, parts), wide)
+    viewed = Viewed(total, types, strides)
+    return _steps(second, viewed, total, combining(variables, count, parts), wide, riding)

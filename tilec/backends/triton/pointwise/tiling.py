@@ -69,6 +69,7 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
     if programs < TWO_A_MULTIPROCESSOR and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = 2 ** (parts.bit_length() - 1) if bo == 512 and not along else parts
+        parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 or (bo == 512 and not along) else 16 if br == 8192 else 8
     return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
 
@@ -106,13 +107,18 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
 
 
-def combining(count: int, parts: int) -> PointwiseTiling:
+def part_of(points: int, parts: int, block: int) -> int:
+    """Points of a part of a split reduction: whole blocks, so that each part begins where vectors do."""
+    return -(-points // (parts * block)) * block
+
+
+def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTiling:
     """Of the launch that combines the parts of a split reduction: many parts side by side, since there are few programs
     and each would wait for one part after the other."""
     if parts < FEW_PARTS:
-        return PointwiseTiling(((("e",), min(power_of_two(count), 256)),), None)
+        return PointwiseTiling(((variables, min(power_of_two(count), 256)),), None)
     block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
-    return PointwiseTiling(((("e",), block),), min(power_of_two(parts), 4096 // block))
+    return PointwiseTiling(((variables, block),), min(power_of_two(parts), 4096 // block))
 
 
 def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:

@@ -220,7 +220,17 @@ def _pointwise(p: Problem, space: Space) -> list[Step] | None:
             made, seen, space, released = once
             before, after = [*before, *made], [*released, *after]
     own = pointwise(space, seen, p.flat, wide, p.riding)
+    split = own is not None and any(isinstance(step, Release) for step in own)
+    if p.riding and split and shared(*_merged(p), wide) is not None:
+        return None
     return None if own is None else [*before, *own, *after]
+
+
+def _merged(p: Problem) -> tuple[Space, Viewed]:
+    seen = coalesce(p.seen)
+    space = build_space(seen.statement, seen.types)
+    assert space is not None
+    return space, seen
 
 
 FAMILIES = (
