@@ -7,6 +7,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import make_gallery  # noqa: E402
+import run_notebook  # noqa: E402
 
 from tilec.display.highlight import TileLexer  # noqa: E402
 from tilec.version import __version__  # noqa: E402
@@ -30,4 +31,11 @@ suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 
 def setup(app) -> None:  # type: ignore[no-untyped-def]
     app.add_lexer("tile", TileLexer)
-    app.connect("builder-inited", lambda app: make_gallery.write(HERE))
+    app.connect("builder-inited", lambda app: write_pages())
+
+
+def write_pages() -> None:
+    """The pages that are made from the gallery and from notebooks."""
+    make_gallery.write(HERE)
+    for notebook in HERE.glob("*.ipynb"):
+        make_gallery.put(notebook.with_suffix(".md"), run_notebook.page(notebook.read_text()))

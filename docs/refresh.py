@@ -1,6 +1,6 @@
 """Run the Python blocks of the documentation and put what they print into the `text` block after each.
 
-    python docs/refresh.py            rewrites README.md and the pages of docs/
+    python docs/refresh.py            rewrites README.md, the pages of docs/ and what notebooks there show
     python docs/refresh.py --check    changes nothing; exits 1 if a block prints something else than the page says
 
 A block is run where a `text` block follows it; the blocks of one page share their names.
@@ -13,6 +13,10 @@ import io
 import re
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from run_notebook import executed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n\n```text\n(?P<output>(?:(?!```).)*)```\n", re.DOTALL)
@@ -34,9 +38,12 @@ def refreshed(page: str) -> str:
 
 def main() -> int:
     stale = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    notebooks = sorted((ROOT / "docs").glob("*.ipynb"))
+    made = {path.with_suffix(".md") for path in notebooks}
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in made]
+    for path in (ROOT / "README.md", *pages, *notebooks):
         page = path.read_text()
-        if (new := refreshed(page)) != page:
+        if (new := (executed if path in notebooks else refreshed)(page)) != page:
             stale.append(path.name)
             if "--check" not in sys.argv:
                 path.write_text(new)

@@ -67,6 +67,7 @@ LAYERS = (
     ("tilec.gallery",),
     ("tilec.torch_import",),
     ("tilec.lsp",),
+    ("tilec.notebook",),
     ("tilec",),
     ("tilec.bench",),
     ("tilec.cli",),

@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_site(tmp_path: Path) -> None:
     source = tmp_path / "docs"
-    shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("_build", "gallery", "gallery.md"))
+    shutil.copytree(
+        ROOT / "docs", source, ignore=shutil.ignore_patterns("_build", "gallery", "gallery.md", "quickstart.md")
+    )
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # pages link to them
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(source), str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -20,3 +22,5 @@ def test_site(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "gallery" / "attention.html").read_text()
     assert "<svg" in page and "rotary" in page
     assert (tmp_path / "site" / "tutorial.html").exists()
+    notebook = (tmp_path / "site" / "quickstart.html").read_text()
+    assert "<math" in notebook and "$$" not in notebook and "write `w &lt; 2`" in notebook

@@ -14,7 +14,7 @@ source.
 
 from __future__ import annotations
 
-from tilec import errors, nn, package
+from tilec import errors, gallery, nn, package
 from tilec.api import build, compile, interpret, load, tune
 from tilec.arguments import Spec, spec
 from tilec.errors import (
@@ -39,6 +39,7 @@ from tilec.errors import (
 )
 from tilec.function import Function, Saved
 from tilec.lowered import Lowered
+from tilec.notebook.magic import load_ipython_extension
 from tilec.torch_import import from_torch
 from tilec.version import __version__
 
@@ -70,8 +71,10 @@ __all__ = [
     "compile",
     "errors",
     "from_torch",
+    "gallery",
     "interpret",
     "load",
+    "load_ipython_extension",
     "nn",
     "package",
     "spec",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from tilec.errors import InternalMistake, TileError
 from tilec.knobs import FULL_TRACEBACK
 
 F = TypeVar("F", bound=Callable)
+FOREIGN = ("tilec", "torch", "IPython", "ipykernel")  # packages whose frames are not the caller's
 
 
 def hide_frames(error: TileError) -> None:
@@ -33,3 +37,29 @@ def public(function: F) -> F:
             raise
 
     return entry  # type: ignore[return-value]
+
+
+def traceback_lines(error: TileError) -> list[str]:
+    """What IPython prints for an error: the caller's own lines, and the message with its carets.
+
+    Everything where frames are not hidden, see `hide_frames`.
+    """
+    if isinstance(error, InternalMistake) or FULL_TRACEBACK.value:
+        return "".join(traceback.format_exception(error)).splitlines()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.line and not _foreign(f)]
+    return [*map(_place, frames), f"{type(error).__name__}: {error}"]
+
+
+def _foreign(frame: traceback.FrameSummary) -> bool:
+    """Is it code of tilec, of torch between it and its caller, or of what runs cells?"""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in FOREIGN]
+    packages = [Path(file).parent for file in files if file]
+    line = frame.line or ""
+    return any(map(Path(frame.filename).is_relative_to, packages)) or line.startswith("get_ipython().run_cell_magic(")
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    where = f"line {frame.lineno}"
+    if Path(frame.filename).is_file():
+        where = f"{frame.filename}, {where}"
+    return f"{where}{'' if frame.name == '<module>' else f', in {frame.name}'}: {frame.line}"

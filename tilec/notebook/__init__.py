@@ -1,0 +1,1 @@
+"""Tile in notebooks: cells that begin with `%%tile`."""
