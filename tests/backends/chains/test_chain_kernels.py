@@ -8,6 +8,9 @@ from support.chains import VARIANTS, both_ways, run
 import tilec
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling
+from tilec.backends.triton.chains.launch import chain_launch
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 from tilec.pipeline import lower
@@ -69,20 +72,44 @@ def test_inner_sums_in_registers(name, monkeypatch):
     np.testing.assert_allclose(ran.values["O"], formula(((x[:, None] - y) ** 2).sum(2), b), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("text", [
-    f"function (X[N, D], Y[M, D], L[N], G[N]) -> (O) {{ {SQUARES}; O[j : M] = +(T[i, j] == L[i] ? G[i]); }}",
-    f"""function (X[N, D], Y[M, D], G[N]) -> (L, O) {{ {SQUARES}; L[i : N] = <(T[i, j]);
-        O[j : M] = +(T[i, j] == L[i] ? G[i]); }}""",
-], ids=["an input", "an extremum of the same values"])  # fmt: skip
-def test_what_is_found_by_equality_is_stored(text, monkeypatch):
-    """The values of an extremum and those that are compared with it come from one kernel: another may round otherwise,
-    and then no value equals the extremum."""
+EQUAL = f"{SQUARES}; O[j : M] = +(T[i, j] == L[i] ? G[i]);"
+EXTREMUM = f"{SQUARES}; L[i : N] = <(T[i, j]); O[j : M] = +(T[i, j] == L[i] ? G[i]);"
+
+
+@pytest.mark.parametrize(("text", "dtype", "width"), [
+    (f"function (X[N, D], Y[M, D], L[N], G[N]) -> (O) {{ {EQUAL} }}", "float32", 3),
+    (f"function (X[N, D], Y[M, D], G[N]) -> (L, O) {{ {EXTREMUM} }}", "bfloat16", 3),
+    (f"function (X[N, D], Y[M, D], G[N]) -> (L, O) {{ {EXTREMUM} }}", "float32", 40),
+], ids=["an input", "16 bits", "a long sum"])  # fmt: skip
+def test_what_is_found_by_equality_is_stored(text, dtype, width, monkeypatch):
+    """Values and what they are compared with come from one kernel where another may round otherwise, since then no
+    value equals the extremum."""
     monkeypatch.setattr(recognise, "LARGE", 0)
-    types = {"X": TensorType((50, 3), "float32"), "Y": TensorType((37, 3), "float32")}
-    types |= {"L": TensorType((50,), "float32"), "G": TensorType((50,), "float32")}
+    types = {"X": TensorType((50, width), dtype), "Y": TensorType((37, width), dtype)}
+    types |= {"L": TensorType((50,), dtype), "G": TensorType((50,), dtype)}
     program = tilec.compile(text).program
     lowered = lower(program, {n: types[n] for n in program.input_names()}, {})
     assert not recognise.chained(lowered.stages["flat"], lowered.types).kernels
+
+
+def test_an_extremum_is_found_among_values_that_are_computed_again(monkeypatch):
+    """A float32 sum that is added up term by term, in kernels that round products and sums one by one."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in (("X", (50, 3)), ("Y", (37, 3)), ("G", (50,)))}
+    types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
+    program = tilec.compile(f"function (X[N, D], Y[M, D], G[N]) -> (L, O) {{ {EXTREMUM} }}").program
+    ran = run(program, types, arrays, Tiling(32, 16))
+    assert ran.kernels == [("L",), ("O",)]
+    squares = ((arrays["X"][:, None].astype(float) - arrays["Y"]) ** 2).sum(2)
+    wanted = np.zeros(37)
+    np.add.at(wanted, squares.argmin(1), arrays["G"])
+    np.testing.assert_allclose(ran.values["O"], wanted, rtol=1e-5, atol=1e-6)
+    lowered = lower(program, types, {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    launches = [chain_launch(k, found.types, {n: contiguous(found.types[n].shape) for n in found.types}, Setting())
+                for k in found.kernels.values()]  # fmt: skip
+    assert len(launches) == 2 and not any(x.fusion for x in launches)
 
 
 SCORES = "S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e])"
@@ -109,9 +136,10 @@ EXTREMA = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [8, 64])
 @pytest.mark.parametrize("name", EXTREMA)
-def test_gradients_find_extrema_among_their_own_values(name, width, dtype):
+def test_gradients_find_extrema_among_their_own_values(name, width, dtype, monkeypatch):
     """The forward pass may take the extremum from scores that are never stored; the backward pass takes it once more
     from those that it compares with it, and keeps no count of ties either."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
     program = tilec.compile(EXTREMA[name]).program
     types = {n: TensorType((4, 128, width), dtype) for n in program.input_names()}
     parts = partition(program, tuple(types), types, {}, True)
@@ -119,7 +147,8 @@ def test_gradients_find_extrema_among_their_own_values(name, width, dtype):
     compared = [s for s in parts.backward.program.statements if "==" in show_statement(s)]
     assert compared and {"T", "S"} <= {s.output for s in parts.backward.program.statements}
     lowered = lower(parts.backward.program, dict(parts.backward.types), {})
-    assert not recognise.chained(lowered.stages["flat"], lowered.types).kernels
+    kernels = recognise.chained(lowered.stages["flat"], lowered.types).kernels.values()
+    assert all(k.singly for k in kernels) and bool(kernels) == (dtype == "float32" and width == 8)
 
 
 def test_nearest_distances_are_not_stored(monkeypatch):

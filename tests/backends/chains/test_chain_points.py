@@ -106,6 +106,34 @@ def test_values_and_gradients(name, sizes):
     assert {"O"} <= stored and {"DX", "DY", "DB"} <= stored and not stored & {"S", "DS"}
 
 
+EXTREMA = {
+    "nearest": ("<(S[i, j])", lambda s: s.amin(1)),
+    "farthest": (">(sqrt(S[i, j] + 1))", lambda s: (s + 1).sqrt().amax(1)),
+    "nearest of those seen": ("<(i + 3 >= j ? S[i, j])", lambda s: s.masked_fill(~_seen(s), torch.inf).amin(1)),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMA)
+@pytest.mark.parametrize("many", [False, True], ids=["single", "ties"])
+def test_gradients_through_extrema(name, many, monkeypatch):
+    """Values are computed again and compared; ties, which points on a grid have, share the gradient."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    statement, formula = EXTREMA[name]
+    g = np.random.default_rng(0)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 3)), ("Y", (37, 3)))}
+    arrays = {k: a.round() for k, a in arrays.items()} if many else arrays
+    types = {k: TensorType(a.shape, "float32") for k, a in arrays.items()}
+    text = f"function (X[N, D], Y[M, D]) -> (O) {{ S[i, j : N, M] = +({SQUARES}); O[i : N] = {statement}; }}"
+    backward = partition(tilec.compile(text).program, ("X", "Y"), types, {}, True).backward
+    cotangent = g.standard_normal(50).astype(np.float32)
+    ran = run(backward.program, dict(backward.types), arrays | {"DO": cotangent}, Tiling(32, 16))
+    leaves = [torch.tensor(a).double().requires_grad_() for a in arrays.values()]
+    exact = torch.autograd.grad(formula(squares(*leaves)), leaves, torch.tensor(cotangent).double())
+    for output, wanted in zip(backward.program.outputs, exact, strict=True):
+        assert np.linalg.norm(ran.values[output] - wanted.numpy()) <= 3e-6 * wanted.norm()
+    assert not {"S", "DS"} & {o for kernel in ran.kernels for o in kernel} and len(ran.kernels) == 4
+
+
 def test_each_point_has_its_own_sums():
     """What is added up along the walk is combined after it."""
     types = {n: TensorType(s, "float32") for n, s in (("X", (64, 3)), ("Y", (64, 3)), ("B", (64,)))}

@@ -17,6 +17,7 @@ from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.places import Places, Tiling, tensors_of
+from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine, linear
@@ -76,7 +77,7 @@ class _Build(Places):
             t = r.target
             axes = self._walked_axes() + ([f"d{self.extent[t.feature]}"] if t.feature and not r.unrolled else [])
             first = {"max": -_INFINITY, "min": _INFINITY, "logsumexp": -_INFINITY}.get(t.aggregation, 0.0)
-            own = [b.fill(axes, first)] * (r.unrolled or 1)
+            own = [b.fill(axes, 0, INDEX_TYPE) if self._counts(t) else b.fill(axes, first)] * (r.unrolled or 1)
             if t.aggregation == "logsumexp":
                 own.append(b.fill(axes, 0.0))
             places[t.output] = tuple(range(len(found), len(found) + len(own)))
@@ -85,6 +86,10 @@ class _Build(Places):
                 self.seen[t.points] = len(found)
                 found.append(b.fill(self._walked_axes(), 0, "int32"))
         return found, places
+
+    def _counts(self, t: Target) -> bool:
+        """Whether the target is the number of points at which something holds."""
+        return self.types[t.output].dtype not in DOT_DTYPES
 
     def _walked_axes(self) -> list[str]:
         """Of what is carried for a row: those of the block too where each of its points has its own."""
@@ -215,6 +220,8 @@ class _Build(Places):
                 )
                 x = self._along(t.aggregation, self._full(x), careful=True)
                 state[own[0]] = b.apply(t.aggregation, before, x)
+            elif self._counts(t):
+                state[own[0]] = self._count(t, at, mask, before)
             elif r.unrolled is not None:
                 for k, place in enumerate(own):
                     values = self._at_feature(r, k, positions, masked)
@@ -310,6 +317,14 @@ class _Build(Places):
             operand = self.operand(mixed, dtype, at)
             return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
         return b.apply("add", before, self._along("sum", weights))
+
+    def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value) -> Value:
+        b = self.b
+        condition = at.condition(t.body)
+        here = b.cast(condition if mask is None else b.apply("and", mask, condition), INDEX_TYPE)
+        axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
+        here = here if set(axes) <= set(here.type.axes) else b.apply("add", here, b.fill(axes, 0, INDEX_TYPE))
+        return b.apply("add", before, self._along("sum", here))
 
     # the end
 

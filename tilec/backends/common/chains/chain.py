@@ -88,7 +88,8 @@ class RowStatement:
 class ChainKernel:
     """Targets that one kernel computes. `blocked`: the variables that programs have a block of; `batch`: those that
     they have one value of; `looped`: the blocked variable that a program walks, if any; `walked`: the others that it
-    aggregates over. `extent` of all variables. `rows`: values of rows that come first."""
+    aggregates over. `extent` of all variables. `rows`: values of rows that come first. `singly`: products and sums are
+    rounded one by one, so that what several kernels compute and compare is the same in all."""
 
     targets: tuple[Reduced, ...]
     inners: Mapping[str, Inner]
@@ -98,6 +99,7 @@ class ChainKernel:
     walked: tuple[str, ...]
     extent: Mapping[str, int]
     rows: tuple[RowStatement, ...] = ()
+    singly: bool = False
 
     @property
     def statements(self) -> tuple[Statement, ...]:

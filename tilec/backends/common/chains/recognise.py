@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.parts import by_rows
 from tilec.backends.common.chains.rows import with_rows
-from tilec.backends.common.chains.targets import Matrices, matrices_of, renamed_target, targets_of
+from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
@@ -78,7 +78,7 @@ def _chained(program: Program, types: Types) -> Chained:
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not _pays(kernels, matrices, types):
         return Chained(program, types, {})
-    kernels = with_rows(program, kernels, matrices.types)
+    kernels = _rounded_alike(with_rows(program, kernels, matrices.types), matrices)
     order = _order(program, kernels, matrices.values)
     if order is None:
         return Chained(program, types, {})
@@ -146,6 +146,13 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             shapes.append(place)
     made = [_kernel(k, matrices) for k in kernels]
     return [k for k in made if k is not None] if None not in made else []
+
+
+def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:
+    """The kernels, those that compute an inner sum which some of them compares rounding one by one."""
+    roots = [e for k in kernels for r in k.targets for e in (r.target.body, *r.target.conditions)]
+    compared = compared_sums(matrices, *roots)
+    return [replace(k, singly=bool(compared & k.inners.keys())) for k in kernels]
 
 
 def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:

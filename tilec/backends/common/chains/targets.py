@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,7 @@ from tilec.backends.common.chains.values import (
 from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
+from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
 from tilec.ir.types import NARROW, TensorType, Types, kind
 
@@ -133,6 +135,7 @@ def targets_of(program: Program, matrices: Matrices) -> dict[str, Target]:
     """The statements that reduce matrix values and nothing else of them, by output. Matrix values that are also needed
     in another way, and what is made of these, are no longer `matrices`."""
     while True:
+        extrema = {s.output for s in program.statements if s.aggregation in ("max", "min") and _reads_any(s, matrices)}
         targets: dict[str, Target] = {}
         refused: set[str] = set()
         for s in program.statements:
@@ -141,7 +144,7 @@ def targets_of(program: Program, matrices: Matrices) -> dict[str, Target]:
             read = {n for n in reads(s) if n in matrices.values}
             if not read:
                 continue
-            target = _target(s, matrices)
+            target = _target(s, matrices, extrema)
             if target is None:
                 refused |= read
             else:
@@ -169,12 +172,15 @@ def _names(e: Expr) -> set[str]:
     return {a.tensor for a in accesses_in(e)}
 
 
-def _target(s: Statement, matrices: Matrices) -> Target | None:
+def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Target | None:
+    """`extrema`: outputs that are the greatest or least of matrix values."""
     types = matrices.types
     roles, index, extent = roles_of(s, matrices), plain_index(s), extents_of(s, types)
     if roles is None or index is None or extent is None or s.aggregation not in (*REDUCED, "assign"):
         return None
-    if types[s.output].dtype not in DOT_DTYPES or 0 in extent.values() or not is_computable(s.body, s.guard):
+    if 0 in extent.values() or not is_computable(s.body, s.guard):
+        return None
+    if types[s.output].dtype not in DOT_DTYPES and not _is_count(s, extent, types):
         return None
     summed = tuple(v for v in reduction_variables(s) if extent[v] > 1)
     if s.aggregation == "assign" and summed or extent[roles[0]] < SMALLEST_MATRIX or extent[roles[1]] < SMALLEST_MATRIX:
@@ -204,8 +210,8 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
         body = where(body, zeros)
     if any(e.function in RANDOM and len(e.args) == 1 for e in walk(body) if isinstance(e, Call)):
         return None
-    inner = {v for a in accesses_in(body) if a.tensor in matrices.inners for v in index_variables(a)}
-    if not inner or not set(summed) <= inner or _compares(matrices, body, *others):
+    inner = {v for a in accesses_in(body, *others) if a.tensor in matrices.inners for v in index_variables(a)}
+    if not inner or not set(summed) <= inner or _compares(matrices, extrema, body, *others):
         return None
     features = [v for v in index if v not in inner and v not in roles and extent[v] > 1]
     if len(features) > 1 or any(extent[v] > LONGEST_INNER for v in features) or s.aggregation == "assign" and features:
@@ -219,16 +225,41 @@ def _target(s: Statement, matrices: Matrices) -> Target | None:
     return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
 
 
-def _compares(matrices: Matrices, *roots: Expr) -> bool:
-    """Whether an inner sum is tested for equality: computed again, it may be rounded otherwise than what it is compared
-    with was."""
-    return any(
-        a.tensor in matrices.inners
+def _is_count(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
+    """Whether a statement counts the points at which a condition holds, fewer than 32 bits have room for."""
+    points = math.prod(extent[v] for v in reduction_variables(s))
+    return s.aggregation == "sum" and expression_type(s.body, types).dtype == "bool" and points < 2**31
+
+
+def _reads_any(s: Statement, matrices: Matrices) -> bool:
+    return any(n in matrices.values for n in reads(s))
+
+
+def _equalities(*roots: Expr) -> list[set[str]]:
+    """The tensors that each test for equality reads."""
+    return [
+        {a.tensor for a in accesses_in(e)}
         for root in roots
         for e in walk(root)
         if isinstance(e, Call) and e.function in ("eq", "ne")
-        for a in accesses_in(e)
-    )
+    ]
+
+
+def compared_sums(matrices: Matrices, *roots: Expr) -> set[str]:
+    """The inner sums that are tested for equality."""
+    return {n for names in _equalities(*roots) for n in names if n in matrices.inners}
+
+
+def _compares(matrices: Matrices, extrema: Collection[str], *roots: Expr) -> bool:
+    """Whether an inner sum is tested for equality that may come out otherwise, computed again, than what it is compared
+    with was: other programs may round otherwise, and tensor cores add in another order. A float32 sum that is added up
+    term by term is the same in each kernel of this program, once they round products and sums one by one."""
+    for names in _equalities(*roots):
+        sums = [matrices.inners[n] for n in names if n in matrices.inners]
+        again = all(i.left is None and i.dtype == "float32" for i in sums)
+        if sums and not (again and names - matrices.inners.keys() <= set(extrema)):
+            return True
+    return False
 
 
 def _implied(form, extent: Mapping[str, int]) -> bool:

@@ -218,9 +218,8 @@ def _launched(
     arguments += list(made.sizes.items())
     arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
     grid = (made.grid, 1, 1)
-    return Launch(
-        file, grid, tuple(arguments), (), tiling.warps, tiling.stages, kernel.outputs, block=partial(served_lines, made)
-    )
+    how = tiling.warps, tiling.stages, kernel.outputs, not kernel.singly
+    return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
 
 
 def _points(kernel: ChainKernel) -> int:
