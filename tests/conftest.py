@@ -1,5 +1,6 @@
 """Tiers, Hypothesis profiles and golden files."""
 
+import gc
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -41,6 +42,16 @@ def pytest_collection_modifyitems(items):
             cases.remove(first)
         for item in cases:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the collector need not go through all of torch again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 def _values(item) -> set[tuple[str, int]]:

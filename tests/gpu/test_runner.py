@@ -331,13 +331,13 @@ def test_shards_are_parts(here: list[str]) -> None:
     assert sorted(here) == sorted(plan(0, runner.DTYPES, only="table/types")) and len(here) == len(set(here))
 
 
-def test_as_a_command(tmp_path: Path) -> None:
+def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.jsonl"
-    command = [sys.executable, runner.__file__, "--backend", "torch", "--device", "cpu", "--seed", "3"]
-    some = [*command, "--only", "table/types/3/", "--state", str(state)]
+    options = ["--backend", "torch", "--device", "cpu", "--seed", "3"]
+    some = [sys.executable, runner.__file__, *options, "--only", "table/types/3/", "--state", str(state)]
     done = subprocess.run(some, capture_output=True, text=True)
     assert done.returncode == 0 and "[6/6] 6 ok" in done.stdout, done.stdout + done.stderr
     entries = [json.loads(line) for line in state.read_text().splitlines() if line]
     assert [entry["status"] for entry in entries] == ["ok"] * 6
-    one = subprocess.run([*command, "--case", "table/types/3/0/float32"], capture_output=True, text=True)
-    assert one.returncode == 0 and one.stdout == "table/types/3/0/float32: ok\n", one.stderr
+    assert runner.main([*options, "--case", "table/types/3/0/float32"]) == 0
+    assert capsys.readouterr().out == "table/types/3/0/float32: ok\n"

@@ -102,11 +102,11 @@ def check(source, inputs, tolerance, monkeypatch, budget, gradient=True):
 
 
 @pytest.mark.parametrize(
-    "shape, budget", [((1, 22, 16), 700), pytest.param((3, 17, 24), 700, marks=pytest.mark.slow)], ids=str
+    "shape, budget", [((1, 13, 16), 700), pytest.param((3, 17, 24), 700, marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, shape, budget, monkeypatch):
-    b, n, m = shape
+    b, n, m = shape if name != "scores that are kept" or shape[0] > 1 else (1, 22, 16)
     source, asks = ATTENTIONS[name]
     inputs = normal(b, n, 8), normal(b, m, 8, seed=1), normal(b, m, 5, seed=2)
     f = check(source, inputs, 2e-5, monkeypatch, budget)
@@ -115,12 +115,12 @@ def test_attention(name, shape, budget, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance, budget", [(torch.float64, 1e-11, 12000), (torch.float16, 4e-3, 4000)], ids=str
+    "dtype, tolerance, budget", [(torch.float64, 1e-11, 6000), (torch.float16, 4e-3, 2000)], ids=str
 )
 @pytest.mark.parametrize("name", ["plain", "causal"])
 @pytest.mark.covering
 def test_types(name, dtype, tolerance, budget, monkeypatch):
-    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 64, 16), (1, 60, 16), (1, 60, 16)])]
+    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 34, 8), (1, 54, 8), (1, 54, 8)])]
     check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, budget)
 
 
@@ -137,7 +137,7 @@ def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
     assert torch.equal(f(x, w, c)[1].double(), x[:, 0].double().sum().half().double().expand(20))
 
 
-@pytest.mark.parametrize("size", [(0, 20), (1, 20), (20, 0), (20, 1), (65, 3)], ids=str)
+@pytest.mark.parametrize("size", [(0, 20), (1, 20), (20, 0), (20, 1), (33, 3)], ids=str)
 def test_sizes_that_are_awkward(size, monkeypatch):
     n, m = size
     source, _ = ATTENTIONS["causal"]
@@ -152,7 +152,7 @@ def test_sizes_that_are_awkward(size, monkeypatch):
 def test_any_layout(monkeypatch):
     """Transposed, expanded and misaligned inputs; an expanded cotangent; rows whose slabs begin at odd addresses."""
     source, _ = ATTENTIONS["causal"]
-    q = normal(2, 6, 33).transpose(1, 2)
+    q = normal(2, 6, 21).transpose(1, 2)
     k = normal(1, 21, 6).expand(2, 21, 6)
     v = normal(2 * 21 * 5 + 1)[1:].view(2, 21, 5)
     check(source, (q, k, v), 2e-5, monkeypatch, 900)
@@ -187,22 +187,22 @@ def test_writes_to_places_that_rows_name(monkeypatch):
 def test_one_tensor_in_two_roles(monkeypatch):
     """Rows and columns of the scores read the same tensor: one is given by rows, the other whole."""
     source = "function (X[N, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = >(S[i, j]); E[i, j] = exp(S[i, j] - T[i]); Z[i] = +(E[i, j]); O[i, d] = +(E[i, j] * X[j, d] / Z[i]); }"  # noqa: E501
-    check(source, [normal(37, 6) / 2], 2e-5, monkeypatch, 1500)
+    check(source, [normal(17, 6) / 2], 2e-5, monkeypatch, 600)
 
 
 def test_a_bias_by_distance(monkeypatch):
     """`R[i - j + M - 1]`: read at the place of the slab's rows, and its gradient added up along diagonals."""
     source = "function (Q[N, D], K[M, D], V[M, D], R[L]) -> (O) { A[i, j : N, M] = +(Q[i, d] * K[j, d]); S[i, j : N, M] = A[i, j] + R[i - j + M - 1]; T[i] = logsumexp(S[i, j]); O[i, d] = +(exp(S[i, j] - T[i]) * V[j, d]); }"  # noqa: E501
-    for length in (57, 44):  # one that every pair finds, one that ends before
-        inputs = normal(37, 6) / 2, normal(21, 6, seed=1) / 2, normal(21, 6, seed=2), normal(length)
-        f = check(source, inputs, 2e-5, monkeypatch, 1500)
+    for length in (34, 24):  # one that every pair finds, one that ends before
+        inputs = normal(14, 6) / 2, normal(21, 6, seed=1) / 2, normal(21, 6, seed=2), normal(length)
+        f = check(source, inputs, 2e-5, monkeypatch, 800)
         assert all(s.start for s in slabs_of(f.lower(*inputs)._executable.plan))
 
 
 def test_a_window_over_what_is_given(monkeypatch):
     """Scores of smoothed queries: the smoothing reads neighbours of a tensor from outside."""
     source = "function (X[N, D], W[3], K[M, D]) -> (O) { Q[i, d : N, D] = +(X[i + k - 1, d] * W[k]); S[i, j : N, M] = +(Q[i, d] * K[j, d]); T[i] = logsumexp(S[i, j]); O[i, j : N, 2] = sum(exp(S[i, k] - T[i]) * K[k, j]); }"  # noqa: E501
-    check(source, (normal(40, 5) / 2, normal(3, seed=1), normal(24, 5, seed=2) / 2), 2e-5, monkeypatch, 1200)
+    check(source, (normal(18, 5) / 2, normal(3, seed=1), normal(24, 5, seed=2) / 2), 2e-5, monkeypatch, 1200)
 
 
 AGGREGATIONS = {
@@ -223,7 +223,7 @@ AGGREGATIONS = {
 def test_aggregations_over_the_rows(name, monkeypatch):
     """Scores of which every row is read, and something of every column."""
     source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501
-    inputs = normal(25, 5) / 3, normal(15, 5, seed=1) / 3
+    inputs = normal(17, 5) / 3, normal(15, 5, seed=1) / 3
     plain = name not in ("any", "all", "argmax")
     check(source, inputs, 2e-5, monkeypatch, 500, gradient=plain)
 
@@ -243,7 +243,7 @@ def test_infinities_and_nans(monkeypatch):
 def test_log_semiring(monkeypatch):
     """Two products in the log semiring: the one between them is never whole."""
     source = "function (A[N, K], B[K, M], C[M, L]) -> (O) { T[i, j] = logsumexp(A[i, k] + B[k, j]); O[i, l] = logsumexp(T[i, j] + C[j, l]); }"  # noqa: E501
-    check(source, (3 * normal(25, 9), 3 * normal(9, 15), 3 * normal(15, 6)), 2e-5, monkeypatch, 700)
+    check(source, (3 * normal(18, 9), 3 * normal(9, 15), 3 * normal(15, 6)), 2e-5, monkeypatch, 700)
 
 
 def test_second_order(monkeypatch):
@@ -269,8 +269,8 @@ def test_second_order(monkeypatch):
 def test_runs_one_after_the_other(monkeypatch):
     """Two attentions with a projection between them: two loops, and parts around them."""
     source = "function (X[N, D], W[D, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = logsumexp(S[i, j]); A[i, d] = +(exp(S[i, j] - T[i]) * X[j, d]); H[i, e] = +(A[i, d] * W[d, e]); S2[i, j : N, N] = +(H[i, d] * H[j, d]); T2[i] = logsumexp(S2[i, j]); O[i, d] = +(exp(S2[i, j] - T2[i]) * H[j, d]); }"  # noqa: E501
-    inputs = normal(40, 6) / 2, normal(6, 6) / 3
-    f = check(source, inputs, 5e-5, monkeypatch, 3000)
+    inputs = normal(21, 6) / 2, normal(6, 6) / 3
+    f = check(source, inputs, 5e-5, monkeypatch, 1000)
     assert len(slabs_of(f.lower(*inputs)._executable.plan)) == 2
 
 

@@ -18,6 +18,7 @@ from tilec.errors import (
     WriteConflict,
 )
 from tilec.ir.evaluate import evaluate
+from tilec.ir.oracle import points
 from tilec.language import parse
 
 A4 = np.array([1.0, 2.0, 3.0, 4.0])
@@ -320,9 +321,11 @@ def test_many_points_go_in_blocks():
     np.testing.assert_allclose(got, torch.logsumexp(torch.from_numpy(a[:, None] - a).ravel(), 0).item(), rtol=1e-12)
 
 
-def test_too_many_points_are_refused():
-    with pytest.raises(Unsupported, match="points"):
-        run(function("A[N]", "O[] = +(A[i] * A[j] * A[k]);"), np.zeros(1000))
+def test_too_many_points_are_refused(monkeypatch):
+    monkeypatch.setattr(points, "MOST_POINTS", 10**6)
+    with pytest.raises(Unsupported, match="more than 1000000 points"):
+        run(function("A[N]", "O[] = +(A[i] * A[j] * A[k]);"), np.zeros(101))
+    run(function("A[N]", "O[] = +(A[i] * A[j] * A[k]);"), np.zeros(99))
 
 
 def test_input_mistakes():
