@@ -7,6 +7,18 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a summed variable that the guard alone names": (
+        "function (A[N], B[M]) -> (T) { T[1 : 2] = sum(A[j] != A[i] ? B[k] * A[j] : B[k]), k < 3; }",
+        [F[:3], F[:3]],
+    ),
+    "a fraction that an access in a branch seems to bound": (
+        "function (A[N, M, K]) -> (T) { T[1 : 2] = prod(i != 0 ? A[i, -i, 3*i] : 0.5), (3*i)/2 < M; }",
+        [np.arange(36.0).reshape(4, 3, 3)],
+    ),
+    "no view of nothing": (
+        "function (A[N]) -> (T) { U[i, j : 3, 0] = A[i]; T[i : 3] = +(i < 1 ? U[i, -1 - i]) default A; }",
+        [F[:3]],
+    ),
     "a variable lost on the left that a nested aggregation reads": (
         "function (A[N], B[M]) -> (T) { T[2*i - 2*i : 2] = >(sum(A[p] * B[i])), i < 3; }",
         [-F[:2], F[:2]],

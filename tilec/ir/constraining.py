@@ -84,6 +84,12 @@ def conditional(wanted: Iterable[Demand]) -> bool:
     return any(isinstance(d, Branch) for d in wanted)
 
 
+def asks_in_branches(s: Statement) -> bool:
+    """Does an access stand in a branch? Once bound it lies inside wherever the rest allows a point, and so says nothing
+    of which points there are: nothing that does may be left out for its sake."""
+    return conditional(demands(*(s.index or ()), s.guard, s.body, own=s.output))
+
+
 def assume(wanted: Iterable[Demand], true: Iterable[Expr], false: Iterable[Expr]) -> tuple[Demand, ...]:
     """What is left to ask of points where these conditions are known to be true and those to be false."""
     true, false = list(true), list(false)

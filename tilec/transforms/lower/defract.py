@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tilec.ir.constraining import asks_in_branches
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_affine
 from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement, reads_itself
 from tilec.lattice.hermite import integral_points, rank
@@ -124,7 +125,7 @@ def _without(c: Constraint, s: Statement, shapes: Shapes) -> Statement:
     """The statement without a constraint that asked for an integer, if the other conditions imply it and are still
     enough to bound every variable."""
     form = linear(c.expr)
-    if not form.is_integral or not form.is_affine or not isinstance(c.bound, Int):
+    if not form.is_integral or not form.is_affine or not isinstance(c.bound, Int) or asks_in_branches(s):
         return s
     trial = replace(s, constraints=tuple(other for other in s.constraints if other is not c))
     points = domain(trial, shapes)

@@ -155,7 +155,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     outputs = [v for v in bare if v is not None]
     fixed = index_variables(*(c.expr for c in s.constraints))
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
-    if not reduced or (s.guard is not None and reduced & set(index_variables(s.guard))):
+    if not reduced or (s.guard is not None and not set(outputs).issuperset(index_variables(s.guard))):
         return None
     terms = [(negative, factors_of(e, False)) for negative, e in terms_of(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]

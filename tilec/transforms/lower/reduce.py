@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.ir.constraining import asks_in_branches
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Constraint, Int, Program, Statement, index_variables, reads_itself
 from tilec.lattice.hermite import contains, identity_matrix
@@ -44,7 +45,8 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
     names = {v: Affine.variable(f"v{i}") for i, v in enumerate([*map(_coordinate, range(len(solved))), *kept])}
     change = {v: solved[v].substitute(names) if v in solved else names[v] for v in points.variables}
     reduced = substitute_affine(s, change)
-    lost = tuple(_integrality(v, change, box) for v in solved if not _implied(v, change, points))
+    unsure = asks_in_branches(s)
+    lost = tuple(_integrality(v, change, box) for v in solved if unsure or not _implied(v, change, points))
     return keep_constraint_variables(replace(reduced, constraints=tuple(dict.fromkeys((*reduced.constraints, *lost)))))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
-from tilec.ir.constraining import constraining
+from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
@@ -75,6 +75,8 @@ def _box_of(s: Statement, shapes: Shapes) -> Box | None:
     """The ranges of a statement's variables, None where there are no points or nothing bounds some variable. `max` and
     `min` in an index bound nothing in a text, so nothing here."""
     points = domain(s, shapes)
+    if asks_in_branches(s):
+        return None
     try:
         return bounds_of(replace(points, conditions=tuple(c for c in points.conditions if c.form.is_affine)))
     except UnboundIndex:

@@ -95,7 +95,7 @@ def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
         return None
     if types[s.output].element() != types[s.body.tensor].element():
         return None  # a rank-0 tensor does not promote as one with dimensions does
-    extents = {v: n for v, n in _extents(s, types).items() if n > 1}
+    extents = {v: n for v, n in _extents(s, types).items() if n != 1}
     given = [e.name for e in s.body.index if isinstance(e, Index) and e.name in extents]
     sizes = [
         (e.name if isinstance(e, Index) else "", n)
