@@ -7,6 +7,10 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "places of a scatter that are added up in 16 bits": (
+        "function (A[M, N, K], I[J]) -> (T) { T[i : 2] = +(A[I[j], k, i] * A[k, j, k]); }",
+        [np.arange(48.0).reshape(4, 3, 4) - 20, np.array([2, -1, 0, 3], np.int32)],
+    ),
     "a summed variable that the guard alone names": (
         "function (A[N], B[M]) -> (T) { T[1 : 2] = sum(A[j] != A[i] ? B[k] * A[j] : B[k]), k < 3; }",
         [F[:3], F[:3]],

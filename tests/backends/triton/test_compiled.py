@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support.tiers import slow_but
 
@@ -113,3 +115,35 @@ def test_what_no_step_can_compute_is_refused() -> None:
     with pytest.raises(tilec.Unsupported, match="argmax of what a recurrence computes") as caught:
         tilec.compile(source, backend="triton").lower(spec((5,)), spec((3,)), target="sm_90").source()
     assert "^" in str(caught.value)
+
+
+LOW, HIGH, BOTH = (
+    f"mov.b32 %r20, 65537;\n\tadd.s16x2 \t%r21, %r17, %r20;\n\t{used}\n"
+    for used in (
+        "mov.b32 \t{%rs5, _}, %r21;",
+        "mov.b32 {_, %rs5}, %r21;",
+        "mov.b32 {%rs5, _}, %r21; mov.b32 {_, %rs6}, %r21;",
+    )
+)
+
+
+def test_packed_sums_of_which_half_is_used() -> None:
+    from tilec.backends.triton.runtime.compiled import loses_halves
+
+    # ptxas 12.8 and 12.9 make `VIADD.16x2 R0, R2, 0x0` of the first two, whatever the number is
+    assert loses_halves(LOW) and loses_halves(HIGH)
+    assert not loses_halves(BOTH) and not loses_halves("add.s16 %rs1, %rs2, %rs3;")
+    assert not loses_halves(LOW.replace("mov.b32 \t{%rs5, _}, %r21;", "st.global.b32 [%rd1], %r21;"))
+
+
+def test_kernels_that_ptxas_would_break_are_not_optimised() -> None:
+    from tilec.backends.triton.runtime.compiled import assembled
+
+    asked: list[dict[str, object]] = []
+
+    def compiler(**options: object) -> SimpleNamespace:
+        asked.append(options)
+        return SimpleNamespace(asm={"ptx": LOW})
+
+    assembled(compiler, {"num_warps": 4})
+    assert asked == [{"num_warps": 4}, {"num_warps": 4, "ptx_options": "--opt-level 0"}]

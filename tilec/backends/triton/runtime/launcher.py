@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.backends.triton.runtime.compiled import (
     Address,
+    assembled,
     guarded,
     interpreting,
     kernel_function,
@@ -104,8 +104,8 @@ class Launched:
         if interpreting():
             self._function[launch.grid](*arguments, **dict(launch.constants))
             return
-        options = {**dict(launch.constants), **options_of(launch)}
-        kernel = parsing(lambda: self._function.warmup(*arguments, grid=launch.grid, **options))
+        compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
+        kernel = assembled(compiler, options_of(launch))
         rounded: list[bool] = []
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):
