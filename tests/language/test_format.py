@@ -99,6 +99,43 @@ def test_mutated_texts() -> None:
     assert seen > 50
 
 
+def sprinkled(r: random.Random, source: str) -> tuple[str, list[str]]:
+    """The tokens of a text with comments and white space of any kind between them, and the comments."""
+    text, comments, place, often = "", [], 0, r.random()
+    for number, token in enumerate(tokens(source)):
+        gap = source[place : token.start_pos]
+        if r.random() < 0.02 + 0.12 * often:
+            comments.append(r.choice(["//", "#", "// "]) + r.choice([f"{number}", "; } ] // x", "é𝔸", ""]))
+            gap = r.choice([" ", "", "\n", "\n\n  "]) + comments[-1] + r.choice([" ", "\t", ""]) + "\n"
+            gap += r.choice(["", " ", "\n", "\n\n\n", "\t"])
+        elif r.random() < 0.2 * often:
+            gap = r.choice(["\n", " ", "\n\n", "\t", "\r\n", " \n "])
+        text += gap + str(token)
+        place = token.end_pos
+    return text + r.choice(["", "\n", "  \n\n"]), [c.rstrip() for c in comments]
+
+
+def test_comments_anywhere() -> None:
+    """Every comment is kept, in order; the program is the same; formatting again changes nothing."""
+    seen = 0
+    for seed in range(scaled(200)):
+        r = random.Random(seed)
+        source = COMMENT.sub("", mutated(r, r.choice(SOURCES)[0]) if seed % 2 else r.choice(SOURCES)[0])
+        text, comments = sprinkled(r, source)
+        try:
+            program = parse(source)
+        except TileError:
+            continue
+        if list(map(str, tokens(text))) != list(map(str, tokens(source))):
+            continue  # without a gap a comment's sign may have joined a quotient's
+        seen += len(comments)
+        once = format_source(text)
+        assert format_source(once) == once and parse(once) == program
+        assert COMMENT.findall(once) == comments, text
+        assert not any(line != line.rstrip() for line in once.split("\n")) and "\t" not in COMMENT.sub("", once)
+    assert seen > 100
+
+
 def test_command(tmp_path, capsys, monkeypatch) -> None:
     path, good = tmp_path / "a.tile", tmp_path / "b.tile"
     path.write_text(BEFORE)
