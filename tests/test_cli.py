@@ -34,6 +34,14 @@ def test_check(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mm(A[I, K], B[K, J]) -> (C)" in capsys.readouterr().out
 
 
+def test_warnings_are_told_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """As often as the text is checked, and without a place in Python."""
+    for _ in range(2):
+        assert main(["check", "-e", "Scores = X; Y = Scoers"]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith("tilec: warning: <tile>:1:17: `Scoers` is an input") and told.count("tilec:") == 1
+
+
 def test_show_prints_what_parses_back(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", matmul]) == 0
     assert tilec.compile(capsys.readouterr().out).program == tilec.compile(MATMUL).program

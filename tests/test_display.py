@@ -151,6 +151,12 @@ def test_names() -> None:
     assert {"grad", "lower", "saved", "tile", "latex", "inputs", "outputs"} <= names
     assert "of" not in names and not [n for n in dir(f) if re.match("_[^_]", n)]
     assert all(hasattr(f, n) for n in names)
+    assert not {"specialiser", "types_of", "batched"} & names
+    lowered = {n for n in dir(f.lower(A, B)) if not n.startswith("__")}
+    assert {"stages", "source", "cost", "latex"} <= lowered and not [n for n in lowered if n.startswith("_")]
+    later = {n for n in dir(tilec.compile("Y = X + Z").vmap()) if not n.startswith("__")}
+    assert {"at", "grad", "inputs"} <= later and not {"_made", "base"} & later
+    assert set(dir(tilec)) == set(tilec.__all__) and all(hasattr(tilec, n) for n in dir(tilec))
 
 
 def test_repr() -> None:

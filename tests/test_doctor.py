@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     (tmp_path / "tuned" / "a.json").write_text("{}")
     assert main(["doctor", "--no-test"]) == 0
     out = capsys.readouterr().out
-    assert f"tilec       {tilec.__version__}" in out and f"torch       {torch.__version__.split('+')[0]}" in out
+    told = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  ")}
+    assert told["tilec"].startswith(tilec.__version__) and told["torch"] == metadata.version("torch")
     assert f"{tmp_path}/tuned: 1 choices" in out
     assert "TILEC_DEVICE_BUDGET='many' cannot be read" in out
     assert main(["doctor"]) == 1  # a setting that cannot be read is what a self-test is to find
@@ -28,6 +31,17 @@ def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     out = capsys.readouterr().out
     count = 6 if torch.cuda.is_available() else 3
     assert f"{count} of {count} tests passed" in out
+
+
+def test_what_an_extra_package_is_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        if name == "pygls":
+            raise metadata.PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", missing)
+    assert main(["doctor", "--no-test"]) == 0
+    assert "not installed: no language server; pip install tilec[lsp]" in capsys.readouterr().out
 
 
 def test_a_machine_without_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,3 +80,8 @@ __all__ = [
     "spec",
     "tune",
 ]
+
+
+def __dir__() -> list[str]:
+    """What people use, for editors and notebooks: modules inside are left out."""
+    return sorted(__all__)

@@ -12,6 +12,7 @@ from tilec.backends.base import Executable, KernelSource
 from tilec.cost import Cost, KernelCost, cost, kernel_costs
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
+from tilec.display.people import PublicNames
 from tilec.errors import NameMistake
 from tilec.errors.tracebacks import public
 from tilec.ir.program import Program
@@ -26,7 +27,7 @@ class Stages(dict[str, Program]):
         return "\n".join(f"// {name}\n{show(program)}" for name, program in self.items())
 
 
-class Lowered:
+class Lowered(PublicNames):
     """A function lowered for given shapes, types and backend: what runs, and how it came about.
 
     `stages`: pass name -> Program, in order; where statements share kernels, "grouped" is the program that generated

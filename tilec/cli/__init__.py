@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 import tilec
 from tilec.cli import bench, build, doctor, explain, fmt, gallery, lsp, opt, programs
 from tilec.cli.options import check_source
-from tilec.errors import TileError
+from tilec.errors import TileError, TileWarning
 
 INTERRUPTED = 130
 
@@ -24,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "text" in args:
         check_source(args)
     try:
-        return args.run(args) or 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", TileWarning)
+            warnings.showwarning = _warn
+            return args.run(args) or 0
     except TileError as error:
         print(f"tilec: {error}", file=sys.stderr)
         return 1
@@ -33,6 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tilec: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, file=None, line=None) -> None:
+    """A TileWarning has its own place; those of other libraries say where in Python they come from."""
+    if issubclass(category, TileWarning):
+        print(f"tilec: warning: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,11 @@ from tilec import knobs
 from tilec.cli.progress import progress
 from tilec.errors import TileError
 
-PACKAGES = ("torch", "triton", "numpy", "islpy", "lark", "sympy", "opt_einsum")
+PACKAGES = {  # and what is missing without one that is no requirement everywhere
+    "torch": "", "triton": "no kernels are generated", "numpy": "", "islpy": "", "lark": "", "sympy": "",
+    "opt_einsum": "", "pygls": "no language server; pip install tilec[lsp]",
+    "latex2mathml": "formulas of explain are LaTeX; pip install tilec[explain]",
+}  # fmt: skip
 SAMPLE_CONVOLUTION = "function (I[N, C], K[M, C]) -> (O) { O[n : N/2] = +(I[2*n + j - 1, c] * K[j, c]); }"
 SAMPLE_SOFTMAX = "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))"
 RECURRENCE = "function (B[T, D]) -> (H) { H[t, i : T, D] = tanh(B[t, i] + H[t - 1, (i - 1) % D]); }"
@@ -53,11 +57,11 @@ def _section(title: str, rows: Iterator[tuple[str, str]]) -> None:
 def _versions() -> Iterator[tuple[str, str]]:
     yield "tilec", f"{tilec.__version__} in {Path(tilec.__file__).parent}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
-    for name in PACKAGES:
+    for name, without in PACKAGES.items():
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield name, "not installed" + (": no kernels are generated" if name == "triton" else "")
+            yield name, "not installed" + (f": {without}" if without else "")
 
 
 def _device() -> Iterator[tuple[str, str]]:

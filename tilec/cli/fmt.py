@@ -15,7 +15,7 @@ from tilec.language.format import format_source
 
 def add(commands) -> None:
     fmt = commands("fmt", _format, "lay sources out in one way, comments kept; files are rewritten")
-    add_source(fmt, several=True)
+    add_source(fmt, several=True, entry=False)
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 where a file is laid out otherwise")
     fmt.add_argument("--diff", action="store_true", help="change nothing; print what would change")
 

@@ -14,12 +14,14 @@ from tilec.errors import InputMistake, NameMistake
 STDIN = "-"
 
 
-def add_source(sub: argparse.ArgumentParser, several: bool = False) -> None:
-    """FILE (several of them where a command takes so many) or -e TEXT, and --entry."""
+def add_source(sub: argparse.ArgumentParser, several: bool = False, entry: bool = True) -> None:
+    """FILE (several of them where a command takes so many) or -e TEXT, and --entry for a command that takes one
+    function."""
     what = "Tile sources" if several else "a Tile source"
     sub.add_argument("file", nargs="*", metavar="FILE", help=f"{what}; - is standard input")
     sub.add_argument("-e", dest="text", metavar="TEXT", help="the source itself, in place of a file")
-    sub.add_argument("--entry", metavar="NAME", help="the function to take where the file holds several")
+    if entry:
+        sub.add_argument("--entry", metavar="NAME", help="the function to take where the file holds several")
     sub.set_defaults(several=several, usage_error=sub.error)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from tilec.arguments import Spec, by_name
 from tilec.derived.axes import out_axes
+from tilec.display.people import PublicNames
 from tilec.errors import InputMistake
 from tilec.transforms.batching.ranks import UnknownRank
 
 
-class Deferred:
+class Deferred(PublicNames):
     """A Function still to be made: `base` is one, or another such, and `step` the method that makes this of it.
 
     Calls, `lower`, `saved`, `grad`, `jvp` and `vmap` are those of a Function. `at` gives the Function for inputs of so

@@ -9,7 +9,8 @@ from tilec.display.html import program_html
 from tilec.display.latex import latex
 from tilec.ir.program import Input, Program
 
-INTERNAL = frozenset(("of",))  # public to other modules of tilec alone
+# public to other modules of tilec alone
+INTERNAL = frozenset("of batched specialiser tuned types_of base step arguments".split())
 
 
 class _Signature:
@@ -21,7 +22,15 @@ class _Signature:
         return signature(instance.program)
 
 
-class Displayed:
+class PublicNames:
+    """Base of what shows people, and their editors, the names that are theirs."""
+
+    def __dir__(self) -> list[str]:
+        names = (n for n in super().__dir__() if not n.startswith("_") or n.startswith("__"))
+        return sorted(set(names) - INTERNAL)
+
+
+class Displayed(PublicNames):
     """Base of what holds a program and is called with its inputs."""
 
     program: Program
@@ -38,10 +47,6 @@ class Displayed:
         p = self.program
         inputs = ", ".join(map(_declared, p.inputs))
         return f"<tilec.{type(self).__name__} {p.name or ''}({inputs}) -> ({', '.join(p.outputs)})>"
-
-    def __dir__(self) -> list[str]:
-        names = (n for n in super().__dir__() if not n.startswith("_") or n.startswith("__"))
-        return sorted(set(names) - INTERNAL)
 
 
 def signature(program: Program) -> inspect.Signature:
