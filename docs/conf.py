@@ -31,11 +31,13 @@ suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 
 def setup(app) -> None:  # type: ignore[no-untyped-def]
     app.add_lexer("tile", TileLexer)
-    app.connect("builder-inited", lambda app: write_pages())
+    app.add_config_value("detailed_gallery", "", "env")  # -D detailed_gallery=rotary,ctc: details of these alone
+    app.connect("builder-inited", write_pages)
 
 
-def write_pages() -> None:
+def write_pages(app) -> None:  # type: ignore[no-untyped-def]
     """The pages that are made from the gallery and from notebooks."""
-    make_gallery.write(HERE)
+    chosen = app.config.detailed_gallery
+    make_gallery.write(HERE, chosen.split(",") if chosen else None)
     for notebook in HERE.glob("*.ipynb"):
         make_gallery.put(notebook.with_suffix(".md"), run_notebook.page(notebook.read_text()))

@@ -22,6 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n\n```text\n(?P<output>(?:(?!```).)*)```\n", re.DOTALL)
 
 
+def pages() -> list[Path]:
+    """README.md and the pages of docs/, those that the site's build writes aside."""
+    docs = ROOT / "docs"
+    made = {path.with_suffix(".md") for path in docs.glob("*.ipynb")} | {docs / "gallery.md"}
+    found = (p for p in sorted(docs.rglob("*.md")) if p not in made and docs / "gallery" not in p.parents)
+    return [ROOT / "README.md", *found]
+
+
 def refreshed(page: str) -> str:
     """The page with every output as it is today."""
     names: dict[str, object] = {"__name__": "__docs__"}
@@ -39,9 +47,7 @@ def refreshed(page: str) -> str:
 def main() -> int:
     stale = []
     notebooks = sorted((ROOT / "docs").glob("*.ipynb"))
-    made = {path.with_suffix(".md") for path in notebooks}
-    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in made]
-    for path in (ROOT / "README.md", *pages, *notebooks):
+    for path in (*pages(), *notebooks):
         page = path.read_text()
         if (new := (executed if path in notebooks else refreshed)(page)) != page:
             stale.append(path.name)

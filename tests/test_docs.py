@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
+import warnings
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+REFRESH = runpy.run_path(str(ROOT / "docs" / "refresh.py"), run_name="refresh")
+PRINTING = [page for page in REFRESH["pages"]() if REFRESH["BLOCK"].search(page.read_text())]
 
 
-def test_pages_print_what_they_show() -> None:
-    command = [sys.executable, str(ROOT / "docs" / "refresh.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("page", PRINTING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_print_what_they_show(page: Path) -> None:
+    shown = page.read_text()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pages show some, by name
+        printed = REFRESH["refreshed"](shown)
+    assert printed == shown, "run python docs/refresh.py"
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "docs").glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_show_what_they_print(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEC_FULL_TRACEBACK", raising=False)  # a notebook shows short ones
+    shown = notebook.read_text()
+    assert REFRESH["executed"](shown) == shown, "run python docs/refresh.py"
+
+
+def test_pages_with_blocks() -> None:
+    assert len(PRINTING) > 20
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tilec").rglob("*.md")):
         prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)  # `min[j](...)` is no link
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -368,6 +368,14 @@ def test_the_longest_common_subsequence() -> None:
     assert function(torch.tensor([1, 2, 3, 2, 4]), torch.tensor([2, 3, 4]))[-1, -1] == 3
 
 
+def test_cost_counts_the_points_at_which_conditions_hold() -> None:
+    f = tilec.compile("function (X[N]) -> (Y) { Y[i : N] = sum(i - j >= 0 & X[j] > 0 ? X[j]); }")
+    points = 100 * 101 / 2
+    assert f.lower(tilec.spec((100,))).cost().flops == pytest.approx((4 + 1) * points, rel=0.02)  # condition, sum
+    never = tilec.compile("Y[i : 8] = sum(i - j > 90 ? X[j])").lower(tilec.spec((8,)))
+    assert never.cost().flops < 10
+
+
 def test_exact_survives_pickling_and_differentiation() -> None:
     function = pickle.loads(pickle.dumps(tilec.compile(RUNNING, exact=True)))
     assert function.exact and function.grad().exact and not tilec.compile(RUNNING).exact

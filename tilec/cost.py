@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilec.ir.program import Access, Call, Pad, Program, Statement, reads, walk
+import numpy as np
+
+from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
-from tilec.lattice.sets import bounds
+from tilec.lattice.index_values import index_values
+from tilec.lattice.sets import Box, bounds
+
+GRID, MOST_VARIABLES = 64, 3  # places of a variable, and variables, at which a condition is tried
 
 
 @dataclass(frozen=True)
 class Cost:
     """`flops`: scalar operations, one a function or operator and one an aggregation step, over the bounding box of the
-    valid points of each statement. `bytes_moved`: every tensor a statement reads, once, and the one it writes; of
-    statements marked `[[kernel(k)]]`, which share a kernel, what comes from outside and what goes there.
-    `least_bytes`: the inputs that are read and the outputs, once each."""
+    valid points of each statement, of which conditions on indices leave a share. `bytes_moved`: every tensor a
+    statement reads, once, and the one it writes; of statements marked `[[kernel(k)]]`, which share a kernel, what comes
+    from outside and what goes there. `least_bytes`: the inputs that are read and the outputs, once each."""
 
     flops: int
     bytes_moved: int
@@ -64,7 +69,7 @@ def cost(
     units = _units(program, flat or program, kernels)
     shapes = {name: t.shape for name, t in types.items()}
     size = {name: size_in_bytes(t) for name, t in types.items()}
-    flops = sum(operations(s, shapes) for unit in units for s in unit)
+    flops = sum(_unit_operations(program, unit, shapes) for unit in units)
     moved = sum(size[name] for unit in units for name in _touched(program, unit, units))
     read = {r for unit in units for s in unit for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
@@ -88,7 +93,7 @@ def kernel_costs(
         narrowest = min(floats, key=lambda d: (ITEM_BYTES[d], d), default="float32")
         moved = sum(size_in_bytes(types[n]) for n in touched)
         outputs = tuple(s.output for s in unit if s.output in own)
-        found.append(KernelCost(outputs, sum(operations(s, shapes) for s in unit), moved, narrowest))
+        found.append(KernelCost(outputs, _unit_operations(program, unit, shapes), moved, narrowest))
     return found
 
 
@@ -116,6 +121,19 @@ def _inside(unit: Sequence[Statement], inner: Mapping[str, Statement]) -> list[S
     return list(found.values())
 
 
+def _unit_operations(program: Program, unit: Sequence[Statement], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Operations of a kernel. What is computed inside of it is computed where a statement that reads it needs it."""
+    own = {s.output for s in program.statements}
+    readers = {s.output: [r for r in unit if s.output in reads(r) and r is not s] for s in unit}
+
+    def needed(s: Statement) -> float:
+        if s.output in own:
+            return 1.0
+        return max((needed(r) * _share(r.guard, bounds(r, dict(shapes)) or {}) for r in readers[s.output]), default=1.0)
+
+    return sum(round(needed(s) * operations(s, shapes)) for s in unit)
+
+
 def _touched(program: Program, unit: Sequence[Statement], units: Sequence[Sequence[Statement]]) -> set[str]:
     """The tensors that a kernel reads or writes in memory."""
     made = {s.output for s in program.statements} & {s.output for s in unit}
@@ -134,7 +152,41 @@ def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def _points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
     box = bounds(s, dict(shapes))
-    return 0 if box is None else prod(high - low + 1 for low, high in box.values())
+    if box is None:
+        return 0
+    return round(prod(high - low + 1 for low, high in box.values()) * _share(s.guard, box))
+
+
+def _share(guard: Expr | None, box: Box) -> float:
+    """The share of the box at which the conditions on indices hold, on a grid of up to GRID places a variable; at least
+    one of its places."""
+    if guard is None:
+        return 1.0
+    if (
+        isinstance(guard, Call)
+        and guard.function == "and"
+        and not {*index_variables(guard.args[0])} & {*index_variables(guard.args[1])}
+    ):
+        return prod(_share(part, box) for part in guard.args)
+    names = [v for v in index_variables(guard) if v in box]
+    if not 0 < len(names) <= MOST_VARIABLES:
+        return 1.0
+    axes = [np.unique(np.linspace(*box[v], GRID).round()) for v in names]
+    grid = dict(zip(names, np.meshgrid(*axes, indexing="ij"), strict=True))
+    return _holds(guard, grid)
+
+
+def _holds(guard: Expr, grid: Mapping[str, np.ndarray]) -> float:
+    """Conditions on data are taken to hold."""
+
+    def value(e: Expr) -> np.ndarray:
+        found = index_values(e, grid)
+        if found is None and isinstance(e, Call) and e.function == "and":
+            return np.logical_and(*map(value, e.args))
+        return np.asarray(True if found is None else found, bool)
+
+    held = np.broadcast_to(value(guard), next(iter(grid.values())).shape)
+    return max(int(held.sum()), 1) / held.size
 
 
 def _operations(s: Statement) -> int:

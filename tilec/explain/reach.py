@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,18 +22,11 @@ from tilec.ir.program import (
     index_variables,
 )
 from tilec.language.show import show_expr
+from tilec.lattice.index_values import index_values
 from tilec.lattice.sets import bounds, sizes_of
 
 SHOWN_POINTS = 400_000  # that are looked at; beyond, the ranges of the longest variables are cut
 TILE = 2  # elements of the output along each of two dimensions
-
-_OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "mod": np.mod, "neg": np.negative,
-    "min": np.minimum, "max": np.maximum, "abs": np.abs, "floor": np.floor,
-    "clamp": lambda e, low, high: np.clip(e, low, high),
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "and": np.logical_and, "or": np.logical_or,
-}  # fmt: skip
 
 Spans = Sequence[tuple[int, int]]  # first and last of each dimension
 
@@ -70,7 +63,7 @@ class TilePoints:
 
     def at(self, e: Expr) -> np.ndarray | None:
         """The value of index arithmetic at each point; None where it depends on data."""
-        found = _value(e, self.values)
+        found = index_values(e, self.values)
         return None if found is None else np.broadcast_to(found, (self.count,))
 
     def positions(self, index: Sequence[Expr]) -> np.ndarray | None:
@@ -145,7 +138,7 @@ def tile_points(s: Statement, shapes: Mapping[str, tuple[int, ...]], tile: Spans
         at = everywhere.positions(access.index)
         if at is not None:
             inside &= (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1)
-    guard = None if s.guard is None else _value(s.guard, values)
+    guard = None if s.guard is None else index_values(s.guard, values)
     if guard is not None:
         inside &= guard.astype(bool)
     return TilePoints({v: x[inside] for v, x in values.items()}, int(inside.sum()), cut)
@@ -183,26 +176,14 @@ def _ranges(ranges: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], bool]
 def _within(index: Sequence[Expr], tile: Spans, values: Mapping[str, np.ndarray]) -> np.ndarray:
     inside = np.ones(len(next(iter(values.values()))), bool)
     for e, (low, high) in zip(index, tile, strict=True):
-        at = _value(e, values)
+        at = index_values(e, values)
         if at is not None:
             inside &= (at >= low) & (at <= high) & (at == np.floor(at))
     return inside
 
 
 def _satisfied(c: Constraint, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    at, bound = _value(c.expr, values), _value(c.bound, values)
+    at, bound = index_values(c.expr, values), index_values(c.bound, values)
     if at is None or bound is None:
         return np.ones(1, bool)
     return (at >= 0) & (at < bound) & (at == np.floor(at))
-
-
-def _value(e: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    match e:
-        case Int():
-            return np.asarray(e.value, float)
-        case Index():
-            return values[e.name].astype(float) if e.name in values else None
-        case Call() if e.function in _OPERATIONS:
-            arguments = [_value(a, values) for a in e.args]
-            return None if any(a is None for a in arguments) else _OPERATIONS[e.function](*arguments)
-    return None
