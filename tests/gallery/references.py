@@ -165,6 +165,12 @@ def coordinate_product(w: Tensor, a: Tensor, b: Tensor, x: Tensor, r: int) -> Te
     return x.new_zeros(r, x.shape[1]).index_add(0, a, w[:, None] * x[b])
 
 
+def csr_product(w: Tensor, c: Tensor, p: Tensor, x: Tensor) -> Tensor:
+    ends = p.tolist()
+    rows = [w[a:b] @ x[c[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
+    return torch.stack(rows)
+
+
 def relative_position(s: Tensor, b: Tensor) -> Tensor:
     n, m = s.shape
     return s + b[torch.arange(n)[:, None] - torch.arange(m) + m - 1]
@@ -285,6 +291,7 @@ REFERENCES = {
     "life": life,
     "snake": lambda x, a: x + torch.sin(a[:, None] * x) ** 2 / a[:, None],
     "coordinate_product": coordinate_product,
+    "csr_product": csr_product,
     "embedding": lambda w, t: F.embedding(t, w),
     "embedding_bag": lambda w, t: F.embedding_bag(t, w, mode="sum"),
     "histogram": lambda t, v: torch.bincount(t, minlength=v),

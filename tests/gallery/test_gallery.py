@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -77,6 +78,54 @@ def test_names_that_are_close() -> None:
 def test_found_by_words() -> None:
     assert "rotary" in gallery.find("position embedding")
     assert gallery.find("no such thing") == []
+
+
+FIRST_DAY = {  # what people come for, in their words
+    "batched product with bias and GELU": "batched_matmul_bias_gelu",
+    "causal depthwise convolution": "causal_depthwise_convolution",
+    "rotary embedding": "rotary",
+    "RMS norm": "rms_norm",
+    "causal attention": "causal_attention",
+    "attention, ALiBi, window": "alibi_window_attention",
+    "gated recurrence": "gated_recurrence",
+    "linear attention": "linear_attention",
+    "distances": "distances",
+    "nearest neighbours": "nearest_neighbour",
+    "embedding": "embedding",
+    "scatter-add": "scatter_add",
+    "bilinear resize": "bilinear_resize",
+    "max pool with ceiling": "max_pool_ceiling",
+    "edit distance": "edit_distance",
+    "CTC": "ctc",
+    "mixture gating": "mixture_of_experts",
+    "group convolution": "grouped_convolution",
+    "smoothed cross-entropy": "smoothed_cross_entropy",
+    "pixel shuffle": "pixel_shuffle",
+    "im2col": "im2col",
+    "Sobel with reflection": "sobel",
+    "histogram": "histogram",
+    "kernel regression": "kernel_regression",
+    "complex arithmetic by parts": "complex_matmul",
+    "cosine similarity": "cosine_similarity",
+    "segment sum": "segment_sum",
+    "CSR": "csr_product",
+    "Sinkhorn": "sinkhorn",
+    "periodic stencil": "periodic_stencil",
+    "prefix sums with reset": "sum_with_reset",
+}
+
+
+@pytest.mark.parametrize("words", FIRST_DAY)
+def test_what_people_come_for_is_found(words: str) -> None:
+    assert FIRST_DAY[words] in gallery.find(words)
+
+
+def test_pages_count_the_operations() -> None:
+    root = gallery._FOLDER.parents[1]
+    for page in ("README.md", "docs/tools.md", "docs/tutorial.md", "docs/quickstart.ipynb"):
+        text = (root / page).read_text()
+        (told,) = re.findall(r"some (\d+)0 operations\b", text)
+        assert int(told) == round(len(gallery.names()) / 10), page
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

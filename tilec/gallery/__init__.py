@@ -12,6 +12,7 @@ tensors make an example.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,6 +28,7 @@ from tilec.gallery.samples import Sample, sample
 
 __all__ = ["Entry", "entry", "find", "load", "names"]
 
+SMALL_WORDS = frozenset("a an the and or of by in to with for".split())
 KEYS = ("inputs: ", "sizes: ", "workload: ")
 _FOLDER = Path(__file__).resolve().parent
 
@@ -85,10 +87,15 @@ def load(name: str, **options: object) -> Function:
 
 
 def find(word: str) -> list[str]:
-    """Names of the operations whose name, kind, title or remarks hold all parts of a text, in alphabetical order."""
-    parts = word.lower().replace("_", " ").split()
-    texts = {n: f"{n} {e.kind} {e.title} {e.remarks}".lower().replace("_", " ") for n, e in _entries().items()}
+    """Names of the operations whose name, kind, title or remarks hold all words of a text, in alphabetical order. A
+    plural finds its singular; small words do not count."""
+    parts = [part.removesuffix("s") for part in _plain(word).split() if part not in SMALL_WORDS]
+    texts = {n: _plain(f"{n} {e.kind} {e.title} {e.remarks}") for n, e in _entries().items()}
     return sorted(n for n, text in texts.items() if all(part in text for part in parts))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[-_,()]", " ", text.lower())
 
 
 @cache
