@@ -15,7 +15,7 @@ from tilec.derived.axes import AxesSpec, in_axes, out_axes
 from tilec.derived.deferred import Deferred
 from tilec.derived.tangents import Tangents
 from tilec.display.people import Displayed
-from tilec.distributed.sharding import Sharding
+from tilec.distributed.plan import Sharding
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames, public
 from tilec.explain import Page, explanation_page
@@ -218,22 +218,27 @@ class Function(Displayed):
 
     @public
     def sharding(
-        self, placements: Mapping[str, object] | None = None, *args, ranks: int | None = None, **named
+        self,
+        placements: Mapping[str, object] | None = None,
+        *args,
+        ranks: int | Sequence[int] | None = None,
+        **named,
     ) -> Sharding:
-        """Where the outputs lie if inputs lie so over the ranks of a mesh dimension, and what a call communicates for
-        that, in bytes, and why. Nothing runs.
+        """Where the outputs lie if inputs lie so over the ranks of a mesh, and what a call communicates for that, in
+        bytes, and why. Nothing runs.
 
         `placements`: of inputs by name, each torch's `Shard`, `Replicate` or `Partial`, the number of the dimension
-        that is sharded, or None; one left out is on every rank, or lies as the DTensor given for it. Arguments as for
-        `lower`. `ranks`: how many; that of a DTensor's mesh by default. Raises NameMistake for an unknown input,
-        InputMistake for a dimension that it does not have or where nothing says how many ranks there are.
+        that is sharded, or None, and a list of these for a mesh of several dimensions; one left out is on every rank,
+        or lies as the DTensor given for it. Arguments as for `lower`. `ranks`: how many, along each dimension of the
+        mesh; that of a DTensor's mesh by default. Raises NameMistake for an unknown input, InputMistake for a dimension
+        that it does not have or where nothing says how many ranks there are.
         """
         args = by_name(self.inputs, args, named) if named else args
         types, values = self.types_of(args)
-        placed, ranks = dtensors.placements(self.inputs, args, placements or {}, ranks)
+        placed, mesh = dtensors.placements(self.inputs, args, placements or {}, ranks)
         try:
             special = self._specialiser.specialised(types, values)
-            return dtensors.plan_of(self._specialiser, special, values, placed, ranks)
+            return dtensors.plan_of(self._specialiser, special, values, placed, mesh)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

@@ -79,6 +79,11 @@ CASES = {
     "scan back": (BACKWARD, [_(80, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
     "scan of maxima": (MAXIMA, [_(60, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
     "scan of logarithms": (LOGARITHMS, [_(60, 2)], [S(0)], "Shard(0)", "all-gather of steps"),
+    "scan in blocks": (
+        *("function (X[T]) -> (H) { H[t : T] = 0.5 * H[t - 1] + X[t] init 3; }", [_(1536)], [S(0)]),
+        *("Shard(0)", "all-gather of steps"),
+    ),
+    "scan back in blocks": (LANE, [_(1536)], [S(0)], "Shard(0)", "all-gather of steps"),
     "scan of a rank without steps": (LANE, [_(4)], [S(0)], "Shard(0)", "all-gather of steps"),
     "two steps back, across lanes": (ACROSS, [_(11, 6), _(3, 6)], [S(0), R], "Shard(0)", "passing states"),
     "padded states": (PADDED, [_(8, 3)], [S(0)], "Shard(1)", "all-to-all"),
@@ -102,6 +107,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_compute_what_one_does(name):
     source, arrays, placements, placement, collectives = CASES[name]
+    check_case(source, arrays, RANKS, placements, placement, collectives)
+
+
+def check_case(source, arrays, ranks, placements, placement, collectives):
     program, f = parse(source), tilec.compile(source)
     expected = evaluate(program, arrays)
     gradients = None
@@ -109,15 +118,23 @@ def test_ranks_compute_what_one_does(name):
     if expected[0].dtype.kind == "f":
         cotangents = [np.random.default_rng(0).normal(size=expected[0].shape)]
         gradients = cotangents, evaluate(grad(program, tuple(floating)), [*arrays, *cotangents])
-    check_ranks(f, (), arrays, RANKS, placements, expected, 1e-6, gradients)
-    told = f.sharding(dict(zip(program.input_names(), placements, strict=True)), *arrays, ranks=RANKS)
+    check_ranks(f, (), arrays, ranks, placements, expected, 1e-6, gradients)
+    told = f.sharding(dict(zip(program.input_names(), placements, strict=True)), *arrays, ranks=ranks)
     assert str(next(iter(told.outputs.values()))) == placement
     assert " ".join(c.collective for c in told.communications) == collectives, str(told)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {"scan of maxima", "scan of logarithms", "two steps back, across lanes", "time", "scan back in blocks"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in CASES])
 def test_what_is_communicated_is_told(name):
     source, arrays, placements, _, _ = CASES[name]
+    check_bytes(source, arrays, RANKS, placements)
+
+
+def check_bytes(source, arrays, ranks, placements):
+    """Forward and backward, on every rank."""
     f = tilec.compile(source)
     names = f.inputs
 
@@ -129,15 +146,81 @@ def test_what_is_communicated_is_told(name):
         if not result.is_floating_point():
             return [forward]
         gradient = f.grad([n for n, g in zip(names, given, strict=True) if g.is_floating_point()])
-        cotangent = distributed(np.ones(result.shape), mesh, Replicate())
+        cotangent = distributed(np.ones(result.shape), mesh, [Replicate()] * mesh.ndim)
         Received.reset()
         gradient(*given, cotangent)
         return [forward, (Received.bytes(), gradient.sharding({}, *given, cotangent))]
 
     with Received.counted():
-        for rank, results in enumerate(in_ranks(RANKS, body)):
+        for rank, results in enumerate(in_ranks(ranks, body)):
             for received, told in results:
                 assert received == sum(c.received[rank] for c in told.communications), str(told)
+
+
+SQUARE, WIDE = (2, 2), (2, 3)
+ON_MESHES = {
+    "rows and columns": (MATMUL, [_(7, 4), _(4, 5)], SQUARE, [[S(0), R], [R, S(1)]], "[Shard(0), Shard(1)]", ""),
+    "rows and terms": (MATMUL, [_(7, 4), _(4, 5)], SQUARE, [[S(0), S(1)], [R, S(0)]], "[Shard(0), Partial(sum)]", ""),
+    "terms twice": (MATMUL, [_(7, 9), _(9, 5)], WIDE, [[S(1), S(1)], [S(0), S(0)]], "[Partial(sum), Partial(sum)]", ""),
+    "rows twice": (MATMUL, [_(7, 4), _(4, 5)], WIDE, [[S(0), S(0)], [R, R]], "[Shard(0), Shard(0)]", ""),
+    "blocks": (
+        *(MATMUL, [_(6, 6), _(6, 6)], SQUARE, [[S(0), S(1)], [S(0), S(1)]]),
+        *("[Shard(0), Shard(1)]", "all-gather all-gather"),
+    ),
+    "parts": (
+        *(MATMUL, [_(7, 4), _(4, 5)], SQUARE, [[S(0), P], [P, R]]),
+        *("[Shard(0), Replicate()]", "all-reduce all-reduce"),
+    ),
+    "window": (
+        *(WINDOW, [_(13, 4), _(3, 4, 4)], SQUARE, [[S(0), R], [R, S(2)]]),
+        *("[Shard(0), Shard(1)]", "halo exchange"),
+    ),
+    "window of parts of parts": (
+        *(WINDOW, [_(30, 2), _(3, 2, 4)], SQUARE, [[S(0), S(0)], [R, R]]),
+        *("[Shard(0), Shard(0)]", "all-to-all halo exchange"),
+    ),
+    "softmax": (SOFTMAX, [_(5, 6)], SQUARE, [[S(0), S(1)]], "[Shard(0), Shard(1)]", "all-reduce all-reduce"),
+    "logsumexp": (
+        *(LOGSUMEXP, [_(2, 24)], SQUARE, [[S(1), S(1)]]),
+        *("[Replicate(), Replicate()]", "all-reduce all-reduce all-reduce all-reduce"),
+    ),
+    "time and lanes": (
+        *(STATES, [_(40, 4), _(4)], SQUARE, [[S(0), S(1)], [R, S(0)]]),
+        *("[Shard(0), Shard(1)]", "passing states"),
+    ),
+    "time and lanes of a scan": (
+        *(SCAN, [_(50, 2), _(50, 2), _(2)], SQUARE, [[S(0), S(1)], [S(0), S(1)], [R, S(0)]]),
+        *("[Shard(0), Shard(1)]", "all-gather of steps"),
+    ),
+    "time twice": (
+        *(STATES, [_(40, 4), _(4)], SQUARE, [[S(0), S(0)], [R, R]]),
+        *("[Shard(0), Shard(1)]", "all-to-all passing states"),
+    ),
+    "table": (TABLE, [_(80, 4), INDICES], SQUARE, [[S(0), S(1)], [R, R]], "[Partial(sum), Shard(1)]", ""),
+    "table twice": (TABLE, [_(800, 4), INDICES], SQUARE, [[S(0), S(0)], [R, R]], "[Partial(sum), Partial(sum)]", ""),
+    "rows of a table": (TABLE, [_(80, 4), INDICES], SQUARE, [[S(0), R], [R, S(0)]], "[Partial(sum), Shard(0)]", ""),
+    "attention": (
+        *(ATTENTION, [_(9, 2), _(9, 2), _(9, 3)], SQUARE, [[S(0), R], [R, S(0)], [R, S(0)]]),
+        *("[Shard(0), Partial(sum)]", "all-to-all all-to-all"),
+    ),
+}
+
+
+def some(names):
+    return [pytest.param(n, marks=[] if n in names else pytest.mark.slow) for n in ON_MESHES]
+
+
+@pytest.mark.parametrize("name", some({"rows and terms", "window", "parts", "time and lanes", "table"}))
+def test_meshes(name):
+    """Each dimension of a mesh divides in a way of its own."""
+    source, arrays, mesh, placements, placement, collectives = ON_MESHES[name]
+    check_case(source, arrays, mesh, placements, placement, collectives)
+
+
+@pytest.mark.parametrize("name", some({"blocks", "window of parts of parts"}))
+def test_what_is_communicated_on_meshes_is_told(name):
+    source, arrays, mesh, placements, _, _ = ON_MESHES[name]
+    check_bytes(source, arrays, mesh, placements)
 
 
 def test_plan_of_specs():
@@ -196,11 +279,22 @@ def test_backward_of_two_outputs_one_of_which_is_used():
         assert (found == 1).all()
 
 
+def test_forward_mode():
+    """A tangent is a Function like any other; that torch makes no dual of a DTensor is torch's own error."""
+    f, arrays = tilec.compile(MATMUL), [_(7, 4), _(4, 5), _(7, 4) + 1, _(4, 5) * 2]
+    expected = [arrays[0] @ arrays[1], arrays[2] @ arrays[1] + arrays[0] @ arrays[3]]
+    check_ranks(f.jvp(), (), arrays, 2, [S(1), S(0), S(1), S(0)], expected, 1e-9)
+
+    def body(mesh):
+        a, b = distributed(_(4, 4), mesh, S(0)), distributed(_(4, 4), mesh, R)
+        for call in (f, torch.matmul):
+            with pytest.raises(NotImplementedError, match="sharding strategy"):
+                torch.func.jvp(lambda a, call=call: call(a, b), (a,), (a,))
+
+    in_ranks(1, body)  # levels of forward mode are those of the process
+
+
 STRIDED_SHARD = _StridedShard(0, split_factor=1)
-
-
-def square():
-    return dist.init_device_mesh("cpu", (2, 1))
 
 
 def test_one_dimension_of_a_larger_mesh():
@@ -221,13 +315,6 @@ REFUSED = {
     "other meshes": (
         lambda mesh: [distributed(_(4, 4), mesh, R), distributed(_(4, 4), dist.init_device_mesh("cpu", (1, 2)), R)],
         "different meshes",
-    ),
-    "two dimensions of a mesh": (
-        lambda mesh: [
-            distribute_tensor(torch.ones(4, 4), square(), [S(0), R]),
-            distribute_tensor(torch.ones(4, 4), square(), [R, S(1)]),
-        ],
-        r"several dimensions of the mesh \(A along dimension 0, B along dimension 1\)",
     ),
     "parts in strides": (
         lambda mesh: [DTensor.from_local(torch.ones(2, 4), mesh, [STRIDED_SHARD]), distributed(_(4, 4), mesh, R)],
@@ -252,6 +339,14 @@ def test_refused(name):
             tilec.compile(MATMUL)(*make(mesh))
 
     in_ranks(2, body)
+
+
+def test_parts_of_several_reductions_are_refused():
+    f, specs = tilec.compile(MATMUL), (tilec.spec((6, 4)), tilec.spec((4, 5)))
+    with pytest.raises(tilec.Unsupported, match="not put together by one reduction"):
+        f.sharding({"A": [P, Partial("max")]}, *specs, ranks=SQUARE)
+    with pytest.raises(tilec.InputMistake, match="A has 1 placements; the mesh has 2 dimensions"):
+        f.sharding({"A": 0}, *specs, ranks=SQUARE)
 
 
 def test_refused_plans():

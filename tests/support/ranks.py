@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -14,10 +15,13 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 
-def in_ranks(ranks: int, body: Callable[[Any], Any]) -> list[Any]:
-    """What `body`, given a mesh of one dimension, returns on each rank. The first error of any rank is raised."""
+def in_ranks(shape: int | tuple[int, ...], body: Callable[[Any], Any]) -> list[Any]:
+    """What `body`, given a mesh of so many ranks along each dimension, returns on each. The first error of any rank is
+    raised."""
     from torch.distributed.device_mesh import init_device_mesh
 
+    shape = (shape,) if isinstance(shape, int) else shape
+    ranks = math.prod(shape)
     results: list[Any] = [None] * ranks
     errors: list[tuple[int, BaseException]] = []
     store = dist.HashStore()
@@ -25,7 +29,7 @@ def in_ranks(ranks: int, body: Callable[[Any], Any]) -> list[Any]:
     def run(rank: int) -> None:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=ranks, store=store)
-            results[rank] = body(init_device_mesh("cpu", (ranks,)))
+            results[rank] = body(init_device_mesh("cpu", shape))
         except BaseException as error:
             errors.append((rank, error))
             threaded.ProcessLocalGroup.exception_handle(error)  # which frees the ranks that wait for this one

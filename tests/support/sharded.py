@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,42 +14,80 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from tilec.arguments import DTYPE_NAMES
 
+Placed = Placement | Sequence[Placement]
+MESHES = ((2,), (2,), (2,), (3,), (4,), (2, 2), (2, 2), (3, 2))
+
 
 @st.composite
-def layouts(draw, arrays: Sequence[np.ndarray]):
-    """(ranks, placements): a number of ranks, and a placement for each array that has dimensions."""
-    ranks = draw(st.sampled_from([2, 2, 3, 4]))
-    found: list[Placement] = []
+def layouts(draw, arrays: Sequence[np.ndarray], meshes: Sequence[tuple[int, ...]] = MESHES):
+    """(mesh, placements): the numbers of ranks along its dimensions, and placements for each array."""
+    mesh = draw(st.sampled_from(meshes))
+    found: list[list[Placement]] = []
     for a in arrays:
         kinds = ["shard"] * 4 * (a.ndim > 0) + ["replicate"] + ["partial"] * (a.dtype.kind == "f")
-        kind = draw(st.sampled_from(kinds))
-        if kind == "shard":
-            found.append(Shard(draw(st.integers(0, a.ndim - 1))))
-        else:
-            found.append(Replicate() if kind == "replicate" else Partial("sum"))
-    return ranks, found
+        along: list[Placement] = []
+        for _ in mesh:
+            kind = draw(st.sampled_from(kinds))
+            if kind == "shard":
+                along.append(Shard(draw(st.integers(0, a.ndim - 1))))
+            else:
+                along.append(Replicate() if kind == "replicate" else Partial("sum"))
+        found.append(along)
+    return mesh, found
 
 
-def distributed(array: np.ndarray, mesh, placement: Placement) -> DTensor:
-    """The same tensor on a mesh; one in parts is all on rank 0, so that the sum is exact."""
+def several(placed: Placed) -> list[Placement]:
+    return [placed] if isinstance(placed, Placement) else list(placed)
+
+
+def distributed(array: np.ndarray, mesh, placed: Placed) -> DTensor:
+    """The same tensor on a mesh; one in parts is all on the first rank along that dimension, so that the sum is
+    exact."""
     t = torch.from_numpy(np.array(array))
-    if isinstance(placement, Partial):
-        own = t.clone() if mesh.get_local_rank() == 0 else torch.zeros_like(t)
-        return DTensor.from_local(own, mesh, [placement], run_check=False)
-    if isinstance(placement, Shard):
-        each = -(-t.shape[placement.dim] // mesh.size())
-        parts = torch.tensor_split(t, [k * each for k in range(1, mesh.size())], placement.dim)
-        own = parts[mesh.get_local_rank()].clone()
-        return DTensor.from_local(own, mesh, [placement], run_check=False, shape=t.shape, stride=t.stride())
-    return DTensor.from_local(t.clone(), mesh, [placement], run_check=False)
+    own, placements = t, several(placed)
+    for m, p in enumerate(placements):
+        place = mesh.get_local_rank(m)
+        if isinstance(p, Partial):
+            own = own if place == 0 else torch.zeros_like(own)
+        elif isinstance(p, Shard):
+            each = -(-own.shape[p.dim] // mesh.size(m))
+            own = torch.tensor_split(own, [k * each for k in range(1, mesh.size(m))], p.dim)[place]
+    own = own.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=t.shape, stride=t.stride())
 
 
-def whole(t: torch.Tensor | None) -> np.ndarray | None:
-    """All elements."""
-    return None if t is None else t.full_tensor().detach().numpy()
+Held = tuple[np.ndarray, Sequence[Placement]] | None
+REDUCED = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
 
-def check_ranks(f, sizes, arrays, ranks: int, placements, expected, rough: float, gradients=None) -> None:
+def held(t: torch.Tensor | None) -> Held:
+    """What a rank has of a tensor, and how it lies."""
+    return None if t is None else (t.to_local().detach().numpy(), t.placements)
+
+
+def whole(parts: Sequence[Held], mesh: tuple[int, ...]) -> np.ndarray | None:
+    """All elements, of what each rank of a mesh has. torch's own `full_tensor` does not put uneven parts of parts
+    together."""
+    if parts[0] is None:
+        return None
+    own, placements = [p[0] for p in parts], parts[0][1]
+    for ranks, p in zip(reversed(mesh), reversed(placements), strict=True):
+        groups = [own[k : k + ranks] for k in range(0, len(own), ranks)]
+        if isinstance(p, Shard):
+            own = [np.concatenate(g, p.dim) for g in groups]
+        elif isinstance(p, Partial):
+            own = [functools.reduce(REDUCED[p.reduce_op], g) for g in groups]
+        else:
+            for g in groups:
+                for other in g[1:]:
+                    np.testing.assert_array_equal(other, g[0])
+            own = [g[0] for g in groups]
+    return own[0]
+
+
+def check_ranks(
+    f, sizes, arrays, ranks: int | tuple[int, ...], placements, expected, rough: float, gradients=None
+) -> None:
     """All ranks have the outputs `expected`, and by floating inputs the gradients `gradients` for the cotangents that
     these come with. `sizes`: positions of inputs that stand in sizes."""
     if len(sizes) == len(arrays):  # nothing lies on a mesh
@@ -65,21 +104,24 @@ def check_ranks(f, sizes, arrays, ranks: int, placements, expected, rough: float
         results = results if isinstance(results, tuple) else (results,)
         for r in results:
             assert DTYPE_NAMES[r.dtype] == DTYPE_NAMES[r.to_local().dtype]
-        values = [whole(r) for r in results]
+        values = [held(r) for r in results]
         if gradients is None:
             return values, None
         cotangents, _ = gradients
         pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
         if not pairs:
             return values, [None] * len(asked)
-        given = [distributed(c, mesh, Replicate()).to(r.dtype) for r, c in pairs]
+        given = [distributed(c, mesh, [Replicate()] * mesh.ndim).to(r.dtype) for r, c in pairs]
         found = torch.autograd.grad([r for r, _ in pairs], asked, given, allow_unused=True)
-        return values, [whole(g) for g in found]
+        return values, [held(g) for g in found]
 
-    for values, found in in_ranks(ranks, body):
-        for e, v in zip(expected, values, strict=True):
-            assert same(e, v, rough), f"{f.tile}\n{placements} on {ranks}\nexpected\n{e}\ngot\n{v}"
-        if found is not None:
-            for e, g in zip(gradients[1], found, strict=True):
-                g = np.zeros_like(e) if g is None else g
-                assert same(e, g, rough), f"{f.tile}\n{placements} on {ranks}\ngradient\n{e}\ngot\n{g}"
+    mesh = (ranks,) if isinstance(ranks, int) else ranks
+    every = in_ranks(mesh, body)
+    for k, e in enumerate(expected):
+        v = whole([values[k] for values, _ in every], mesh)
+        assert same(e, v, rough), f"{f.tile}\n{placements} on {ranks}\nexpected\n{e}\ngot\n{v}"
+    if every[0][1] is not None:
+        for k, e in enumerate(gradients[1]):
+            g = whole([found[k] for _, found in every], mesh)
+            g = np.zeros_like(e) if g is None else g
+            assert same(e, g, rough), f"{f.tile}\n{placements} on {ranks}\ngradient\n{e}\ngot\n{g}"

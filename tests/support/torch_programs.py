@@ -35,9 +35,9 @@ def compiled(name: str, backend: str | None = None) -> Callable[..., torch.Tenso
     function = tilec.compile(example.source, backend=backend)
     if not example.integers:
         return function
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    integers = {device: [torch.tensor(i, device=device) for i in example.integers] for device in devices}
-    return lambda *inputs: function(*inputs, *integers[inputs[0].device.type])
+    devices = [torch.device("cpu"), *(torch.device("cuda", k) for k in range(torch.cuda.device_count()))]
+    integers = {(d.type, d.index): [torch.tensor(i, device=d) for i in example.integers] for d in devices}
+    return lambda *inputs: function(*inputs, *integers[inputs[0].device.type, inputs[0].device.index])
 
 
 def _convolution(i: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

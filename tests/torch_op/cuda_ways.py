@@ -32,7 +32,7 @@ def captured(run: Callable[[Tensors], tuple], inputs: Tensors) -> Callable[[Tens
             run(static)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # torch's default one is of the device of the first graph
         results = run(static)
 
     def replay(given: Tensors) -> tuple:

@@ -1,71 +1,318 @@
-"""Run every cell of the table in docs/torch.md and write it there: `python -m tests.torch_op.table`."""
+"""Run the table of docs/torch.md and write it there.
+
+    python -m tests.torch_op.table --json cpu.json          every cell on the CPU (an hour; --only takes a part)
+    python -m tests.torch_op.table --device cuda --jobs 12 --json cuda.json
+    python -m tests.torch_op.table --page cpu.json cuda.json
+
+Each cell is one transform in one mode of one program, against the same in torch's operations. Where ours fails, torch's
+own is run the same way: what it refuses of its own operations is told with its words.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.torch_programs import EXAMPLES, compiled
-from tests.torch_op.packages import packaged
-from tests.torch_op.test_compile import WAYS
-from tests.torch_op.test_transforms import TRANSFORMS, flat
+from tests.torch_op.cuda_ways import CUDA_WAYS
+from tests.torch_op.test_transforms import TRANSFORMS, flat, loss
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+CLOSE = {"autocast": 5e-2}  # else 1e-7, in float64
+SIZED = (0, 2)  # rows that are added, with open sizes
 
 
-def outcome(run: Callable[[], tuple[object, object]]) -> str:
-    """`ok`, or what went otherwise."""
-    torch._dynamo.reset()
+def shapes_of(results: object) -> list[torch.Tensor]:
+    return [torch.tensor([*t.shape, t.itemsize]) for t in flat(results)]
+
+
+def autocast(f, *inputs):
+    """Values and gradients; `loss` is nonlinear."""
+    given = [t.float().requires_grad_() for t in inputs]
+    with torch.autocast(inputs[0].device.type, torch.bfloat16):
+        y = f(*given)
+    return [y.double(), *torch.autograd.grad(loss(lambda *x: y.float())(), given)]
+
+
+def fake(f, *inputs):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [mode.from_tensor(t).requires_grad_() for t in inputs]
+        y = f(*given)
+        found = [y, *torch.autograd.grad(y.sum(), given)]
+    return shapes_of(found)
+
+
+def meta(f, *inputs):
+    given = [t.to("meta").requires_grad_() for t in inputs]
+    y = f(*given)
+    return shapes_of([y, *torch.autograd.grad(y.sum(), given)])
+
+
+ROWS = {**TRANSFORMS, "autocast": autocast, "fake tensors": fake, "meta tensors": meta}
+OUTSIDE = {  # what is done to a function that is compiled or exported, rather than compiled or exported with it
+    *("forward", "backward", "double backward", "a gradient by weights of a gradient by data", "checkpoint"),
+    *("reentrant checkpoint", "no_grad", "inference_mode", "dual numbers", "autocast", "fake tensors", "meta tensors"),
+    *("make_fx", "forward-mode jacobian", "autograd through vmap"),
+}
+
+
+class Module(torch.nn.Module):
+    def __init__(self, f: Callable):
+        super().__init__()
+        self.f = f
+
+    def forward(self, *inputs):
+        return self.f(*inputs)
+
+
+def exported(f: Callable, inputs: list[torch.Tensor]) -> Callable:
+    return torch.export.export(Module(f), tuple(inputs)).module()
+
+
+def compiled_whole(f: Callable, inputs: object = None, **how: object) -> Callable:
+    return torch.compile(f, fullgraph=True, backend="aot_eager", **how)
+
+
+MODES: dict[str, Callable[[Callable, list[torch.Tensor]], Callable]] = {
+    "eager": lambda f, inputs: f,
+    "compile": compiled_whole,
+    "compile, dynamic": lambda f, inputs: compiled_whole(f, dynamic=True),
+    "export": exported,
+}
+PACKAGES = "AOTInductor"
+
+
+class Unreal(Exception):
+    """What torch cannot trace through may come out as tensors without data."""
+
+
+def run(f: Callable, name: str, mode: str, row: str, device: str, outside: bool) -> list:
+    """What a cell gives of one function."""
+    transform, example, found = ROWS[row], EXAMPLES[name], []
+    sizes = SIZED if mode == "compile, dynamic" else (0,)
+    inputs = example.inputs(device=device, more=sizes[0])
     try:
-        found, expected = run()
-        for ours, theirs in zip(flat(found), flat(expected), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-    except AssertionError:
-        return "wrong"
+        made = MODES[mode](f if outside else lambda *x: transform(f, *x), inputs)
+        for more in sizes:
+            given = example.inputs(device=device, more=more)
+            found += flat(transform(made, *given) if outside else made(*given))
+    finally:
+        torch._dynamo.reset()
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)  # what an error leaves there
+    if any(isinstance(t, FakeTensor) for t in found):
+        raise Unreal("the result is a fake tensor")
+    return found
+
+
+def expected(name: str, mode: str, row: str, device: str) -> list:
+    """What torch's operations give in eager mode."""
+    example = EXAMPLES[name]
+    sizes = SIZED if mode == "compile, dynamic" else (0,)
+    return [t for more in sizes for t in flat(ROWS[row](example.torch, *example.inputs(device=device, more=more)))]
+
+
+def outcome(name: str, mode: str, row: str, device: str) -> str:
+    """`ok`, or what went otherwise."""
+    outside = row in OUTSIDE
+    try:
+        found = run(compiled(name), name, mode, row, device, outside)
     except Exception as error:
-        return type(error).__name__
-    return "ok"
+        return refused(name, mode, row, device, outside, error)
+    return compared(found, expected(name, mode, row, device), row)
 
 
-def cells(name: str) -> dict[str, str]:
-    """The column of one program."""
-    example, f = EXAMPLES[name], compiled(name)
-    column = {}
-    for row, transform in TRANSFORMS.items():
-        run = lambda t=transform: (t(f, *example.inputs()), t(example.torch, *example.inputs()))  # noqa: E731
-        column[f"eager: {row}"] = outcome(run)
-    for row, way in WAYS.items():
-        run = lambda w=way: w(f, example.torch, example, example.inputs())  # noqa: E731
-        column[f"traced: {row}"] = outcome(run)
+def refused(name: str, mode: str, row: str, device: str, outside: bool, ours: Exception) -> str:
+    """By torch, of its own operations too?"""
+    try:
+        run(EXAMPLES[name].torch, name, mode, row, device, outside)
+    except Exception as error:
+        return f"torch: {told(error)}"
+    return f"fails: {told(ours)}"
+
+
+def compared(found: list, wanted: list, row: str) -> str:
+    close = CLOSE.get(row, 1e-7)
+    same = len(found) == len(wanted) and all(
+        torch.allclose(a, b.to(a.dtype), rtol=close, atol=close) for a, b in zip(found, wanted, strict=True)
+    )
+    return "ok" if same else "wrong"
+
+
+def told(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+
+
+def packaged(f: Callable, name: str, rows: list[str], device: str) -> dict[str, list]:
+    """What one package gives of these rows."""
+    inputs = EXAMPLES[name].inputs(device=device)
+    program = torch.export.export(Module(lambda *x: {row: flat(ROWS[row](f, *x)) for row in rows}), tuple(inputs))
     with tempfile.TemporaryDirectory() as folder:
-        for row, results in packaged(name, Path(folder)).items():
-            column[f"packaged: {row}"] = "as torch" if results is None else outcome(lambda r=results: r)
-    return column
+        path = torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=f"{folder}/model.pt2",
+            inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+        )
+        return torch._inductor.aoti_load_package(path)(*inputs)
 
 
-def table() -> str:
-    """All columns side by side, as Markdown."""
-    columns = {}
-    for name in EXAMPLES:
-        columns[name] = cells(name)
-        print(name, set(columns[name].values()), file=sys.stderr, flush=True)
-    lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
-    for row in next(iter(columns.values())):
-        lines.append(f"| {row} | " + " | ".join(column[row] for column in columns.values()) + " |")
-    return "\n".join(lines)
+def packages(name: str, rows: list[str], device: str) -> dict[str, str]:
+    """The cells of rows that can be exported, by as few packages as hold all that can be packed."""
+    try:
+        found = packaged(compiled(name), name, rows, device)
+    except Exception as error:
+        if len(rows) > 1:
+            half = len(rows) // 2
+            return packages(name, rows[:half], device) | packages(name, rows[half:], device)
+        try:
+            packaged(EXAMPLES[name].torch, name, rows, device)
+        except Exception as theirs:
+            return {rows[0]: f"torch: {told(theirs)}"}
+        return {rows[0]: f"fails: {told(error)}"}
+    results = {}
+    for row in rows:
+        wanted = expected(name, PACKAGES, row, device)
+        results[row] = compared(flat(found[row]), wanted, row)
+        if results[row] == "wrong":
+            with suppress(Exception):
+                theirs = flat(packaged(EXAMPLES[name].torch, name, [row], device)[row])
+                if compared(theirs, wanted, row) == "wrong":
+                    results[row] = "torch: other results than in eager mode"
+    return results
+
+
+def package_cells(name: str, device: str) -> dict[str, str]:
+    """What is packed is what torch exports: of the others its reason is told."""
+    column, fitting = dict.fromkeys(ROWS, ""), []
+    compiled(name)(*EXAMPLES[name].inputs(device=device))
+    for row in ROWS:
+        try:
+            run(compiled(name), name, "export", row, device, outside=False)
+            fitting.append(row)
+        except Exception as error:
+            column[row] = refused(name, "export", row, device, False, error)
+    return column | (packages(name, fitting, device) if fitting else {})
+
+
+def on_cuda(name: str, way: str) -> str:
+    try:
+        found, expected = CUDA_WAYS[way](
+            compiled(name), EXAMPLES[name].torch, EXAMPLES[name], EXAMPLES[name].inputs(device="cuda")
+        )
+    except Exception as error:
+        return f"fails: {told(error)}"
+    pairs = zip(flat(found), flat(expected), strict=True)
+    return "ok" if all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in pairs) else "wrong"
+
+
+def cells(name: str, mode: str, device: str) -> dict[str, str]:
+    """The column of a mode for one program."""
+    if mode == PACKAGES:
+        return package_cells(name, device)
+    found = {row: outcome(name, mode, row, device) for row in ROWS}
+    if device == "cuda" and mode == "eager":
+        found |= {f"CUDA: {way}": on_cuda(name, way) for way in CUDA_WAYS}
+    return found
+
+
+def everything(device: str, jobs: int, path: Path, only: str) -> None:
+    """All cells, by a process for each program and mode, so many at a time; what the file holds already is kept."""
+    state = (
+        json.loads(path.read_text()) if path.exists() else {"torch": torch.__version__, "device": device, "cells": {}}
+    )
+    waiting = [
+        (n, m) for m in (*MODES, PACKAGES) for n in EXAMPLES if only in f"{n}/{m}" and f"{n}/{m}" not in state["cells"]
+    ]
+    running: dict[tuple[str, str], subprocess.Popen] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            cell = waiting.pop(0)
+            command = [sys.executable, "-m", "tests.torch_op.table", "--device", device, "--cell", *cell]
+            running[cell] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for cell, process in list(running.items()):
+            try:
+                out, _ = process.communicate(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            del running[cell]
+            last = out.strip().splitlines()[-1] if out.strip() else "{}"
+            state["cells"]["/".join(cell)] = json.loads(last)
+            path.write_text(json.dumps(state, indent=1) + "\n")
+            print(*cell, sorted(set(v.split(":")[0] for v in json.loads(last).values())), file=sys.stderr, flush=True)
+
+
+def page(paths: list[Path]) -> str:
+    """A table for each file: transforms down, modes across; a cell stands for all programs."""
+    parts, notes = [], []
+    for path in paths:
+        state = json.loads(path.read_text())
+        where = "On the CPU" if state["device"] == "cpu" else "On a GPU (H200)"
+        modes = [m for m in (*MODES, PACKAGES) if any(f"{n}/{m}" in state["cells"] for n in EXAMPLES)]
+        rows = list(dict.fromkeys(row for column in state["cells"].values() for row in column))
+        rows.sort(key=lambda row: [*ROWS, *(f"CUDA: {w}" for w in CUDA_WAYS)].index(row))
+        parts.append(f"{where}, torch {state['torch'].split('+')[0]}:\n")
+        parts.append("| | " + " | ".join(modes) + " |\n| --- |" + " --- |" * len(modes))
+        for row in rows:
+            line = [row.removeprefix("CUDA: ")]
+            for mode in modes:
+                every = {n: state["cells"].get(f"{n}/{mode}", {}).get(row) for n in EXAMPLES}
+                line.append(_summary({n: v for n, v in every.items() if v is not None}, notes))
+            parts.append("| " + " | ".join(line) + " |")
+        parts.append("")
+    parts += [f"[{k}] {note}  " for k, note in enumerate(notes, 1)]
+    return "\n".join(parts).rstrip()
+
+
+def _summary(every: dict[str, str], notes: list[str]) -> str:
+    """`ok`, and what torch refuses of its own with the number of its words among the notes."""
+    if not every:
+        return ""
+    refused: dict[str, list[str]] = {}
+    for name, value in every.items():
+        if value != "ok":
+            refused.setdefault(value, []).append(name)
+    if not refused:
+        return "ok"
+    found = [] if len([n for names in refused.values() for n in names]) == len(every) else ["ok"]
+    for value, names in refused.items():
+        kind, _, reason = value.partition(": ")
+        note = f"`{reason}`" if reason else kind
+        if note not in notes:
+            notes.append(note)
+        which = "" if len(names) == len(every) else f" ({', '.join(names)})"
+        found.append(f"{kind} [{notes.index(note) + 1}]{which}")
+    return "; ".join(found)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go; what it holds is not run again")
+    parser.add_argument("--only", default="", metavar="TEXT", help="columns whose program/mode holds TEXT")
+    parser.add_argument("--cell", nargs=2, metavar=("PROGRAM", "MODE"), help="one column, printed as JSON")
+    parser.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="write the page of these results")
+    given = parser.parse_args()
+    if given.cell:
+        print(json.dumps(cells(*given.cell, given.device)))
+    elif given.page:
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        PAGE.write_text(f"{head}{BEGIN}\n{page(given.page)}\n{END}{tail}")
+    else:
+        everything(given.device, given.jobs, given.json or Path(f"table-{given.device}.json"), given.only)
 
 
 if __name__ == "__main__":

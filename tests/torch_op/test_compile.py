@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
-from tests.torch_op.test_transforms import batch, every, flat, loss, sampled, tangents
+from tests.torch_op.test_transforms import TRANSFORMS, batch, every, flat, loss, sampled, tangents
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +177,17 @@ def test_training_of_what_is_exported_with_open_sizes() -> None:
     module = torch.export.export(Module(), tuple(example.inputs()), dynamic_shapes=shapes).module()
     larger = example.inputs(more=5)
     torch.testing.assert_close(trained(module, larger), trained(example.torch, larger))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ("dual numbers", "forward-mode jacobian"))
+@pytest.mark.parametrize("name", ("softmax", pytest.param("recurrence", marks=pytest.mark.slow)))
+def test_tangents_in_what_is_exported(name: str, way: str) -> None:
+    """The graph enters a level of forward mode, and makes batches, of which Python knows nothing."""
+    inputs, transform = EXAMPLES[name].inputs(), TRANSFORMS[way]
+    found = flat(exported(lambda *x: transform(compiled(name), *x), inputs)(*inputs))
+    for ours, theirs in zip(found, flat(transform(EXAMPLES[name].torch, *inputs)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore")

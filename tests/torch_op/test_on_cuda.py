@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode asks for it
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 TORCH_TOO = ("graph", "graph of forward and backward", "a side stream", "deterministic", "no synchronization")
 
 
@@ -149,7 +151,7 @@ def test_a_capture_of_what_was_not_called_is_refused() -> None:
     torch.testing.assert_close(f(x), x.sum(1))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@TWO
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("backend", [None, "torch"])
 def test_another_device_is_current(name: str, backend: str | None) -> None:
@@ -165,7 +167,66 @@ def test_another_device_is_current(name: str, backend: str | None) -> None:
             check(found, [example.torch(*inputs), *differentiated(example.torch, inputs)])
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@TWO
+@pytest.mark.parametrize("way", ("graph of forward and backward", "reduce-overhead", "a side stream", "many streams"))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ways_on_the_second_device(name: str, way: str) -> None:
+    """After the same on the first: what is kept for a device or a stream of it is not another's."""
+    example = EXAMPLES[name]
+    for k in (0, 1):
+        with torch.cuda.device(k):
+            check(*CUDA_WAYS[way](compiled(name), example.torch, example, example.inputs(device=f"cuda:{k}")))
+
+
+@TWO
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_stream_of_a_device_that_is_not_current(name: str) -> None:
+    """Calls run on the current stream of their inputs' device."""
+    example, stream = EXAMPLES[name], torch.cuda.Stream(1)
+    inputs = example.inputs(device="cuda:1")
+    expected = differentiated(example.torch, inputs)
+    differentiated(compiled(name), inputs)
+    late = [torch.zeros_like(t) for t in inputs]
+    torch.cuda.synchronize(1)
+    with torch.cuda.stream(stream), torch.cuda.device(0):
+        assert torch.cuda.current_device() == 0
+        with torch.cuda.device(1):
+            torch.cuda._sleep(20_000_000)
+        for place, t in zip(late, inputs, strict=True):
+            place.copy_(t)
+        found = differentiated(compiled(name), late)
+        for place in late:
+            place.zero_()
+    torch.cuda.synchronize(1)
+    check(found, expected)
+
+
+@TWO
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_thread_for_each_device(name: str) -> None:
+    """With a function that no call has been made of."""
+    example, found = EXAMPLES[name], {}
+    function = tilec.compile(example.source)
+    integers = [[torch.tensor(i, device=f"cuda:{d}") for i in example.integers] for d in (0, 1)]
+    given = [example.inputs(device=f"cuda:{k % 2}", more=k) for k in range(4)]
+    start = threading.Barrier(4)
+
+    def work(k: int) -> None:
+        start.wait()
+        with torch.cuda.device(k % 2):
+            for _ in range(10):
+                found[k] = differentiated(lambda *x: function(*x, *integers[k % 2]), given[k])
+            torch.cuda.synchronize()
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    for k in range(4):
+        assert all(t.device.index == k % 2 for t in found[k])
+        check(found[k], differentiated(example.torch, given[k]))
+
+
+@TWO
 def test_inputs_on_two_devices_are_refused() -> None:
     with pytest.raises(tilec.InputMistake, match="different devices: X on cuda:0, Y on cuda:1"):
         tilec.compile("Z = X + Y;")(torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"))

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.distributed.placements import IndexBox, shape_of
+from tilec.distributed.placements import IndexBox, coordinates, shape_of
+from tilec.distributed.plan import Communication, Sharding, Parted, ShardedStep
 from tilec.distributed.regions import statement_reads
-from tilec.distributed.sharding import Communication, ShardedStep, Sharding
-from tilec.distributed.turns import carry_of, init_of, summary_of
+from tilec.distributed.turns import carry_of, in_blocks, in_groups, init_of, summary_of
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
 from tilec.ir.program import (
@@ -39,8 +39,8 @@ from tilec.transforms.util.naming import Names, all_variables
 
 @dataclass(frozen=True)
 class LocalProgram:
-    """A program of what is at hand under the names `arguments`; `types` are those of its inputs. `stand_ins`, among the
-    arguments, lend their shape alone."""
+    """A program of what is at hand under the names `arguments`; `types` are those of its inputs, as which what is at
+    hand is looked at. `stand_ins`, among the arguments, lend their shape alone."""
 
     program: Program
     types: Mapping[str, TensorType]
@@ -50,17 +50,20 @@ class LocalProgram:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A rank's turn in a recurrence that ranks carry out one after the other: `work` gives its elements, `result`. It
-    reads the states of the rank before it, if it has one, as its last argument; `states` are those that it passes on,
-    `depth` along `dim`, of this type. Where steps compose nobody waits: `summary` gives what a rank's steps do to a
-    state, and `carry`, of all ranks' summaries, the state before this one (None: there is none)."""
+    """A rank's turn in a recurrence that the ranks along a dimension of the mesh (`along`) carry out one after the
+    other: `work` gives its elements, `result`. It reads the states of the rank before it, if it has one, as its last
+    argument; `states` are those that it passes on, `depth` along `dim`, of this type. Where steps compose nobody waits:
+    `summary` gives what a rank's steps do to a state, and what `work` reads beside states of blocks of steps; `carry`,
+    of all ranks' summaries, the state before this one (None: there is none). `shape`: of the elements."""
 
     work: LocalProgram
     result: str
     dim: int
     depth: int
     states: TensorType
+    shape: tuple[int, ...]
     first: bool
+    along: int
     summary: LocalProgram | None
     carry: LocalProgram | None
 
@@ -80,7 +83,7 @@ class Stage:
 
 def sources_of(c: Communication | RankTurn) -> set[str]:
     """The names of what it reads."""
-    return {n for w in c.works for n in w.arguments} if isinstance(c, RankTurn) else {c.tensor}
+    return {n for w in c.works for n in w.arguments} if isinstance(c, RankTurn) else {c.source}
 
 
 def rank_stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
@@ -98,7 +101,7 @@ class _Rank:
     def stages(self) -> tuple[Stage, ...]:
         plan = self.plan
         last = max([c.time for c in plan.communications] + [s.time for s in plan.steps], default=-1)
-        turns = {step.statement.output: step for step in plan.steps if step.split is not None and step.split.states}
+        turns = {step.statement.output: step for step in plan.steps if step.passing is not None}
         alone = [step for step in plan.steps if step.statement.output not in turns]
         bodies = [[s for step in alone if step.time == t for s in self._statements(step)] for t in range(last + 1)]
         moved = [
@@ -123,12 +126,16 @@ class _Rank:
         return Stage(together, work, tuple(sorted(known - later)))
 
     def _work(
-        self, body: list[Statement], outputs: tuple[str, ...], more: Mapping[str, TensorType] | None = None
+        self,
+        body: list[Statement],
+        outputs: tuple[str, ...],
+        more: Mapping[str, TensorType] | None = None,
+        shapes: Mapping[str, TensorType] | None = None,
     ) -> LocalProgram:
-        """`more`: types of inputs that no plan knows, which come last."""
+        """`more`: types of inputs that no plan knows, which come last; `shapes`: of those that are looked at so."""
         made = {s.output for s in body} | set(more or ())
         arguments = [n for n in dict.fromkeys(name for s in body for name in reads(s)) if n not in made]
-        types = {**{name: self._type(name) for name in arguments}, **(more or {})}
+        types = {**{name: (shapes or {}).get(name) or self._type(name) for name in arguments}, **(more or {})}
         program = Program(None, tuple(Input(n, t.shape) for n, t in types.items()), outputs, tuple(body))
         program = self._without_sizes(program)
         stand_ins = frozenset(arguments) & frozenset(self.stand_ins.values())
@@ -136,31 +143,43 @@ class _Rank:
         return LocalProgram(program, types, tuple(arguments), stand_ins)
 
     def _turn(self, step: ShardedStep) -> RankTurn:
-        s, split = step.statement, step.split
+        s, split = step.statement, step.passing
         assert split is not None and split.dim is not None, "a turn is one of a divided recurrence"
         low, high = split.parts[self.rank]
-        t, k, size = self.plan.types[s.output], split.dim, split.parts[-1][1]
-        states = replace(t, shape=(*t.shape[:k], abs(split.states), *t.shape[k + 1 :]), weak=False)
-        first = low == 0 if split.states > 0 else high == size
+        t, k = self.plan.types[s.output], split.dim
+        shape = self._type(s.output).shape
+        states = replace(t, shape=(*shape[:k], abs(split.states), *shape[k + 1 :]), weak=False)
+        first = low == 0 if split.states > 0 else high == split.size
         *before, own = self._statements(step)
-        summary = carry = None
+        summary = carry = blocks = None
         if split.composes:
-            place = self.rank if split.states > 0 else self.plan.ranks - 1 - self.rank
-            found = summary_of(own, s, split, t, self.names, place == 0)
-            summary = self._work([*before, *found], (found[-1].output,))
+            ranks = self.plan.mesh[split.along]
+            place = coordinates(self.plan.mesh)[self.rank][split.along]
+            place = place if split.states > 0 else ranks - 1 - place
+            found, blocks = summary_of(own, s, split, t, self.names, place == 0)
+            pair = () if blocks is None else (blocks.scales, blocks.offsets)
+            made = {f.output for f in found}
+            given = {n: self._type(n) for f in found for n in reads(f) if n not in made}
+            found, grouped = in_groups(found, given)
+            summary = self._work([*before, *found], (found[-1].output, *pair), shapes=grouped)
             gathered = self.names.fresh(f"{s.output}_ranks")
-            lanes = summary.program.statements[-1].sizes or ()
-            shape = (self.plan.ranks, *(n.value for n in lanes if isinstance(n, Int)))
-            types = {gathered: replace(states, shape=shape)}
+            lanes = tuple(n for d, n in enumerate(shape) if d != k)
+            types = {gathered: replace(states, shape=(ranks, 2, *lanes))}
             if place:
-                carried = carry_of(own, split, t, gathered, self.names.fresh(f"{s.output}_carry"), place)
+                carried = carry_of(own, split, t, gathered, self.names.fresh(f"{s.output}_carry"), ranks, place)
                 carry = self._work([carried], (carried.output,), types)
-        more: dict[str, TensorType] = {}
-        if not first:
-            name = self.names.fresh(f"{s.output}_before")
-            own, more = replace(own, init=init_of(own, s, split, t.shape, name, self.rank)), {name: states}
-        work = self._work([*before, own], (s.output,), more)
-        return RankTurn(work, s.output, k, split.states, states, first, summary, carry)
+        name = None if first else self.names.fresh(f"{s.output}_before")
+        more = {} if name is None else {name: states}
+        if blocks is not None:
+            each = replace(states, shape=(blocks.count, *(n for d, n in enumerate(shape) if d != k)))
+            more = {blocks.scales: each, blocks.offsets: each, **more}
+            statements = in_blocks(own, split, t, blocks, name, self.names)
+        elif name is not None:
+            statements = [replace(own, init=init_of(own, s, split, t.shape, name, self.rank))]
+        else:
+            statements = [own]
+        work = self._work([*before, *statements], (s.output,), more)
+        return RankTurn(work, s.output, k, split.states, states, shape, first, split.along, summary, carry)
 
     def _without_sizes(self, program: Program) -> Program:
         """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""
@@ -174,36 +193,34 @@ class _Rank:
         back = {new: tensor for tensor, new in self.stand_ins.items()}
         if name in back:
             return replace(self.plan.types[back[name]], weak=False)
-        copy = self.plan.copies.get(name)
-        if copy is None:  # in parts
-            return self.plan.types[name]
+        copy = self.plan.copies[name]
         return replace(self.plan.types[copy.tensor], shape=shape_of(copy.boxes[self.rank]))
 
     # a statement
 
     def _statements(self, step: ShardedStep) -> list[Statement]:
-        s, split = step.statement, step.split
-        held = {t: (name, self.plan.copies[name].boxes[self.rank]) for t, name in step.reads.items()}
+        s, rank = step.statement, self.rank
+        held = {t: (name, self.plan.copies[name].boxes[rank]) for t, name in step.reads.items()}
         before: list[Statement] = []
         shift: dict[str, Affine] = {}
-        if split is not None:
-            low, high = split.parts[self.rank]
+        own: dict[int, int] = {}
+        sizes = list(s.sizes or ())
+        limits: list[Constraint] = []
+        for split in step.splits:  # the inner ones of those that divide the same come later
+            low, high = split.parts[rank]
             v = _counted(split.form)
             if v is not None and v not in _bound(s):
-                shift = {v: Affine.variable(v) + (low - split.form.constant)}
-            if split.dim is None and not self._owned(step, held):
-                c = Constraint((split.form - low).to_expr(), Int(high - low))
-                s = replace(s, constraints=(*s.constraints, c))
+                shift[v] = Affine.variable(v) + (low - split.form.constant)
+            if split.dim is not None:
+                own[split.dim], sizes[split.dim] = low, Int(high - low)
+            elif not self._owned(s, split, held):
+                limits.append(Constraint((split.form - low).to_expr(), Int(high - low)))
+        s = replace(s, constraints=(*s.constraints, *limits))
         init = s.init
         s = substitute_affine(s, shift) if shift else s
         if init is not None and shift:
             init = replace_indices(init, shift)
-        own: dict[int, int] = {}
-        if split is not None and split.dim is not None:
-            low, high = split.parts[self.rank]
-            own = {split.dim: low}
-            sizes = list(s.sizes or ())
-            sizes[split.dim] = Int(high - low)
+        if own:
             s = replace(s, sizes=tuple(sizes))
         s = map_expressions(replace(s, init=init), lambda e: self._at_hand(e, s.output, own, held))
         if own:
@@ -215,15 +232,14 @@ class _Rank:
             s, before = self._with_default(s, held, own)
         return [*before, s]
 
-    def _owned(self, step: ShardedStep, held: Mapping[str, tuple[str, IndexBox]]) -> bool:
+    def _owned(self, s: Statement, split: Parted, held: Mapping[str, tuple[str, IndexBox]]) -> bool:
         """Do the accesses alone keep a rank to its own points?"""
-        split = step.split
-        assert split is not None and split.owner is not None
+        assert split.owner is not None
         tensor, d = split.owner
         return (
             any(
                 r.access.tensor == tensor and r.constrains and not r.shape and linear(r.access.index[d]) == split.form
-                for r in statement_reads(step.statement)
+                for r in statement_reads(s)
             )
             and held[tensor][1][d] == split.parts[self.rank]
         )

@@ -1,9 +1,15 @@
-"""Where tensors lie: placements over the ranks of one mesh dimension, and the boxes of elements that ranks hold."""
+"""Where tensors lie: placements over the dimensions of a mesh of ranks, and the boxes of elements that ranks hold.
+
+Ranks are numbered row by row, the last dimension of the mesh fastest. A tensor that several dimensions of the mesh
+divide along one of its own is divided by the first of these, and its parts by the next.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 from tilec.ir.types import ITEM_BYTES
 
@@ -25,25 +31,69 @@ class Placement:
 
 
 REPLICATE = Placement()
+Mesh = tuple[int, ...]  # the number of ranks along each dimension
 
 
-def chunks(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
-    """What each rank holds of a dimension, as `torch.chunk` divides it: the last ones may be shorter, or empty."""
+class Placements(tuple[Placement, ...]):
+    """How a tensor lies along each dimension of a mesh."""
+
+    def __str__(self) -> str:
+        return str(self[0]) if len(self) == 1 else "[" + ", ".join(map(str, self)) + "]"
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions of the mesh that divide the tensor."""
+        return tuple(m for m, p in enumerate(self) if p.dim is not None)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The dimensions of the mesh along which it is in parts that are to be reduced."""
+        return tuple(m for m, p in enumerate(self) if p.reduction is not None)
+
+    def without(self, dims: Iterable[int]) -> Placements:
+        """The same where every rank along these dimensions of the mesh has what they have together."""
+        given = {*dims}
+        return Placements(REPLICATE if m in given else p for m, p in enumerate(self))
+
+
+def everywhere(mesh: Mesh) -> Placements:
+    return Placements((REPLICATE,) * len(mesh))
+
+
+def coordinates(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Those of each rank."""
+    return tuple(product(*map(range, mesh)))
+
+
+def peers(mesh: Mesh, rank: int, along: int) -> tuple[int, ...]:
+    """The ranks that differ from this one along one dimension alone, in order, itself among them."""
+    step = math.prod(mesh[along + 1 :])
+    first = rank - coordinates(mesh)[rank][along] * step
+    return tuple(first + k * step for k in range(mesh[along]))
+
+
+def chunks(size: int, ranks: int, start: int = 0) -> tuple[tuple[int, int], ...]:
+    """What each rank holds of so many elements from `start` on, as `torch.chunk` divides them: the last ones may be
+    shorter, or empty."""
     each = -(-size // ranks)
-    return tuple((min(size, r * each), min(size, (r + 1) * each)) for r in range(ranks))
+    return tuple((start + min(size, r * each), start + min(size, (r + 1) * each)) for r in range(ranks))
 
 
 def whole(shape: tuple[int, ...]) -> IndexBox:
     return tuple((0, n) for n in shape)
 
 
-def shard_boxes(shape: tuple[int, ...], placement: Placement, ranks: int) -> tuple[IndexBox, ...]:
-    """What each rank holds of a tensor that is not in parts."""
-    everything = whole(shape)
-    if placement.dim is None:
-        return (everything,) * ranks
-    d = placement.dim
-    return tuple((*everything[:d], part, *everything[d + 1 :]) for part in chunks(shape[d], ranks))
+def shard_boxes(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> tuple[IndexBox, ...]:
+    """What each rank holds of a tensor; of one in parts, all that these are parts of."""
+    found = []
+    for place in coordinates(mesh):
+        box = list(whole(shape))
+        for m, p in enumerate(placements):
+            if p.dim is not None:
+                start, stop = box[p.dim]
+                box[p.dim] = chunks(stop - start, mesh[m], start)[place[m]]
+        found.append(tuple(box))
+    return tuple(found)
 
 
 def shape_of(box: IndexBox) -> tuple[int, ...]:

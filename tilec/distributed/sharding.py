@@ -1,4 +1,4 @@
-"""How the ranks of one mesh dimension divide a program, derived from its indices, and what they communicate for that.
+"""How the ranks of a mesh divide a program, derived from its indices, and what they communicate for that.
 
 Each statement is divided in one of two ways. By a dimension of its output: a rank computes the elements that it will
 hold. Or, where an aggregation puts parts together by a reduction, by a dimension of a sharded tensor: a rank takes the
@@ -6,29 +6,40 @@ points that read what it holds, and its result is a part (a logsumexp is its max
 it). Either way indices say which elements of the other tensors that takes; what a rank does not hold is exchanged
 first: the rows around its own for a window, another dimension's part, or all. Of the ways the one that communicates
 least is taken; index variables keep their values, so that constraints, masks and random numbers are those of the whole.
+
+Each dimension of a mesh divides a statement in a way of its own. What a rank does not hold comes along one dimension of
+the mesh after another, so that ranks which differ in one coordinate alone communicate.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tilec.distributed.placements import (
     REPLICATE,
     IndexBox,
+    Mesh,
     Placement,
+    Placements,
+    shard_boxes,
     chunks,
+    coordinates,
     count,
+    everywhere,
+    hull,
     is_inside,
     overlap,
+    peers,
     reduced_size,
     shard_boxes,
     whole,
 )
+from tilec.distributed.plan import Communication, TensorCopy, Sharding, Parted, ShardedStep, passing
 from tilec.distributed.regions import Limit, Regions
 from tilec.distributed.steps import composes, depth_along
-from tilec.errors import InputMistake, NameMistake
+from tilec.errors import InputMistake, NameMistake, Unsupported
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
@@ -48,122 +59,38 @@ from tilec.transforms.util.naming import Names
 # Aggregations whose parts are put together again, and by which reduction.
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min", "assign": "sum"}
 _HALVES = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class TensorCopy:
-    """Elements of `tensor` that each rank has at hand under `name`: its box of `boxes`, from program `ready` on."""
-
-    name: str
-    tensor: str
-    boxes: tuple[IndexBox, ...]
-    ready: int
-
-
-@dataclass(frozen=True)
-class Communication:
-    """What all ranks do together before a statement. What they hold of a tensor (`have`) becomes what they `need`, as
-    `result`; or its parts are put together (`reduction`); or they carry out a recurrence, each after the one
-    that it has `states` of (see Split). `received`: the bytes that each receives, an all-reduce's as a ring; `bytes`:
-    the most of these. `time`: the program before which it runs."""
-
-    before: str
-    tensor: str
-    collective: str
-    reason: str
-    received: tuple[int, ...]
-    result: str
-    time: int
-    have: tuple[IndexBox, ...] = ()
-    need: tuple[IndexBox, ...] = ()
-    reduction: str | None = None
-    states: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return max(self.received)
-
-
-@dataclass(frozen=True)
-class Parted:
-    """The points of a statement that each rank computes: those at which `form` lies in its part. The form is that of
-    the output's index `dim`, or (None) of the index `owner[1]` of an access to the tensor `owner[0]`. `states`: how
-    many elements along `dim` a recurrence reads of the rank before, or (less than 0) of the rank after; `composes`: do
-    its steps?"""
-
-    form: Affine
-    parts: tuple[tuple[int, int], ...]
-    dim: int | None = None
-    owner: tuple[str, int] | None = None
-    states: int = 0
-    composes: bool = False
-
-    def limit(self, rank: int) -> Limit:
-        start, stop = self.parts[rank]
-        return Limit(self.form, start, stop - 1)
-
-
-@dataclass(frozen=True)
-class ShardedStep:
-    """How one statement is carried out: divided by `split`, or (None) by all ranks alike, in program `time`. `reads`:
-    of each tensor whose elements it reads, the name of the copy."""
-
-    statement: Statement
-    split: Parted | None
-    placement: Placement
-    time: int
-    reads: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """Where the outputs lie, and what is communicated for that."""
-
-    outputs: dict[str, Placement]
-    communications: tuple[Communication, ...]
-    steps: tuple[ShardedStep, ...]
-    copies: Mapping[str, TensorCopy] = field(repr=False)
-    results: Mapping[str, str] = field(repr=False)  # output -> the name under which the ranks have it
-    types: Mapping[str, TensorType] = field(repr=False)
-    ranks: int = 1
-
-    @property
-    def bytes(self) -> int:
-        """Received by the rank that receives most."""
-        return max((sum(c.received[r] for c in self.communications) for r in range(self.ranks)), default=0)
-
-    def __str__(self) -> str:
-        lines = [f"{name}: {p}" for name, p in self.outputs.items()]
-        lines += [f"{c.collective} of {c.tensor}, {c.bytes} bytes a rank: {c.reason}" for c in self.communications]
-        return "\n".join(lines)
+_ROUNDS = 3  # of looking for a better way along each dimension of a mesh
 
 
 def shard(
     program: Program,
     types: Mapping[str, TensorType],
-    placements: Mapping[str, Placement],
-    ranks: int,
+    placements: Mapping[str, Placements],
+    mesh: Mesh,
     exact: bool = False,
 ) -> Sharding:
     """The sharding of a bound, flat program whose inputs lie as `placements` says (left out: on every rank).
 
     `types` are those of all its tensors; `exact`: recurrences are computed step by step. Raises NameMistake for a name
-    that is no input, InputMistake for a dimension
-    that an input does not have and for less than one rank.
+    that is no input, InputMistake for a dimension that an input does not have and for less than one rank, Unsupported
+    for parts that one reduction does not put together.
     """
-    if ranks < 1:
-        raise InputMistake(f"a mesh has at least one rank, not {ranks}")
-    home: dict[str, Placement] = dict.fromkeys(program.input_names(), REPLICATE)
-    for name, placement in placements.items():
+    if not mesh or min(mesh) < 1:
+        raise InputMistake(f"a mesh has at least one rank, not {' by '.join(map(str, mesh)) or 0}")
+    home = dict.fromkeys(program.input_names(), everywhere(mesh))
+    for name, given in placements.items():
         if name not in home:
             raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(home))
-        if placement.dim is not None:
-            rank = len(types[name].shape)
-            if not -rank <= placement.dim < rank:
-                raise InputMistake(f"{name} has {rank} dimensions, so none is number {placement.dim}")
-            placement = Placement(placement.dim % rank)
-        home[name] = placement
-    planner = _Planner(program, types, home, ranks, exact)
+        if len(given) != len(mesh):
+            raise InputMistake(f"{name} has {len(given)} placements; the mesh has {len(mesh)} dimensions")
+        rank = len(types[name].shape)
+        for p in given:
+            if p.dim is not None and not -rank <= p.dim < rank:
+                raise InputMistake(f"{name} has {rank} dimensions, so none is number {p.dim}")
+        home[name] = Placements(p if p.dim is None else Placement(p.dim % rank) for p in given)
+        if len({p.reduction for p in given} - {None}) > 1:
+            raise Unsupported(f"{name} is placed as {given}: its parts are not put together by one reduction")
+    planner = _Planner(program, types, home, mesh, exact)
     for s in program.statements:
         planner.statement(s)
     return planner.sharding(program.outputs)
@@ -173,16 +100,33 @@ def shard(
 class _Choice:
     """A way to divide a statement: boxes that each rank needs of each tensor, and the bytes that takes."""
 
-    split: Parted | None
+    splits: tuple[Parted, ...]
     needed: Mapping[str, tuple[IndexBox, ...]]
     cost: int
 
 
+@dataclass(frozen=True)
+class _Hop:
+    """What ranks along one dimension of the mesh exchange of a tensor."""
+
+    along: int
+    have: tuple[IndexBox, ...]
+    need: tuple[IndexBox, ...]
+    received: tuple[int, ...]
+
+
 class _Planner:
     def __init__(
-        self, program: Program, types: Mapping[str, TensorType], home: dict[str, Placement], ranks: int, exact: bool
+        self,
+        program: Program,
+        types: Mapping[str, TensorType],
+        home: dict[str, Placements],
+        mesh: Mesh,
+        exact: bool,
     ):
-        self.types, self.home, self.ranks, self.exact = dict(types), home, ranks, exact
+        self.types, self.home, self.mesh, self.exact = dict(types), home, mesh, exact
+        self.places = coordinates(mesh)
+        self.ranks = len(self.places)
         self.names = Names.of(program)
         self.copies: dict[str, list[TensorCopy]] = {}
         self.times: dict[str, int] = {}  # the program that has a tensor, or -1
@@ -191,69 +135,75 @@ class _Planner:
         for name in program.input_names():
             self._place(name, home[name], 0, -1)
 
-    def _place(self, name: str, placement: Placement, ready: int, time: int) -> None:
+    def _place(self, name: str, placements: Placements, ready: int, time: int) -> None:
         """`time`: of the program that has computed it, after which it may be sent."""
-        self.home[name], self.times[name] = placement, time
-        held = shard_boxes(self.types[name].shape, placement, self.ranks) if placement.reduction is None else ()
-        self.copies[name] = [TensorCopy(name, name, held, ready)] if held else []
+        self.home[name], self.times[name] = placements, time
+        self.copies[name] = [] if placements.parts else [TensorCopy(name, name, self._boxes(name, placements), ready)]
+
+    def _boxes(self, name: str, placements: Placements) -> tuple[IndexBox, ...]:
+        return shard_boxes(self.types[name].shape, placements, self.mesh)
 
     def sharding(self, outputs: tuple[str, ...]) -> Sharding:
         results = {}
         for o in dict.fromkeys(outputs):
-            if self.home[o].reduction is not None and self.types[o].dtype in ("bool", "int8", "int16", "uint8"):
-                self._whole(o, o, f"{o} is an output, and no backend of torch.distributed reduces its element type")
-            at_hand = next((c for c in self.copies[o] if c.boxes == (whole(self.types[o].shape),) * self.ranks), None)
-            if self.home[o].reduction is not None and at_hand is not None:
-                self.home[o] = REPLICATE
-                results[o] = at_hand.name
-            else:
-                results[o] = o
+            results[o] = o
+            if not self.home[o].parts:
+                continue
+            if self.types[o].dtype in ("bool", "int8", "int16", "uint8"):
+                self._reduced(o, o, f"{o} is an output, and no backend of torch.distributed reduces its element type")
+            if self.copies[o]:
+                self.home[o] = self.home[o].without(self.home[o].parts)
+                results[o] = self.copies[o][0].name
         copies = {c.name: c for found in self.copies.values() for c in found}
         placed = {o: self.home[o] for o in outputs}
         done = tuple(self.communications), tuple(self.steps)
-        return Sharding(placed, *done, copies, results, self.types, self.ranks)
+        return Sharding(placed, *done, copies, results, self.types, self.mesh)
 
     # statements
 
     def statement(self, s: Statement) -> None:
         choice = self._choose(s)
-        if choice.split is not None and choice.split.dim is None and s.aggregation == "logsumexp":
+        splits = choice.splits
+        if s.aggregation == "logsumexp" and any(split.dim is None for split in splits):
             for part in self._logsumexp(s):
                 self.statement(part)
             return
-        reads = {t: self._at_hand(s, t, need, choice.split) for t, need in choice.needed.items()}
-        split = choice.split
-        passes = split is not None and split.states != 0
-        made = [self.times[c.tensor] + 1 for c in reads.values() if passes and c.name == c.tensor]
+        reads = {t: self._at_hand(s, t, need, splits) for t, need in choice.needed.items()}
+        turn = passing(splits)
+        made = [self.times[c.tensor] + 1 for c in reads.values() if turn is not None and c.name == c.tensor]
         time = max([0, *made, *(c.ready for c in reads.values())])
-        if split is None:
-            placement = REPLICATE
-        elif split.dim is not None:
-            placement = Placement(split.dim)
-        else:
-            placement = Placement(reduction=REDUCTIONS[s.aggregation])
-        self.steps.append(ShardedStep(s, split, placement, time, {t: c.name for t, c in reads.items()}))
-        self._place(s.output, placement, time, time - passes)
-        if split is not None and passes:
-            self._pass_states(s, split, time)
+        along = {split.along: split for split in splits}
+        placed = Placements(_placement(s, along.get(m)) for m in range(len(self.mesh)))
+        self.steps.append(ShardedStep(s, splits, time, {t: c.name for t, c in reads.items()}))
+        self._place(s.output, placed, time, time - (turn is not None))
+        if turn is not None:
+            self._pass_states(s, turn, splits, time)
 
-    def _pass_states(self, s: Statement, split: Parted, time: int) -> None:
-        count = self._bytes_of_states(s, split)
-        along = f"the recurrence {s.output} steps along dimension {split.dim}"
-        if split.composes:
+    def _pass_states(self, s: Statement, turn: Parted, splits: Sequence[Parted], time: int) -> None:
+        each, m = self._bytes_of_states(s, turn, splits), turn.along
+        along = f"the recurrence {s.output} steps along dimension {turn.dim}"
+        if turn.composes:
             collective, reason = "all-gather of steps", f"{along}; each rank composes its own steps"
-            received = [count] * self.ranks
         else:
             collective, reason = "passing states", f"{along}, rank after rank"
-            received = [0 if r == (0 if split.states > 0 else self.ranks - 1) else count for r in range(self.ranks)]
-        c = Communication(s.output, s.output, collective, reason, tuple(received), s.output, time)
-        self.communications.append(replace(c, states=split.states))
+            first = 0 if turn.states > 0 else self.mesh[m] - 1
+            each = tuple(0 if place[m] == first else n for n, place in zip(each, self.places, strict=True))
+        o = s.output
+        c = Communication(o, o, collective, reason, each, o, o, time, m, states=turn.states)
+        self.communications.append(c)
 
-    def _bytes_of_states(self, s: Statement, split: Parted) -> int:
-        t, k = self.types[s.output], split.dim
+    def _bytes_of_states(self, s: Statement, turn: Parted, splits: Sequence[Parted]) -> tuple[int, ...]:
+        t, k = self.types[s.output], turn.dim
         assert k is not None, "states are those of an output's dimension"
-        count = 2 * (self.ranks - 1) if split.composes else abs(split.states)
-        return count * math.prod(t.shape[:k] + t.shape[k + 1 :]) * ITEM_BYTES[t.dtype]
+        each = 2 * (self.mesh[turn.along] - 1) if turn.composes else abs(turn.states)
+        lanes = (count((*box[:k], *box[k + 1 :])) for box in self._computed(s, splits))
+        return tuple(each * n * ITEM_BYTES[t.dtype] for n in lanes)
+
+    def _computed(self, s: Statement, splits: Sequence[Parted]) -> tuple[IndexBox, ...]:
+        """What each rank computes of a statement's output."""
+        along = {split.along: split for split in splits}
+        placed = Placements(_placement(s, along.get(m)) for m in range(len(self.mesh)))
+        return self._boxes(s.output, placed)
 
     def _logsumexp(self, s: Statement) -> Iterator[Statement]:
         """The maximum, and the logarithm of the sum of exponentials below it; at infinities below 0."""
@@ -276,107 +226,164 @@ class _Planner:
     # ways to divide
 
     def _choose(self, s: Statement) -> _Choice:
+        """The way that communicates least, found for one dimension of the mesh after another until none changes."""
         regions = Regions(s, {name: t.shape for name, t in self.types.items()})
-        together = self._choice(regions, None)
-        if not any(self.home[t].dim is not None for t in together.needed):
-            return together
-        ways = [self._choice(regions, split) for split in self._splits(s, regions)]
-        return min((*ways, together), key=lambda way: way.cost)
+        best = self._choice(regions, {})
+        dims = sorted({m for t in best.needed for m in self.home[t].dims if self.mesh[m] > 1})
+        ways = {m: list(self._splits(s, regions, m)) for m in dims}
+        for _ in range(_ROUNDS if len(dims) > 1 else 1):
+            before = best
+            for m in dims:
+                others = {split.along: split for split in best.splits if split.along != m}
+                fitting = [{**others, m: way} for way in ways[m] if _together([*others.values(), way])]
+                best = min((self._choice(regions, w) for w in (*fitting, others)), key=lambda way: way.cost)
+            if best == before:
+                break
+        return best
 
-    def _splits(self, s: Statement, regions: Regions) -> Iterator[Parted]:
-        if self.ranks == 1:
-            return
+    def _splits(self, s: Statement, regions: Regions, m: int) -> Iterator[Parted]:
         own = self_reads(s)
         for k, (e, n) in enumerate(zip(s.index or (), self.types[s.output].shape, strict=True)):
             if all(access.index[k] == e for access in own):
-                yield Parted(linear(e), chunks(n, self.ranks), k)
+                yield Parted(linear(e), n, m, dim=k)
             elif (depth := depth_along(s, k)) is not None:
                 scan = not self.exact and composes(s, k, self.types[s.output], regions.shapes)
-                yield Parted(linear(e), chunks(n, self.ranks), k, states=depth, composes=scan)
+                yield Parted(linear(e), n, m, dim=k, states=depth, composes=scan)
         if reads_itself(s) or s.default is not None or s.aggregation not in (*REDUCTIONS, "logsumexp"):
             return
         if s.aggregation == "assign" and self.types[s.output].dtype == "bool":
             return
         found: dict[tuple[Affine, int], Parted] = {}
         for r in regions.reads:
-            d = self.home[r.access.tensor].dim
+            d = self.home[r.access.tensor][m].dim
             if d is None or r.shape or not r.constrains:
                 continue
             form, n = linear(r.access.index[d]), self.types[r.access.tensor].shape[d]
             others = [x.access.index[d] for x in regions.reads if x.access.tensor == r.access.tensor]
             if depends_on_data(form) and any(linear(e) != form for e in others):
                 continue
-            found.setdefault((form, n), Parted(form, chunks(n, self.ranks), None, (r.access.tensor, d)))
+            found.setdefault((form, n), Parted(form, n, m, owner=(r.access.tensor, d)))
         yield from found.values()
 
-    def _choice(self, regions: Regions, split: Parted | None) -> _Choice:
-        s = regions.statement
-        if split is None:
-            needs = [regions.needed()] * self.ranks
-        else:
-            needs = [regions.needed(split.limit(r)) for r in range(self.ranks)]
+    def _parts(self, ways: Mapping[int, Parted]) -> tuple[Parted, ...]:
+        """The splits with their parts: what several dimensions of the mesh divide by one form, they divide in turn."""
+        found: list[Parted] = []
+        for m, way in sorted(ways.items()):
+            outer = [w.parts for w in found if (w.form, w.size) == (way.form, way.size)]
+            ends = outer[-1] if outer else ((0, way.size),) * self.ranks
+            pieces = (chunks(b - a, self.mesh[m], a)[place[m]] for (a, b), place in zip(ends, self.places, strict=True))
+            found.append(replace(way, parts=tuple(pieces)))
+        return tuple(found)
+
+    def _choice(self, regions: Regions, ways: Mapping[int, Parted]) -> _Choice:
+        s, splits = regions.statement, self._parts(ways)
+        known: dict[tuple[Limit, ...], dict[str, IndexBox]] = {}
+        needs = []
+        for r in range(self.ranks):
+            limits = tuple(split.limit(r) for split in splits)
+            if limits not in known:
+                known[limits] = regions.needed(*limits)
+            needs.append(known[limits])
         names = dict.fromkeys(t for need in needs for t in need)
         needed = {t: tuple(need.get(t, ((0, 0),) * len(self.types[t].shape)) for need in needs) for t in names}
-        if split is not None and split.owner is not None:
-            tensor, d = split.owner
-            held = self.copies[tensor][0].boxes
-            if depends_on_data(split.form):
-                needed[tensor] = held  # an element that another rank has is outside
+        for split in splits:
+            if split.owner is not None and depends_on_data(split.form):
+                # an element that another rank has is outside
+                tensor, d = split.owner
+                wide = needed.get(tensor, (whole(self.types[tensor].shape),) * self.ranks)
+                both = zip(wide, split.parts, strict=True)
+                needed[tensor] = tuple((*box[:d], part, *box[d + 1 :]) for box, part in both)
         cost = sum(self._cost(t, need) for t, need in needed.items())
-        if split is not None and split.dim is None:
-            cost += {"logsumexp": 2, "assign": 1}.get(s.aggregation, 0) * self._ring(s.output, "sum")
-        if split is not None and split.states:
-            cost += self._bytes_of_states(s, split)
-        return _Choice(split, needed, cost)
+        for split in splits:
+            if split.dim is None:
+                times = {"logsumexp": 2, "assign": 1}.get(s.aggregation, 0)
+                cost += times * max(self._ring(s.output, self._computed(s, splits), "sum", split.along))
+            elif split.states:
+                cost += max(self._bytes_of_states(s, split, splits))
+        return _Choice(splits, needed, cost)
 
     # what is at hand, and what is communicated
 
     def _cost(self, tensor: str, need: tuple[IndexBox, ...]) -> int:
         if self._found(tensor, need) is not None:
             return 0
-        reduction = self.home[tensor].reduction
-        return max(self._received(tensor, need)) if reduction is None else self._ring(tensor, reduction)
+        cost, home = 0, self.home[tensor]
+        if not self.copies[tensor]:
+            held = self._boxes(tensor, home)
+            cost = sum(max(self._ring(tensor, held, str(home[m].reduction), m)) for m in home.parts)
+        return cost + sum(max(hop.received) for hop in self._hops(tensor, need))
 
     def _found(self, tensor: str, need: tuple[IndexBox, ...]) -> TensorCopy | None:
         """What is at hand and holds what each rank needs."""
         fits = (c for c in self.copies[tensor] if all(map(is_inside, need, c.boxes)))
         return next(fits, None)
 
-    def _received(self, tensor: str, need: tuple[IndexBox, ...]) -> tuple[int, ...]:
-        have, size = self.copies[tensor][0].boxes, ITEM_BYTES[self.types[tensor].dtype]
+    def _hops(self, tensor: str, need: tuple[IndexBox, ...]) -> list[_Hop]:
+        """How what each rank needs gets there from where a tensor lies: along one dimension of the mesh after another,
+        from the last that divides it, so that what a rank has in between is what is needed of a part of the ones
+        before."""
+        found, home = [], self.home[tensor]
+        have = self._boxes(tensor, home)
+        for k, m in reversed(list(enumerate(home.dims))):
+            earlier = home.dims[:k]
+            outer = self._boxes(tensor, home.without(home.dims[k:]))
+            wanted = []
+            for r, place in enumerate(self.places):
+                box: IndexBox | None = None
+                for other, n in zip(self.places, need, strict=True):
+                    if all(a == b for d, (a, b) in enumerate(zip(place, other, strict=True)) if d not in earlier):
+                        box = hull(box, overlap(outer[r], n))
+                assert box is not None, "a rank is like itself"
+                wanted.append(box)
+            if not all(map(is_inside, wanted, have)):
+                found.append(_Hop(m, have, tuple(wanted), self._received(tensor, m, have, wanted)))
+                have = tuple(wanted)
+        return found
+
+    def _received(self, tensor: str, m: int, have: Sequence[IndexBox], need: Sequence[IndexBox]) -> tuple[int, ...]:
+        size = ITEM_BYTES[self.types[tensor].dtype]
         return tuple(
-            size * sum(count(overlap(h, n)) for other, h in enumerate(have) if other != r) for r, n in enumerate(need)
+            size * sum(count(overlap(have[other], n)) for other in peers(self.mesh, r, m) if other != r)
+            for r, n in enumerate(need)
         )
 
-    def _ring(self, tensor: str, reduction: str) -> int:
-        t = self.types[tensor]
-        total = math.prod(t.shape) * reduced_size(t.dtype, reduction)
-        return 2 * -(-total * (self.ranks - 1) // self.ranks)
+    def _ring(self, tensor: str, held: Sequence[IndexBox], reduction: str, m: int) -> tuple[int, ...]:
+        size, ranks = reduced_size(self.types[tensor].dtype, reduction), self.mesh[m]
+        return tuple(2 * -(-size * count(box) * (ranks - 1) // ranks) for box in held)
 
-    def _at_hand(self, s: Statement, tensor: str, need: tuple[IndexBox, ...], split: Parted | None) -> TensorCopy:
+    def _at_hand(self, s: Statement, tensor: str, need: tuple[IndexBox, ...], splits: Sequence[Parted]) -> TensorCopy:
         found = self._found(tensor, need)
-        if found is not None:
-            return found
-        if self.home[tensor].reduction is not None:
-            return self._whole(tensor, s.output, f"{s.output} reads the whole of it")
-        received = self._received(tensor, need)
-        have, d = self.copies[tensor][0].boxes, self.home[tensor].dim
+        if found is None and not self.copies[tensor]:
+            self._reduced(tensor, s.output, f"{s.output} reads the whole of it")
+            found = self._found(tensor, need)
+        copy = self.copies[tensor][0] if found is None else found
+        if found is None:
+            for hop in self._hops(tensor, need):
+                copy = self._exchanged(s, copy, hop, splits)
+        return copy
+
+    def _exchanged(self, s: Statement, copy: TensorCopy, hop: _Hop, splits: Sequence[Parted]) -> TensorCopy:
+        tensor, m = copy.tensor, hop.along
+        d = self.home[tensor][m].dim
         assert d is not None, "what is on every rank is at hand"
-        if all(n == whole(self.types[tensor].shape) for n in need):
-            collective, reason = "all-gather", self._why(s, tensor, split)
-        elif _from_neighbours(have, need, d):
-            rows = max(max(h[d][0] - n[d][0], n[d][1] - h[d][1], 0) for n, h in zip(need, have, strict=True))
+        groups = {peers(self.mesh, r, m) for r in range(self.ranks)}
+        inner = [([hop.have[r] for r in group], [hop.need[r] for r in group]) for group in sorted(groups)]
+        if all(n == functools.reduce(hull, have) for have, need in inner for n in need):
+            collective, reason = "all-gather", self._why(s, tensor, splits, m)
+        elif all(_from_neighbours(have, need, d) for have, need in inner):
+            ends = [(n[d], h[d]) for n, h in zip(hop.need, hop.have, strict=True)]
+            rows = max(max(h[0] - n[0], n[1] - h[1], 0) for n, h in ends)
             collective = "halo exchange"
             reason = f"{s.output} reads up to {rows} beyond a rank's part of dimension {d}"
         else:
-            collective, reason = "all-to-all", self._why(s, tensor, split)
-        return self._add(s.output, tensor, collective, reason, received, have, need, None)
+            collective, reason = "all-to-all", self._why(s, tensor, splits, m)
+        return self._add(s.output, copy.name, tensor, collective, reason, hop, None)
 
-    def _why(self, s: Statement, tensor: str, split: Parted | None) -> str:
-        d = self.home[tensor].dim
+    def _why(self, s: Statement, tensor: str, splits: Sequence[Parted], m: int) -> str:
+        d = self.home[tensor][m].dim
+        split = next((split for split in splits if split.along == m), None)
         if split is None:
-            steps = [a for a in self_reads(s)]
-            if steps:
+            if self_reads(s):
                 return f"the recurrence {s.output} steps along dimension {d} of {tensor}, or mixes it"
             if s.aggregation not in (*REDUCTIONS, "logsumexp") or s.default is not None:
                 return f"parts of the aggregation {s.aggregation} of {s.output} are not put together by one reduction"
@@ -389,25 +396,41 @@ class _Planner:
         shown = show_expr(split.form.to_expr(), tight=True)
         return f"{s.output} is divided by {by} ({shown}), and reads {tensor} at other places of dimension {d}"
 
-    def _whole(self, tensor: str, before: str, reason: str) -> TensorCopy:
-        """All of a tensor that is in parts."""
-        reduction = self.home[tensor].reduction
-        assert reduction is not None, "there is something to reduce"
-        need = (whole(self.types[tensor].shape),) * self.ranks
-        received = (self._ring(tensor, reduction),) * self.ranks
-        return self._add(before, tensor, "all-reduce", reason, received, (), need, reduction)
+    def _reduced(self, tensor: str, before: str, reason: str) -> None:
+        """Put a tensor's parts together."""
+        home = self.home[tensor]
+        held, source = self._boxes(tensor, home), tensor
+        for m in home.parts:
+            reduction = str(home[m].reduction)
+            hop = _Hop(m, (), held, self._ring(tensor, held, reduction, m))
+            source = self._add(before, source, tensor, "all-reduce", reason, hop, reduction).name
+        self.copies[tensor] = [c for c in self.copies[tensor] if c.name == source]
 
-    def _add(self, before, tensor, collective, reason, received, have, need, reduction) -> TensorCopy:
+    def _add(self, before, source, tensor, collective, reason, hop: _Hop, reduction) -> TensorCopy:
         time = self.times[tensor] + 1
-        copy = TensorCopy(self.names.fresh(f"{tensor}_here"), tensor, need, time)
-        self.communications.append(
-            Communication(before, tensor, collective, reason, received, copy.name, time, have, need, reduction)
-        )
+        copy = TensorCopy(self.names.fresh(f"{tensor}_here"), tensor, hop.need, time)
+        ends = source, copy.name, time, hop.along, hop.have, hop.need
+        self.communications.append(Communication(before, tensor, collective, reason, hop.received, *ends, reduction))
         self.copies[tensor].append(copy)
         return copy
 
 
-def _from_neighbours(have: tuple[IndexBox, ...], need: tuple[IndexBox, ...], dim: int) -> bool:
+def _placement(s: Statement, split: Parted | None) -> Placement:
+    """How an output lies along a dimension of the mesh, by which its statement is divided so."""
+    if split is None:
+        return REPLICATE
+    if split.dim is not None:
+        return Placement(split.dim)
+    return Placement(reduction=REDUCTIONS.get(s.aggregation, "sum"))  # a logsumexp is reduced as its sum
+
+
+def _together(splits: Sequence[Parted]) -> bool:
+    """May dimensions of the mesh divide one statement so? Ranks along one of them alone pass states on."""
+    turn = passing(splits)
+    return turn is None or all(split is turn or split.dim != turn.dim and not split.states for split in splits)
+
+
+def _from_neighbours(have: Sequence[IndexBox], need: Sequence[IndexBox], dim: int) -> bool:
     """Does each rank need more along one dimension, of the ranks beside it alone, and not all that these hold?"""
     for r, n in enumerate(need):
         if count(n) and any(n[d] != h for d, h in enumerate(have[r]) if d != dim):

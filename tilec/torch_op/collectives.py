@@ -28,7 +28,7 @@ class Exchange:
     def gathers(self) -> bool:
         """Does every rank need all, of a tensor that is held in equal parts?"""
         whole = sum(map(count, self.have))
-        return len({shape_of(h) for h in self.have}) == 1 and all(count(n) == whole for n in self.need)
+        return whole > 0 and len({shape_of(h) for h in self.have}) == 1 and all(count(n) == whole for n in self.need)
 
     def sent(self, rank: int) -> list[torch.Tensor]:
         """What goes to each rank, this one aside."""

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from tilec.distributed.local import LocalProgram, RankTurn, Stage, rank_stages
-from tilec.distributed.placements import REPLICATE, Placement, shape_of, shard_boxes
-from tilec.distributed.sharding import Communication, Sharding, shard
+from tilec.distributed.placements import REPLICATE, Mesh, Placement, Placements, everywhere, peers, shape_of, shard_boxes
+from tilec.distributed.plan import Communication, Sharding
+from tilec.distributed.sharding import shard
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.infer import infer
 from tilec.ir.types import TensorType
@@ -49,32 +50,31 @@ def replicated_like(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The mesh that tensors lie on, the dimension of it along which some are divided, and how each lies along that."""
+    """The mesh that tensors lie on, and how each lies on it."""
 
     mesh: Any
-    dim: int
-    placements: tuple[Placement, ...]
+    placements: tuple[Placements, ...]
 
 
 @dataclass
 class Share:
     """What this rank runs of calls whose tensors lie as in one before. `local`: the shapes of what it holds;
-    `prepared`: what runs of each piece of work; `wrappings`: how results that there are become DTensors."""
+    `prepared`: what runs of each piece of work; `wrappings`: how results that there are become DTensors; `groups`:
+    the ranks along each dimension of the mesh, this one among them."""
 
     special: Specialised
     plan: Sharding
     rank: int
-    dim: int
     stages: tuple[Stage, ...]
     local: tuple[torch.Size, ...]
     prepared: Mapping[int, tuple[Specialiser, Prepared]]
     wrappings: tuple[tuple[str, Any] | None, ...]
     mesh: Any
-    group: Any
+    groups: tuple[Any, ...]
 
     def run(self, work: LocalProgram, env: Mapping[str, torch.Tensor], device: torch.device, *more: torch.Tensor):
         given = zip(work.arguments, work.types.values(), strict=False)
-        tensors = [_stand_in(t, device) if n in work.stand_ins else env[n] for n, t in given]
+        tensors = [_stand_in(t, device) if n in work.stand_ins else _seen(env[n], t.shape) for n, t in given]
         made, prepared = self.prepared[id(work)]
         tensors += more
         if ordinary(tensors):
@@ -85,9 +85,7 @@ class Share:
         return zip(work.program.outputs, results, strict=True)
 
 
-def run_placed(
-    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]
-) -> tuple:
+def run_placed(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]) -> tuple:
     """The outputs of a function of DTensors, not recorded. Raises InputMistake for tensors that are none, or on other
     meshes, Unsupported for placements that are not understood."""
     placed = [is_distributed(t) for t in tensors]
@@ -100,48 +98,63 @@ def run_placed(
         share = function.shares[key] = _share(function, tensors, weak, values, local[0].device.type)
     mesh = tensors[placed.index(True)].device_mesh  # type: ignore[attr-defined]
     if share.mesh is not mesh:  # an equal one, perhaps of a process group since
-        share.mesh, share.group = mesh, mesh.get_group(share.dim)
+        share.mesh, share.groups = mesh, _groups(mesh)
     if any([t.shape != shape for t, shape in zip(local, share.local, strict=True)]):
         _refuse_parts(function.inputs, tensors, local, share)
     env = dict(zip(function.inputs, local, strict=True))
     for place, replaced in share.special.replaced.items():
         env[function.inputs[place]] = replaced(local[place])
-    _run_stages(share, env, share.rank, share.group)
+    _run_stages(share, env)
     from torch.distributed.tensor import DTensor
 
     results = [None if w is None else DTensor(env[w[0]], w[1], requires_grad=False) for w in share.wrappings]  # type: ignore[call-arg]
     return tuple(results)
 
 
-def _run_stages(share: Share, env: dict[str, torch.Tensor], rank: int, group: Any) -> None:
+def _run_stages(share: Share, env: dict[str, torch.Tensor]) -> None:
     device = next(iter(env.values())).device
     for stage in share.stages:
         for kind, found in groupby(stage.together, _kind):
             if kind == "exchange":
-                moved = [c for c in found if isinstance(c, Communication)]
-                given = [Exchange(env[c.tensor], c.have, c.need) for c in moved]
-                env.update(zip([c.result for c in moved], exchange(given, rank, group), strict=True))
+                moved = sorted([c for c in found if isinstance(c, Communication)], key=_inner_first)
+                for along, some in groupby(moved, lambda c: c.along):
+                    _exchange(share, env, along, tuple(some))
                 continue
             for c in found:
                 if isinstance(c, RankTurn):
-                    env[c.result] = _take_turn(share, c, env, rank, group, device)
+                    env[c.result] = _take_turn(share, c, env, device)
                 elif c.reduction is not None:
-                    env[c.result] = all_reduce(env[c.tensor], c.reduction, share.plan.ranks, group)
+                    ranks, group = share.plan.mesh[c.along], share.groups[c.along]
+                    env[c.result] = all_reduce(env[c.source], c.reduction, ranks, group)
         if stage.work is not None:
             env.update(share.run(stage.work, env, device))
         for name in stage.released:
             env.pop(name, None)
 
 
+def _inner_first(c: Communication) -> int:
+    return -c.along
+
+
+def _exchange(share: Share, env: dict[str, torch.Tensor], along: int, moved: Sequence[Communication]) -> None:
+    ranks = peers(share.plan.mesh, share.rank, along)
+    given = [
+        Exchange(env[c.source], tuple([c.have[r] for r in ranks]), tuple([c.need[r] for r in ranks])) for c in moved
+    ]
+    found = exchange(given, ranks.index(share.rank), share.groups[along])
+    env.update(zip([c.result for c in moved], found, strict=True))
+
+
 def _kind(c: Communication | RankTurn) -> str:
     return "turn" if isinstance(c, RankTurn) else "exchange" if c.reduction is None else "reduction"
 
 
-def _take_turn(share: Share, turn: RankTurn, env, rank: int, group: Any, device: torch.device) -> torch.Tensor:
+def _take_turn(share: Share, turn: RankTurn, env, device: torch.device) -> torch.Tensor:
     """A recurrence's elements of this rank, once the states of the one before are there."""
+    ranks, group, forward = share.plan.mesh[turn.along], share.groups[turn.along], turn.depth > 0
+    rank = peers(share.plan.mesh, share.rank, turn.along).index(share.rank)
     if turn.summary is not None:
-        return _compose(share, turn, env, group, device)
-    ranks, forward = share.plan.ranks, turn.depth > 0
+        return _compose(share, turn, env, ranks, group, device)
     states = torch.zeros(turn.states.shape, dtype=getattr(torch, turn.states.dtype), device=device)
 
     def own() -> torch.Tensor:
@@ -160,13 +173,13 @@ def _take_turn(share: Share, turn: RankTurn, env, rank: int, group: Any, device:
     return result
 
 
-def _compose(share: Share, turn: RankTurn, env, group: Any, device: torch.device) -> torch.Tensor:
+def _compose(share: Share, turn: RankTurn, env, ranks: int, group: Any, device: torch.device) -> torch.Tensor:
     assert turn.summary is not None, "the steps compose"
-    ((_, own),) = share.run(turn.summary, env, device)
-    summaries = all_gather(own, share.plan.ranks, group)
+    own, *blocks = (t for _, t in share.run(turn.summary, env, device))
+    summaries = all_gather(own, ranks, group)
     states = [] if turn.first or turn.carry is None else [s for _, s in share.run(turn.carry, env, device, summaries)]
-    ((_, result),) = share.run(turn.work, env, device, *states)
-    return result
+    ((_, result),) = share.run(turn.work, env, device, *blocks, *states)
+    return result.reshape(turn.shape)
 
 
 def _states(before: torch.Tensor, result: torch.Tensor, turn: RankTurn) -> torch.Tensor:
@@ -179,45 +192,60 @@ def _states(before: torch.Tensor, result: torch.Tensor, turn: RankTurn) -> torch
     return result.narrow(turn.dim, start, depth)
 
 
+def _seen(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return t if t.dim() == len(shape) else t.view(shape)
+
+
 def _stand_in(t: TensorType, device: torch.device) -> torch.Tensor:
     return torch.zeros((), dtype=getattr(torch, t.dtype), device=device).expand(t.shape)
 
 
 def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
     layout = layout_of(function.inputs, tensors)
-    mesh, ranks, rank = layout.mesh, layout.mesh.size(layout.dim), layout.mesh.get_local_rank(layout.dim)
+    mesh = layout.mesh
+    extents, rank = tuple(mesh.shape), _rank_on(mesh)
     types, sizes = function.types(tensors, weak), dict(zip(function.sizes, values, strict=True))
     placements = dict(zip(function.inputs, layout.placements, strict=True))
     try:
         if function.gradient is None:
             function.warn(types, sizes)
         special = function.specialised(types, sizes)
-        plan = plan_of(function, special, sizes, placements, ranks)
+        plan = plan_of(function, special, sizes, placements, extents)
         own = rank_stages(plan, rank)
         works = [s.work for s in own if s.work is not None]
         works += [w for s in own for c in s.together if isinstance(c, RankTurn) for w in c.works]
         prepared = {id(w): _prepared(function, w, device) for w in works}
     except TileError as error:
         raise error.located(function.source, function.filename) from None
-    held = [REPLICATE if p.reduction is not None else p for p in layout.placements]
-    local = [shard_boxes(tuple(t.shape), p, ranks)[rank] for t, p in zip(tensors, held, strict=True)]
+    local = [shard_boxes(tuple(t.shape), p, extents)[rank] for t, p in zip(tensors, layout.placements, strict=True)]
     shapes = tuple(torch.Size(shape_of(box)) for box in local)
     names = [None if r is None else special.program.outputs[r] for r in special.results]
     wrappings = tuple(None if n is None else (plan.results[n], _spec_of(plan, n, layout)) for n in names)
-    group = mesh.get_group(layout.dim)
-    return Share(special, plan, rank, layout.dim, own, shapes, prepared, wrappings, mesh, group)
+    return Share(special, plan, rank, own, shapes, prepared, wrappings, mesh, _groups(mesh))
+
+
+def _rank_on(mesh: Any) -> int:
+    """This rank's number on a mesh, row by row."""
+    number = 0
+    for place, n in zip(mesh.get_coordinate(), mesh.shape, strict=True):
+        number = number * n + place
+    return number
+
+
+def _groups(mesh: Any) -> tuple[Any, ...]:
+    return tuple([mesh.get_group(m) for m in range(mesh.ndim)])
 
 
 def plan_of(
     function: Specialiser,
     special: Specialised,
     sizes: Mapping[str, int],
-    placements: Mapping[str, Placement],
-    ranks: int,
+    placements: Mapping[str, Placements],
+    mesh: Mesh,
 ) -> Sharding:
-    """How so many ranks divide a program."""
+    """How the ranks of a mesh divide a program."""
     flat = apply(FLAT, special.program, CallContext(special.types, sizes))
-    return shard(flat, infer(flat, special.types), placements, ranks, function.exact)
+    return shard(flat, infer(flat, special.types), placements, mesh, function.exact)
 
 
 def _prepared(function: Specialiser, work: LocalProgram, device: str) -> tuple[Specialiser, Prepared]:
@@ -226,10 +254,8 @@ def _prepared(function: Specialiser, work: LocalProgram, device: str) -> tuple[S
 
 
 def _spec_of(plan: Sharding, name: str, layout: _Layout) -> Any:
-    every = [REPLICATE] * layout.mesh.ndim
-    every[layout.dim] = plan.outputs[name]
     t = plan.types[name]
-    return _spec(layout.mesh, every, t.shape, getattr(torch, t.dtype))
+    return _spec(layout.mesh, plan.outputs[name], t.shape, getattr(torch, t.dtype))
 
 
 def _spec(mesh: Any, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype) -> Any:
@@ -270,40 +296,36 @@ def layout_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> _Layout:
             raise InputMistake(f"{given[0][0]} and {name} are DTensors on different meshes: {mesh}, {t.device_mesh}")  # type: ignore[attr-defined]
     if mesh.get_coordinate() is None:
         raise InputMistake(f"this rank is not on the mesh of {given[0][0]}: {mesh}")
-    along = {name: [placement_of(name, p) for p in t.placements] for name, t in given}  # type: ignore[attr-defined]
-    divided = {m: name for name, found in along.items() for m, p in enumerate(found) if p != REPLICATE}
-    if len(divided) > 1:
-        where = ", ".join(f"{name} along dimension {m}" for m, name in sorted(divided.items()))
-        raise Unsupported(
-            f"inputs are divided along several dimensions of the mesh ({where}); tilec divides along one",
-            hint="redistribute them to Replicate() along the others",
-        )
-    dim = next(iter(divided), 0)
-    return _Layout(mesh, dim, tuple(along[n][dim] if n in along else REPLICATE for n in names))
+    found = {name: placements_of(name, t.placements) for name, t in given}  # type: ignore[attr-defined]
+    return _Layout(mesh, tuple(found.get(n, everywhere(tuple(mesh.shape))) for n in names))
 
 
 def placements(
-    names: Sequence[str], args: Sequence[object], told: Mapping[str, object], ranks: int | None
-) -> tuple[dict[str, Placement], int]:
-    """How inputs lie, told by name or as the DTensors given say, and over how many ranks."""
-    found: dict[str, Placement] = {}
-    given = [a for a in args if is_distributed(a)]
-    if given:
+    names: Sequence[str], args: Sequence[object], told: Mapping[str, object], ranks: int | Sequence[int] | None
+) -> tuple[dict[str, Placements], Mesh]:
+    """How inputs lie, told by name or as the DTensors given say, and over which mesh."""
+    found: dict[str, Placements] = {}
+    mesh = None if ranks is None else (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    if any(map(is_distributed, args)):
         tensors = [a if is_distributed(a) else torch.empty(()) for a in args]
         layout = layout_of(names, tensors)  # type: ignore[arg-type]
-        ranks = layout.mesh.size(layout.dim) if ranks is None else ranks
+        mesh = tuple(layout.mesh.shape) if mesh is None else mesh
         found.update(zip(names, layout.placements, strict=True))
-    if ranks is None:
-        raise InputMistake("nothing says how many ranks there are", hint="pass ranks=2, or DTensors")
+    if mesh is None:
+        raise InputMistake("nothing says how many ranks there are", hint="pass ranks=2, ranks=(2, 4) or DTensors")
     for name, how in told.items():
-        if how is None or isinstance(how, int):
-            found[name] = Placement(how)
+        if how is None:
+            found[name] = everywhere(mesh)
         else:
-            one = [how] if not isinstance(how, (list, tuple)) else how
-            if len(one) != 1:
-                raise Unsupported(f"{name} has {len(one)} placements; tilec divides along one dimension of a mesh")
-            found[name] = placement_of(name, one[0])
-    return found, ranks
+            found[name] = placements_of(name, how if isinstance(how, (list, tuple)) else [how])
+    return found, mesh
+
+
+def placements_of(name: str, given: Sequence[Any]) -> Placements:
+    """torch's placements as ours; a number shards that dimension, None is on every rank."""
+    return Placements(
+        REPLICATE if p is None else Placement(p) if isinstance(p, int) else placement_of(name, p) for p in given
+    )
 
 
 def placement_of(name: str, p: Any) -> Placement:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch._C import _functorch
@@ -40,6 +41,22 @@ def recording(tensors: Sequence[torch.Tensor]) -> bool:
         and any([t.requires_grad for t in tensors])
         or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
     )
+
+
+@contextmanager
+def known_tangents(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let Python know of tangents at a level that an exported graph enters by itself."""
+    before = forward_ad._current_level
+    if before < 0 and torch._C._is_fwd_grad_enabled() and any(map(_dual, tensors)):
+        forward_ad._current_level = 0  # the only level that torch has
+    try:
+        yield
+    finally:
+        forward_ad._current_level = before
+
+
+def _dual(t: torch.Tensor) -> bool:
+    return torch._VF._unpack_dual(t, level=0)[1] is not None  # type: ignore[attr-defined]
 
 
 def asking(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
