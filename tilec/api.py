@@ -133,13 +133,15 @@ def build(
     directory: str | PathLike[str],
     gradients: bool = False,
     name: str | None = None,
+    also: Sequence[Sequence[object]] = (),
     **named: object,
 ) -> Path:
     """Compile a function, and its gradient where asked, ahead of time into a package: cubins for `target` (such as
     "sm_90"), a manifest, a launcher in C++ with its header, and a loader for Python. No GPU is needed.
 
     Arguments as for `Function.lower`; inputs of the package are contiguous. Files go to `directory`, which is made if
-    need be and returned; `name` (default: the function's) is that of the C functions. `tilec.package.load` opens a
+    need be and returned; `name` (default: the function's) is that of the C functions. `also`: arguments of other shapes
+    and types that the package takes too; kernels that serve several are in it once. `tilec.package.load` opens a
     package, and so does the `package.py` in it where tilec is not installed. Raises TileError subclasses: Unsupported
     for an unknown target, and for what only torch does.
     """
@@ -148,7 +150,7 @@ def build(
         raise Unsupported("Triton is not installed, and it compiles the kernels of packages")
     from tilec.package.build import write_package
 
-    return write_package(function, given, target, directory, gradients, name)
+    return write_package(function, given, target, directory, gradients, name, also)
 
 
 def _on_device(args: Sequence[object], device: str) -> list[object]:

@@ -215,11 +215,52 @@ def test_arguments_that_do_not_fit(
         p.grad(torch.zeros(64, 200), torch.zeros(64, 200))
 
 
+ROWS = "function (X[N, D]) -> (Y) { M[i] = max(X[i, j]); Y[i, j] = X[i, j] - M[i]; }"
+
+
+@needs_a_compiler
+def test_several_sets_of_shapes(stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has entries of its own; what serves several is in the package once."""
+    f, other = tilec.compile(ROWS), [tilec.spec((96, 200))]
+    also = [other, [tilec.spec((64, 200), "float64")]]
+    tilec.build(f, tilec.spec((64, 200)), target="sm_90", directory=tmp_path, gradients=True, name="rows", also=also)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    names = ["forward", "gradient", "forward_2", "gradient_2", "forward_3", "gradient_3"]
+    assert [e["name"] for e in manifest["entries"]] == [f"rows_{n}" for n in names]
+    used = [{s["kernel"] for s in e["steps"]} for e in manifest["entries"]]
+    assert used[0] == used[2] and used[0].isdisjoint(used[4])
+    source = f"g++ -Wall -Wextra -Werror -fPIC -shared rows.cpp -L{stub} -l:libcuda.so.1 -o lib.so"
+    subprocess.run(source.split(), cwd=tmp_path, check=True)
+    Simulated(stub, monkeypatch, tmp_path / "log")
+    p = tilec.package.load(tmp_path)
+    for rows, dtype in ((64, torch.float32), (96, torch.float32), (64, torch.float64)):
+        x = torch.zeros(rows, 200, dtype=dtype, requires_grad=True)
+        y = p(x)
+        assert (y.shape, y.dtype) == (x.shape, dtype)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert (dx.shape, dx.dtype) == (x.shape, dtype)
+        assert p.grad(X=x, **{manifest["entries"][1]["inputs"][1]["name"]: y}).shape == x.shape
+    built = r"X float32\[64, 200\]; or X float32\[96, 200\]; or X float64\[64, 200\]; got X float32\[65, 200\]"
+    with pytest.raises(PackageError, match=f"rows was built for {built}"):
+        p(torch.zeros(65, 200))
+
+
+@needs_a_compiler
+def test_a_missing_cubin_is_named_in_python(
+    softmax: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Simulated(stub, monkeypatch, tmp_path / "log")
+    shutil.copy(softmax / "manifest.json", tmp_path)
+    (file,) = (k["file"] for k in json.loads((softmax / "manifest.json").read_text())["kernels"])
+    with pytest.raises(PackageError, match=f"the package lacks {file}"):
+        tilec.package.load(tmp_path)
+
+
 def test_no_package(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="holds no package"):
         loader.Package(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 7}')
-    with pytest.raises(PackageError, match="has format 7, and this loader reads format 1"):
+    with pytest.raises(PackageError, match="has format 7, and this loader reads format 2"):
         loader.Package(tmp_path)
 
 
@@ -261,6 +302,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".cubin") == [
         "manifest.json", "package.py", "program.cpp", "program.h",
     ]  # fmt: skip
+
+
+def test_the_command_takes_several_sets(tmp_path: Path) -> None:
+    from tilec.cli import main
+
+    text = ["-e", "Y[i] = X[i] * W[i]", "--shape", "X=40", "W=40", "--shape", "X=48", "W=48", "X=64", "W=64"]
+    assert main(["build", *text, "--target", "sm_80", "-o", str(tmp_path)]) == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [[i["shape"] for i in e["inputs"]] for e in manifest["entries"]] == [[[n], [n]] for n in (40, 48, 64)]
 
 
 def test_workspaces_share_memory_that_is_free() -> None:

@@ -35,7 +35,11 @@ def compiled(name: str, backend: str | None = None) -> Callable[..., torch.Tenso
     function = tilec.compile(example.source, backend=backend)
     if not example.integers:
         return function
-    devices = [torch.device("cpu"), *(torch.device("cuda", k) for k in range(torch.cuda.device_count()))]
+    devices = [
+        torch.device("cpu"),
+        torch.device("meta"),
+        *(torch.device("cuda", k) for k in range(torch.cuda.device_count())),
+    ]
     integers = {(d.type, d.index): [torch.tensor(i, device=d) for i in example.integers] for d in devices}
     return lambda *inputs: function(*inputs, *integers[inputs[0].device.type, inputs[0].device.index])
 

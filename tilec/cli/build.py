@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 
 import tilec
 from tilec.cli.options import add_source, add_types, argument_specs, compiled
@@ -22,12 +23,28 @@ def add(commands) -> None:
 
 def _build(args: argparse.Namespace) -> None:
     function = compiled(args)
-    given = argument_specs(function, args)
+    given, *also = (argument_specs(function, argparse.Namespace(**{**vars(args), **s})) for s in _sets(args))
     start = time.perf_counter()
     with progress(f"building {function!r}"):
         path = tilec.build(
-            function, *given, target=args.target, directory=args.directory, gradients=args.grad, name=args.name
+            function,
+            *given,
+            target=args.target,
+            directory=args.directory,
+            gradients=args.grad,
+            name=args.name,
+            also=also,
         )
     size = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
     files = len(list(path.glob("*.cubin")))
     print(f"{path}: {files} kernels for {args.target}, {size / 1024:.0f} KiB, in {time.perf_counter() - start:.1f} s")
+
+
+def _sets(args: argparse.Namespace) -> Iterator[dict[str, list[str]]]:
+    """The k-th set has the k-th shape, type and value that each input is given, or its last."""
+    options = ("shape", "dtype", "value")
+    columns = {o: [item.partition("=")[::2] for item in getattr(args, o)] for o in options}
+    given = {o: {name: [v for n, v in items if n == name] for name, _ in items} for o, items in columns.items()}
+    count = max((len(v) for found in given.values() for v in found.values()), default=1)
+    for k in range(count):
+        yield {o: [f"{n}={v[min(k, len(v) - 1)]}" for n, v in found.items()] for o, found in given.items()}

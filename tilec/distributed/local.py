@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.distributed.placements import IndexBox, coordinates, shape_of
-from tilec.distributed.plan import Communication, Sharding, Parted, ShardedStep
+from tilec.distributed.plan import Communication, Parted, ShardedStep, Sharding
 from tilec.distributed.regions import statement_reads
 from tilec.distributed.turns import carry_of, in_blocks, in_groups, init_of, summary_of
 from tilec.ir.functions import call

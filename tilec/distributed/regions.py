@@ -30,9 +30,9 @@ from tilec.ir.program import (
 from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
 
 _ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
-Interval = tuple[Fraction | float, Fraction | float]
-EVERYTHING: Interval = (-math.inf, math.inf)
-Intervals = dict[str, Interval]
+_Interval = tuple[Fraction | float, Fraction | float]
+_EVERYTHING: _Interval = (-math.inf, math.inf)
+Intervals = dict[str, _Interval]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RegionRead:
     constrains: bool
 
 
-def statement_reads(s: Statement) -> tuple[Read, ...]:
+def statement_reads(s: Statement) -> tuple[RegionRead, ...]:
     """All accesses of a statement but those in `init`."""
     roots = [*(s.index or ()), *([] if s.guard is None else [s.guard]), s.body]
     return tuple(r for root in roots for r in _reads(root, (), True))

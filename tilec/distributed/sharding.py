@@ -23,7 +23,6 @@ from tilec.distributed.placements import (
     Mesh,
     Placement,
     Placements,
-    shard_boxes,
     chunks,
     coordinates,
     count,
@@ -36,7 +35,7 @@ from tilec.distributed.placements import (
     shard_boxes,
     whole,
 )
-from tilec.distributed.plan import Communication, TensorCopy, Sharding, Parted, ShardedStep, passing
+from tilec.distributed.plan import Communication, Parted, ShardedStep, Sharding, TensorCopy, passing
 from tilec.distributed.regions import Limit, Regions
 from tilec.distributed.steps import composes, depth_along
 from tilec.errors import InputMistake, NameMistake, Unsupported

@@ -23,12 +23,12 @@ from tilec.ir.types import TensorType
 from tilec.lattice.sets import sizes_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
-STEPS = 16  # that one element of a summary takes together
-LEVELS = 2  # of a summary, of which the last has the blocks
+_STEPS = 16  # that one element of a summary takes together
+_LEVELS = 2  # of a summary, of which the last has the blocks
 
 
 @dataclass(frozen=True)
-class Blocks:
+class StepBlocks:
     """The scales and offsets of `count` blocks of so many steps, along their first dimension."""
 
     scales: str
@@ -63,7 +63,7 @@ def init_of(own: Statement, s: Statement, split: Parted, shape: tuple[int, ...],
 
 def summary_of(
     own: Statement, s: Statement, split: Parted, t: TensorType, names: Names, first: bool
-) -> tuple[list[Statement], Blocks | None]:
+) -> tuple[list[Statement], StepBlocks | None]:
     """What a rank's steps do to a state: statements of which the last has scales and offsets, behind one another along
     its first dimension, for each lane; the first rank's offset is its last state. And the blocks on the way to it,
     where there are several of one length."""
@@ -78,18 +78,18 @@ def summary_of(
     sizes = tuple(n for d, n in enumerate(own.sizes) if d != k)
     group = fresh_variable("g", all_variables(own))
     found: list[Statement] = []
-    blocks: Blocks | None = None
+    blocks: StepBlocks | None = None
 
     def at(e: Expr, turn: int, length: int, beyond: Expr) -> Expr:
         """The value of a step of group g, of so many steps; `beyond` behind the last."""
-        p = Affine.variable(group, STEPS) + (turn if split.states > 0 else min(STEPS, length) - 1 - turn)
+        p = Affine.variable(group, _STEPS) + (turn if split.states > 0 else min(_STEPS, length) - 1 - turn)
         e = replace_indices(e, {time.name: p})
-        return e if length % STEPS == 0 else call("select", call("lt", p.to_value(), Int(length)), e, beyond)
+        return e if length % _STEPS == 0 else call("select", call("lt", p.to_value(), Int(length)), e, beyond)
 
     while count > 1:
-        groups = -(-count // STEPS)
-        scales = [at(scale, j, count, one) for j in range(min(STEPS, count))]
-        offsets = [at(offset, j, count, zero) for j in range(min(STEPS, count))]
+        groups = -(-count // _STEPS)
+        scales = [at(scale, j, count, one) for j in range(min(_STEPS, count))]
+        offsets = [at(offset, j, count, zero) for j in range(min(_STEPS, count))]
         product, last = scales[0], offsets[0]
         for a, b in zip(scales[1:], offsets[1:], strict=True):
             product, last = call(ring.times, a, product), call(ring.add, call(ring.times, a, last), b)
@@ -98,8 +98,8 @@ def summary_of(
             found.append(Statement(name, (Index(group), *lanes), (Int(groups), *sizes), call(t.dtype, body)))
         index = (time, *lanes)
         scale, offset, count = Access(pair[0], index), Access(pair[1], index), groups
-        if count > 1 and count * STEPS**LEVELS == length:
-            blocks = Blocks(pair[0], pair[1], count, length // count)
+        if count > 1 and count * _STEPS**_LEVELS == length:
+            blocks = StepBlocks(pair[0], pair[1], count, length // count)
     if count:
         total = [replace_indices(e, {time.name: Affine()}) for e in (scale, offset)]
     else:
@@ -122,7 +122,7 @@ def in_groups(
 
     def look(e: Expr) -> Expr:
         if isinstance(e, Access) and e.tensor in types:
-            found = [d for d, i in enumerate(e.index) if _tap(i) is not None and types[e.tensor].shape[d] % STEPS == 0]
+            found = [d for d, i in enumerate(e.index) if _tap(i) is not None and types[e.tensor].shape[d] % _STEPS == 0]
             places.setdefault(e.tensor, set()).add(found[0] if len(found) == 1 else None)
         return rebuild(e, look)
 
@@ -140,14 +140,14 @@ def in_groups(
     made = {}
     for n, d in taken.items():
         shape = types[n].shape
-        made[n] = replace(types[n], shape=(*shape[:d], shape[d] // STEPS, STEPS, *shape[d + 1 :]))
+        made[n] = replace(types[n], shape=(*shape[:d], shape[d] // _STEPS, _STEPS, *shape[d + 1 :]))
     return [replace(s, body=split(s.body)) for s in statements], made
 
 
 def _tap(e: Expr) -> tuple[Expr, Expr] | None:
-    """The group and the step of an index `STEPS*g + step`."""
+    """The group and the step of an index `_STEPS*g + step`."""
     form = linear(e)
-    if len(form.terms) != 1 or form.terms[0][1] != STEPS or not 0 <= form.constant < STEPS:
+    if len(form.terms) != 1 or form.terms[0][1] != _STEPS or not 0 <= form.constant < _STEPS:
         return None
     atom = form.terms[0][0]
     return (atom, Int(int(form.constant))) if isinstance(atom, Index) and form.constant.denominator == 1 else None
@@ -159,7 +159,7 @@ def _outside(own: Statement, time: str, position: int) -> Expr:
 
 
 def in_blocks(
-    own: Statement, split: Parted, t: TensorType, blocks: Blocks, before: str | None, names: Names
+    own: Statement, split: Parted, t: TensorType, blocks: StepBlocks, before: str | None, names: Names
 ) -> list[Statement]:
     """A rank's recurrence over blocks and the steps in each, two dimensions in the place of its time, after one that
     gives the state behind each block. `before`: the state before the rank's own elements."""

@@ -34,21 +34,26 @@ def write_package(
     directory: str | PathLike[str],
     gradients: bool,
     name: str | None,
+    also: Sequence[Sequence[object]] = (),
 ) -> Path:
-    """Write the package; returns its directory. What is there already is replaced file by file."""
+    """Write the package; returns its directory. What is there already is replaced file by file. `also`: arguments of
+    other shapes and types, for which it has entries too."""
     if function.backend == "torch":
         raise InputMistake("the torch backend compiles nothing ahead of time", hint="leave backend out")
     title = name or (identifier(function.program.name) if function.program.name else "program")
     if not PACKAGE_NAME.fullmatch(title):
         raise InputMistake(f"{title!r} cannot name a package", hint="letters, digits and _, the first a letter")
-    types, values = function.types_of(args)
-    kernels, tables = Kernels(target), []  # type: ignore[var-annotated]
+    kernels, tables, entries = Kernels(target), [], []  # type: ignore[var-annotated]
     try:
-        entries = [_entry(function.specialiser, f"{title}_forward", types, values, kernels, tables)]
-        if gradients:
-            gradient = function.specialiser.grad(function.inputs)
-            given = dict(zip(gradient.inputs, [*types.values(), *_cotangents(function, types, values)], strict=True))
-            entries.append(_entry(gradient, f"{title}_gradient", given, values, kernels, tables))
+        for number, given in enumerate((args, *also), 1):
+            suffix = "" if number == 1 else f"_{number}"
+            types, values = function.types_of(given)
+            entries.append(_entry(function.specialiser, f"{title}_forward{suffix}", types, values, kernels, tables))
+            if gradients:
+                gradient = function.specialiser.grad(function.inputs)
+                wanted = [*types.values(), *_cotangents(function, types, values)]
+                described = dict(zip(gradient.inputs, wanted, strict=True))
+                entries.append(_entry(gradient, f"{title}_gradient{suffix}", described, values, kernels, tables))
     except TileError as error:
         raise error.located(function.source, function.filename) from None
     files = file_names(kernels.images)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-PACKAGE_FORMAT = 1
+PACKAGE_FORMAT = 2
 DRIVER = "libcuda.so.1"
 DEVICE = "cuda"
 MAJOR, MINOR = 75, 76  # the driver's names of a device's attributes
@@ -66,8 +66,8 @@ class Package:
         self._kernels: dict[int, _Kernels] = {}
         self._lock = threading.Lock()
         entries = [_Entry(self, e) for e in self.manifest["entries"]]
-        self._forward = entries[0]
-        self._gradient = entries[1] if len(entries) > 1 else None
+        self._forwards = [e for e in entries if not e.wrt]
+        self._gradients = [e for e in entries if e.wrt]
 
     def kernels(self, index: int) -> _Kernels:
         """The kernels on a device, loaded at the first call for it."""
@@ -78,19 +78,31 @@ class Package:
 
     def __call__(self, *inputs: object, **named: object) -> Any:
         """Outputs for these inputs."""
-        tensors = self._forward.tensors(inputs, named)
-        if self._gradient is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            results = _Recorded.apply(self._forward, self._gradient, *tensors)
+        forward = self._fitting(self._forwards, inputs, named)
+        tensors = forward.tensors(inputs, named)
+        if self._gradients and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            results = _Recorded.apply(forward, self._gradients[self._forwards.index(forward)], *tensors)
         else:
-            results = self._forward.run(tensors)
+            results = forward.run(tensors)
         return results[0] if len(results) == 1 else results
 
     def grad(self, *inputs: object, **named: object) -> Any:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...); None for an input that has none."""
-        if self._gradient is None:
+        if not self._gradients:
             raise PackageError(f"{self.name} was built without its gradient; build it with --grad")
-        results = self._gradient.run(self._gradient.tensors(inputs, named))
+        gradient = self._fitting(self._gradients, inputs, named)
+        results = gradient.run(gradient.tensors(inputs, named))
         return results[0] if len(results) == 1 else results
+
+    def _fitting(self, entries: Sequence[_Entry], given: Sequence[object], named: dict[str, object]) -> _Entry:
+        """The one that was built for what is given; where there is one alone, it says itself what does not fit."""
+        by_name = {**dict(zip([i["name"] for i in entries[0].inputs], given, strict=False)), **named}
+        fitting = [e for e in entries if e.fits(by_name)]
+        if fitting or len(entries) == 1:
+            return (fitting or entries)[0]
+        built = "; or ".join(e.described() for e in entries)
+        got = ", ".join(f"{n} {_described(t)}" for n, t in by_name.items() if isinstance(t, torch.Tensor))
+        raise PackageError(f"{self.name} was built for {built}; got {got or 'no tensors'}")
 
     def __repr__(self) -> str:
         return f"<package {self.name} for {self.manifest['target']} in {self.directory}>"
@@ -127,6 +139,25 @@ class _Entry:
         self.steps: list[dict[str, Any]] = entry["steps"]
         self._ready: dict[int, list[Callable[[dict[str, list[int]], int], None]]] = {}
         self._lock = threading.Lock()
+
+    def fits(self, by_name: dict[str, object]) -> bool:
+        """Are these of the shapes, types and sizes that the kernels were built for?"""
+        for wanted in self.inputs:
+            given = by_name.get(wanted["name"])
+            if isinstance(given, torch.Tensor) and not wanted["ignored"]:
+                if [*given.shape] != wanted["shape"] or given.dtype is not getattr(torch, wanted["dtype"]):
+                    return False
+            elif wanted.get("value") is not None and given != wanted["value"]:
+                return False
+        return True
+
+    def described(self) -> str:
+        """The inputs' shapes and types, and the values of sizes."""
+        found = []
+        for i in self.inputs:
+            value = "" if i.get("value") is None else f" = {i['value']}"
+            found.append(f"{i['name']} {i['dtype']}{i['shape']}{value}")
+        return ", ".join(found)
 
     def tensors(self, given: Sequence[object], named: dict[str, object]) -> list[torch.Tensor]:
         """The arguments in order, checked."""
@@ -170,6 +201,10 @@ class _Entry:
         return tuple(outputs)
 
 
+def _described(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+
+
 def _checked(wanted: dict[str, Any], given: object, device: torch.device) -> torch.Tensor:
     """The argument as a tensor of the type, shape and strides that the kernels were built for."""
     name, shape, dtype = wanted["name"], tuple(wanted["shape"]), getattr(torch, wanted["dtype"])
@@ -183,8 +218,7 @@ def _checked(wanted: dict[str, Any], given: object, device: torch.device) -> tor
     if not isinstance(given, torch.Tensor):
         raise PackageError(f"{name}: expected a tensor on {device.type}; got {type(given).__name__}")
     if given.dtype is not dtype or tuple(given.shape) != shape:
-        what = f"{wanted['dtype']}{list(shape)}; got {str(given.dtype).removeprefix('torch.')}{list(given.shape)}"
-        raise PackageError(f"{name}: the package was built for {what}")
+        raise PackageError(f"{name}: the package was built for {wanted['dtype']}{list(shape)}; got {_described(given)}")
     if not shape and given.device != device:
         return given.to(device)
     if given.device.type != DEVICE:

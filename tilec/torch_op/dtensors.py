@@ -15,7 +15,16 @@ from typing import Any
 import torch
 
 from tilec.distributed.local import LocalProgram, RankTurn, Stage, rank_stages
-from tilec.distributed.placements import REPLICATE, Mesh, Placement, Placements, everywhere, peers, shape_of, shard_boxes
+from tilec.distributed.placements import (
+    REPLICATE,
+    Mesh,
+    Placement,
+    Placements,
+    everywhere,
+    peers,
+    shape_of,
+    shard_boxes,
+)
 from tilec.distributed.plan import Communication, Sharding
 from tilec.distributed.sharding import shard
 from tilec.errors import InputMistake, TileError, Unsupported
@@ -85,7 +94,9 @@ class Share:
         return zip(work.program.outputs, results, strict=True)
 
 
-def run_placed(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]) -> tuple:
+def run_placed(
+    function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool], values: Sequence[int]
+) -> tuple:
     """The outputs of a function of DTensors, not recorded. Raises InputMistake for tensors that are none, or on other
     meshes, Unsupported for placements that are not understood."""
     placed = [is_distributed(t) for t in tensors]

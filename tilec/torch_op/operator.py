@@ -20,7 +20,7 @@ import torch
 
 from tilec.late import when_imported
 from tilec.torch_op import symbolic
-from tilec.torch_op.node import call, unrecorded
+from tilec.torch_op.node import recorded_call, unrecorded
 from tilec.torch_op.state import known_tangents, recording
 from tilec.torch_op.text import function_of
 
@@ -28,7 +28,7 @@ SCHEMA = "call(str program, Tensor[] inputs, int[] numbers, SymInt[] sizes) -> T
 TORCH_LIBRARY = torch.library.Library("tilec", "DEF")
 TORCH_LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 
-OLD_LEVELS = 64  # as many as torch's has
+_OLD_LEVELS = 64  # as many as torch's has
 
 TensorList = list[torch.Tensor]
 
@@ -89,7 +89,7 @@ def _in_old_vmap(program: str, inputs: TensorList, numbers: Sequence[int], sizes
     """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    for k in range(level or OLD_LEVELS, 0, -1):  # an exported graph makes batches without entering a level
+    for k in range(level or _OLD_LEVELS, 0, -1):  # an exported graph makes batches without entering a level
         moved = [torch._remove_batch_dim(t, k, 1, 0) for t in inputs]  # those without a batch get one of one element
         inputs = [t if t.shape[0] != 1 else t[0] for t in moved]
         dims = [0 if t.shape[0] != 1 else None for t in moved]
