@@ -17,6 +17,7 @@ from tilec.errors import AffineMistake
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
 from tilec.ir.rational import Fraction, as_int
 
+_ZERO, _ONE = Fraction(0), Fraction(1)
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
 
 
@@ -31,12 +32,16 @@ def _order(term: tuple[Expr, Fraction]) -> tuple:
     return (0, natural(atom.name)) if isinstance(atom, Index) else (1, natural(repr(atom)))
 
 
+def _fraction(value: Fraction | int) -> Fraction:
+    return value if type(value) is Fraction else Fraction(value)
+
+
 @dataclass(frozen=True)
 class Affine:
     """The sum of `terms` (atom times nonzero coefficient, in canonical order) and `constant`."""
 
     terms: tuple[tuple[Expr, Fraction], ...] = ()
-    constant: Fraction = Fraction(0)
+    constant: Fraction = _ZERO
 
     @staticmethod
     def of(
@@ -45,11 +50,11 @@ class Affine:
         """The form of any terms: like ones are added up, zeros left out, the rest put in order."""
         total: dict[Expr, Fraction] = {}
         for atom, coefficient in terms.items() if isinstance(terms, Mapping) else terms:
-            total[atom] = total[atom] + coefficient if atom in total else Fraction(coefficient)
+            total[atom] = total[atom] + coefficient if atom in total else _fraction(coefficient)
         kept = [(a, c) for a, c in total.items() if c]
         if len(kept) > 1:
             kept.sort(key=_order)
-        return Affine(tuple(kept), Fraction(constant))
+        return Affine(tuple(kept), _fraction(constant))
 
     @staticmethod
     def variable(name: str, coefficient: Fraction | int = 1) -> Affine:
@@ -61,7 +66,7 @@ class Affine:
         return Affine.of(((Index(name), c) for name, c in coefficients.items()), constant)
 
     def coefficient(self, name: str) -> Fraction:
-        return next((c for a, c in self.terms if isinstance(a, Index) and a.name == name), Fraction(0))
+        return next((c for a, c in self.terms if isinstance(a, Index) and a.name == name), _ZERO)
 
     def variables(self) -> tuple[str, ...]:
         """Index variables that stand in the form directly, not inside an atom."""
@@ -97,6 +102,8 @@ class Affine:
 
     def __add__(self, other: Affine | Fraction | int) -> Affine:
         if isinstance(other, Affine):
+            if not other.terms or not self.terms:
+                return Affine(self.terms or other.terms, self.constant + other.constant)
             return Affine.of((*self.terms, *other.terms), self.constant + other.constant)
         return Affine(self.terms, self.constant + other)
 
@@ -168,13 +175,13 @@ def linear(e: Expr) -> Affine:
     """The form of an index expression, atoms' own arguments made canonical too. AffineMistake where there is none."""
     match e:
         case Index() | Name():
-            return Affine(((e, Fraction(1)),))
+            return Affine(((e, _ONE),))
         case Int(value):
             return Affine((), Fraction(value))
         case Access():
-            return Affine(((canonical_access(e), Fraction(1)),))
+            return Affine(((canonical_access(e), _ONE),))
         case Pad():
-            return Affine(((rebuild(e, lambda x: canonical_access(x) if x is e.access else x), Fraction(1)),))
+            return Affine(((rebuild(e, lambda x: canonical_access(x) if x is e.access else x), _ONE),))
         case Call("neg", (a,)):
             return linear(a) * -1
         case Call("add", (a, b)):
@@ -211,7 +218,7 @@ def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
         return _quasi_affine(Call("max", (), span=e.span), "max", [args[0], -args[0]])
     if function == "mod":
         args[0] = _without_modulo(args[0], args[1].to_expr())
-    return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), Fraction(1)),))
+    return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), _ONE),))
 
 
 _EXTREMA: dict[str, Callable[..., int]] = {

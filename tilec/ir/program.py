@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from operator import attrgetter, is_
+from typing import Any
 
 from tilec.errors import Span
 
@@ -214,30 +216,35 @@ class Program:
         return frozenset(d for i in self.inputs for d in i.dims or () if isinstance(d, str))
 
 
+def _of_aggregate(e: Aggregate) -> tuple[Expr, ...]:
+    guard = () if e.guard is None else (e.guard,)
+    return (*guard, e.body, *(x for c in e.constraints for x in (c.expr, c.bound)))
+
+
+_CHILDREN: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
+    Call: attrgetter("args"),
+    Access: attrgetter("index"),
+    Inside: lambda e: (e.access,),
+    Pad: attrgetter("access", "value"),
+    Aggregate: _of_aggregate,
+}
+
+
 def children(e: Expr) -> tuple[Expr, ...]:
     """Direct subexpressions, those of indices and of nested aggregations' guards and constraints included."""
-    match e:
-        case Call():
-            return e.args
-        case Access():
-            return e.index
-        case Inside():
-            return (e.access,)
-        case Pad():
-            return (e.access, e.value)
-        case Aggregate():
-            guard = () if e.guard is None else (e.guard,)
-            return (*guard, e.body, *(x for c in e.constraints for x in (c.expr, c.bound)))
-    return ()
+    found = _CHILDREN.get(type(e))
+    return () if found is None else found(e)
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
-    """The same node over f of each direct subexpression."""
+    """The same node over f of each direct subexpression; the node itself where these stay what they are."""
     match e:
         case Call():
-            return replace(e, args=tuple(map(f, e.args)))
+            args = tuple(map(f, e.args))
+            return e if all(map(is_, args, e.args)) else Call(e.function, args, span=e.span)
         case Access():
-            return replace(e, index=tuple(map(f, e.index)))
+            index = tuple(map(f, e.index))
+            return e if all(map(is_, index, e.index)) else Access(e.tensor, index, span=e.span)
         case Inside():
             return replace(e, access=_access(f(e.access)))
         case Pad():
@@ -307,11 +314,17 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
     found: dict[str, None] = {}
 
     def visit(e: Expr, hidden: frozenset[str]) -> None:
-        if isinstance(e, Index) and e.name not in hidden:
-            found.setdefault(e.name)
-        inner = hidden | set(e.bound) if isinstance(e, Aggregate) else hidden
-        for child in children(e):
-            visit(child, inner)
+        stack = [e]
+        while stack:
+            e = stack.pop()
+            if isinstance(e, Index):
+                if e.name not in hidden:
+                    found.setdefault(e.name)
+            elif isinstance(e, Aggregate):
+                for child in children(e):
+                    visit(child, hidden.union(e.bound))
+            else:
+                stack.extend(reversed(children(e)))
 
     for root in roots:
         visit(root, frozenset())
