@@ -37,7 +37,19 @@ MENDED = {  # a text, and what the edits of its hint make of it
     "Y = A\n  // why\n  Z = Y": "Y = A;\n  // why\n  Z = Y",
     "Z = X; Y = A.sum(1)": "Z = X; Y[i] = sum(A[i, j])",
     "Z = X; Y = A.sum(1) * 2": None,  # the proposed statement leaves the rest out
-    "Y = torch.where(A > 0, A, B) + 1": "Y = A > 0 ? A : B + 1",
+    "Y = torch.where(A > 0, A, B) + 1": "Y = (A > 0 ? A : B) + 1",
+    "Y = torch.where(A > 0, A, B)": "Y = A > 0 ? A : B",
+    "Y = 2 * where(A > 0, A, B)": "Y = 2 * (A > 0 ? A : B)",
+    "Y = torch.exp(A[i]) + 1": "Y = exp(A[i]) + 1",
+    "Y = 2 * if A > 0 then A else B": "Y = 2 * (A > 0 ? A : B)",
+    "Y = norm(X + 1);": None,
+    "P[n, e] = softmax(S[n, e]) * 2;": (
+        "P[n, e] = (exp(S[n, e] - max(S[n, k])) / sum(exp(S[n, k] - max(S[n, l])))) * 2;"
+    ),
+    "P[n, e] = softmax(sum(X[n, d] * G[d, e]));": None,
+    "Y[t, c] = sum(X[t - k, c] * W[k, c])": "Y[t, c : shape(X, 0), shape(X, 1)] = sum(X[t - k, c] * W[k, c])",
+    "function (X[N, M]) -> (Y) { Y[2*i, j] = X[i, j]; }": "function (X[N, M]) -> (Y) { Y[2*i, j : N, M] = X[i, j]; }",
+    "Y[i] = i + X[3];": None,
     "Y = A if A > 0 else B": "Y = A > 0 ? A : B",
     "Y = C @ D": "Y[i, j] = sum(C[i, k] * D[k, j])",
     "Y = A ≤ 2π": "Y = A <= 2π",

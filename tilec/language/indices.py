@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilec.errors import (
     AffineMistake,
     AggregationMistake,
@@ -15,7 +17,7 @@ from tilec.errors import (
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
 from tilec.language.hints.constraints import constraint_hint, rounding_hint
 from tilec.language.scope import FunctionScope
-from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, check_arity, index_nodes
+from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, below, check_arity, index_nodes
 
 LINEAR = frozenset(("add", "sub", "neg"))
 EXTREMA = frozenset(("max", "min", "abs"))
@@ -150,11 +152,22 @@ def _function(e: CallSyntax, what: str, scope: FunctionScope) -> str:
     arity = SIZE_FUNCTION_ARITIES.get(e.function)
     if arity is None:
         hint = "sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)"
+        if "index" in what and any(isinstance(node, Access) for node in _below(e)):
+            hint = f"assign it in a statement of its own, P[...] = int64({e.function}(...)), and read P[...] here"
+            hint = hint.replace("int64(int64(...))", "int64(...)")
         raise AffineMistake(
             f"`{e.function}` cannot stand in {what}", e.name_span, hint=rounding_hint(e, scope, what) or hint
         )
     check_arity(e, *arity)
     return {"cond": "select"}.get(e.function, e.function)
+
+
+def _below(e: Expr) -> Iterator[Expr]:
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        yield e
+        stack.extend(below(e))
 
 
 def tensor_argument(call: Expr, e: Expr, scope: FunctionScope) -> Name:

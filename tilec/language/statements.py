@@ -24,6 +24,7 @@ from tilec.language import indices
 from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.hints.misspelt import TRUTH
+from tilec.language.hints.sizes import size_hint
 from tilec.language.inline import adopt
 from tilec.language.scope import FunctionScope, Symbol
 from tilec.language.syntax import (
@@ -287,7 +288,7 @@ def _check_left(s: StatementSyntax, statement: Statement, scope: FunctionScope) 
     """What stands on the left: sizes that can be left out, elements of tensors, the default."""
     assert statement.index is not None and s.target.index is not None
     if statement.sizes is None:
-        _check_sizes_left_out(s, statement)
+        _check_sizes_left_out(s, statement, scope)
     if not AGGREGATIONS[statement.aggregation].data_dependent:
         for i in statement.index:
             for e in walk(i):
@@ -317,7 +318,7 @@ def _check_default(s: StatementSyntax, statement: Statement, scope: FunctionScop
         )
 
 
-def _check_sizes_left_out(s: StatementSyntax, statement: Statement) -> None:
+def _check_sizes_left_out(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> None:
     bare = {
         i.name
         for root in expressions(statement)
@@ -334,11 +335,10 @@ def _check_sizes_left_out(s: StatementSyntax, statement: Statement) -> None:
             reason = f"`{i.name}` does not stand bare as an index of a tensor on the right"
         else:
             continue
-        places = ", ".join(["..."] * len(statement.index))
         raise SizeMistake(
             f"the size of `{s.target.name}` along this index cannot be known: {reason}",
             i.span,
-            hint=f"give the sizes after a colon: {s.target.name}[... : {places}]",
+            hint=size_hint(s, statement, scope),
         )
 
 

@@ -24,7 +24,7 @@ from tilec.ir.program import (
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
-from tilec.language.hints.functions import reduction, replacement
+from tilec.language.hints.functions import operand_text, reduction, replacement
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
 from tilec.language.syntax import CallSyntax, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
@@ -141,6 +141,8 @@ class Values:
         elif e.function[0].isupper():
             text = f"{e.function}[{', '.join(args)}]"
             hint = Hint(f"the elements of a tensor are read with brackets: {text}", Edit(e.span, text))
+        elif text is None and (named := replacement(e.function, ["S", *args[1:]], source)) is not None and args:
+            hint = f"assign its argument in a statement of its own, as S, and write `{named}`"
         elif text:
             hint = self.proposal(f"write `{text}`", text, e)
         elif e.function.startswith("prng"):
@@ -153,7 +155,7 @@ class Values:
     def proposal(self, told: str, text: str, e: CallSyntax) -> Hint:
         """A hint to write something else for a call: an expression, or a statement where the call is all of one."""
         if "= " not in text.replace("==", ""):
-            return Hint(told, Edit(e.span, text))
+            return Hint(told, Edit(e.span, text if e is self.root else operand_text(text)))
         alone = e is self.root and self.span.stop == e.span.stop
         return Hint(told, *((Edit(self.span, text),) if alone else ()))
 

@@ -73,17 +73,40 @@ def _axis(option: str) -> str | None:
 
 
 def _product(args: Sequence[str]) -> str:
-    a, b = args[:2]
+    a, b = map(_name, args[:2])
     return f"C[i, j] = sum({a}[i, k] * {b}[k, j])"
 
 
-def _simple(text: str) -> str:
-    return text if re.fullmatch(r"[\w.']+(\[[^\[\]]*\]|\([^()]*\))?", text) else f"({text})"
+def operand_text(text: str) -> str:
+    """A text that may stand beside an operator: in parentheses unless it is a name, a number, an element or a call."""
+    head = re.match(r"[\w.']*", text)
+    rest = text[head.end() if head else 0 :]
+    depth, ends = 0, []
+    for place, c in enumerate(rest):
+        depth += (c in "([") - (c in ")]")
+        if not depth:
+            ends.append(place)
+    whole = not rest or (rest[0] in "([" and ends == [len(rest) - 1])
+    return text if whole else f"({text})"
+
+
+def _name(text: str) -> str:
+    """The name of a whole tensor; what is written of another argument would be wrong."""
+    if not re.fullmatch(r"[A-Z]\w*'?", text):
+        raise ValueError
+    return text
 
 
 def _softmax(args: Sequence[str]) -> str:
-    x = args[0]
-    return f"Y[i, j] = exp({x}[i, j] - max({x}[i, k])) / sum(exp({x}[i, k] - max({x}[i, l])))"
+    """Of a tensor over its last axis; of an element over its last index; otherwise the argument wants a name first."""
+    element = re.fullmatch(r"([A-Z]\w*'?)(?:\[([^\[\]]*)\])?", args[0])
+    if element is None:
+        raise ValueError
+    indices = [i.strip() for i in (element[2] or "i, j").split(",")]
+    free = [v for v in (*"klmn", *LETTERS) if v not in indices][:2]
+    here, first, second = (f"{element[1]}[{', '.join([*indices[:-1], v])}]" for v in (indices[-1], *free))
+    text = f"exp({here} - max({first})) / sum(exp({first} - max({second})))"
+    return text if element[2] else f"Y[{', '.join(indices)}] = {text}"
 
 
 FOREIGN_NAMES = {
@@ -98,35 +121,35 @@ FOREIGN_NAMES = {
 }  # fmt: skip
 
 WRITERS: dict[str, _Writer] = {
-    "not": lambda a: f"~({a[0]})" if re.search("[<>=]", a[0]) else f"{_simple(a[0])} == 0",
+    "not": lambda a: f"~({a[0]})" if re.search("[<>=]", a[0]) else f"{operand_text(a[0])} == 0",
     "where": lambda a: f"{a[0]} ? {a[1]} : {a[2]}",
     "matmul": _product,
-    "outer": lambda a: f"C[i, j] = {a[0]}[i] * {a[1]}[j]",
-    "inner": lambda a: f"Y = sum({a[0]}[i] * {a[1]}[i])",
+    "outer": lambda a: f"C[i, j] = {_name(a[0])}[i] * {_name(a[1])}[j]",
+    "inner": lambda a: f"Y = sum({_name(a[0])}[i] * {_name(a[1])}[i])",
     "softmax": _softmax,
-    "t": lambda a: f"Y[i, j] = {a[0]}[j, i]",
-    "square": lambda a: f"{_simple(a[0])} * {_simple(a[0])}",
+    "t": lambda a: f"Y[i, j] = {_name(a[0])}[j, i]",
+    "square": lambda a: f"{operand_text(a[0])} * {operand_text(a[0])}",
     "clamp": lambda a: f"max({a[1]}, min({a[2]}, {a[0]}))",
-    "remainder": lambda a: f"{_simple(a[0])} % {_simple(a[1])}",
+    "remainder": lambda a: f"{operand_text(a[0])} % {operand_text(a[1])}",
     "log2": lambda a: f"log({a[0]}) / log(2)",
     "log10": lambda a: f"log({a[0]}) / log(10)",
     "exp2": lambda a: f"pow(2, {a[0]})",
     "cbrt": lambda a: f"pow({a[0]}, 1.0 / 3)",
-    "isnan": lambda a: f"{_simple(a[0])} != {_simple(a[0])}",
-    "leaky_relu": lambda a: f"{a[0]} > 0 ? {a[0]} : {a[1] if len(a) > 1 else 0.01} * {_simple(a[0])}",
-    "norm": lambda a: f"sqrt(sum({a[0]}[i] * {a[0]}[i]))",
+    "isnan": lambda a: f"{operand_text(a[0])} != {operand_text(a[0])}",
+    "leaky_relu": lambda a: f"{a[0]} > 0 ? {a[0]} : {a[1] if len(a) > 1 else 0.01} * {operand_text(a[0])}",
+    "norm": lambda a: f"sqrt(sum({_name(a[0])}[i] * {a[0]}[i]))",
     "zeros": lambda a: _filled(a, "0.0"),
     "ones": lambda a: _filled(a, "1.0"),
     "arange": lambda a: f"O[i : {a[0]}] = i",
     "eye": lambda a: f"O[i, j : {a[0]}, {a[0]}] = i == j",
     "shape": lambda a: f"shape({a[0]}, {a[1] if len(a) > 1 else 0})",
     "to": lambda a: f"{a[1].rpartition('.')[2]}({a[0]})" if a[1].rpartition(".")[2] in FUNCTIONS else "",
-    "cumsum": lambda a: f"Y[i : N] = sum({a[0]}[k]), i - k < N",
-    "flip": lambda a: f"Y[i : N] = {a[0]}[N - 1 - i]",
-    "roll": lambda a: f"Y[i : N] = {a[0]}[(i - {a[1]}) % N]",
+    "cumsum": lambda a: f"Y[i : N] = sum({_name(a[0])}[k]), i - k < N",
+    "flip": lambda a: f"Y[i : N] = {_name(a[0])}[N - 1 - i]",
+    "roll": lambda a: f"Y[i : N] = {_name(a[0])}[(i - {a[1]}) % N]",
     "reshape": lambda a: f"reshape({', '.join(a)})",
-    "tril": lambda a: f"Y[i, j : N, N] = i >= j ? {a[0]}[i, j] : 0",
-    "triu": lambda a: f"Y[i, j : N, N] = i <= j ? {a[0]}[i, j] : 0",
+    "tril": lambda a: f"Y[i, j : N, N] = i >= j ? {_name(a[0])}[i, j] : 0",
+    "triu": lambda a: f"Y[i, j : N, N] = i <= j ? {_name(a[0])}[i, j] : 0",
 }
 
 

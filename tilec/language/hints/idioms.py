@@ -15,7 +15,7 @@ from tilec.language.hints.rewrites import (
     Match,
     instead,
     offset_edits,
-    proposed,
+    operand_hint,
     rewritten,
     whole_statement,
     written_hint,
@@ -95,7 +95,7 @@ def _call(m: Match, source: str, function: str, args: list[str]) -> str | None:
     text = replacement(function, args, source, _output(m))
     if text is None or not text:
         return None
-    return whole_statement(m, f"write `{text}`", text) if "= " in text.replace("==", "") else proposed(m, text)
+    return whole_statement(m, f"write `{text}`", text) if "= " in text.replace("==", "") else operand_hint(m, text)
 
 
 def _module(m: Match, source: str) -> str:
@@ -330,7 +330,7 @@ IDIOMS: tuple[Idiom, ...] = (
     _idiom(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
-        written_hint(lambda m: _conditional(m["c"], m["a"], m["b"])),
+        lambda m, source: operand_hint(m, _conditional(m["c"], m["a"], m["b"])),
     ),
     _idiom(
         r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",

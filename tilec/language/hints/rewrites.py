@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from tilec.errors import Edit, Hint, Span
+from tilec.language.hints.functions import operand_text
 
 Match = re.Match[str]
 NAME = r"[A-Z]\w*'?"
@@ -42,11 +43,21 @@ def written_hint(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
     return lambda m, source: proposed(m, text(m))
 
 
-def whole_statement(m: Match, told: str, text: str) -> Hint:
-    """A hint that proposes a statement; an edit where the match is all that the one it stands in has on its right."""
+def stands_alone(m: Match) -> bool:
+    """Is a match all that its statement has on the right side?"""
     line, (start, stop) = m.string, statement_of(m)
     left = re.fullmatch(rf"\s*{NAME}\s*(?:\[[^\[\]]*\]\s*)?=\s*", line[start : m.start()])
-    alone = left is not None and not line[m.end() : stop].strip()
+    return left is not None and not line[m.end() : stop].strip()
+
+
+def operand_hint(m: Match, text: str) -> Hint:
+    """As `proposed`, for an expression that operators may stand beside."""
+    return proposed(m, text if stands_alone(m) else operand_text(text))
+
+
+def whole_statement(m: Match, told: str, text: str) -> Hint:
+    """A hint that proposes a statement; an edit where the match is all that the one it stands in has on its right."""
+    line, (start, _), alone = m.string, statement_of(m), stands_alone(m)
     while alone and line[start].isspace():
         start += 1
     return Hint(told, *((Edit(Span(start, m.end()), text),) if alone else ()))
