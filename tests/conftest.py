@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
+os.environ.setdefault("TILEC_NATIVE", "0")  # results must not depend on what is built; tests/native has both ways
 GOLDEN = Path(__file__).parent / "golden"
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -44,8 +45,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish():
-    """What is there by now stays: the collector need not go through all of torch again and again."""
+def pytest_collection_finish(session):
+    """What is there by now stays: the collector need not go through all of torch again and again. And the library for
+    calls is compiled beside the tests that come before its own."""
+    if any("native" in item.path.parts for item in session.items):
+        from tilec.native import build
+
+        if not build.library_path().exists():
+            build.start_build()
     gc.collect()
     gc.freeze()
 

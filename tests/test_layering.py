@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent / "tilec"
 # From the bottom up. A module may import its own layer (circles are looked for separately) and those before it.
 LAYERS = (
     ("tilec.errors", "tilec.knobs", "tilec.late", "tilec.version"),
+    ("tilec.native",),
     ("tilec.ir",),
     ("tilec.lattice", "tilec.language"),
     ("tilec.transforms", "tilec.transforms.util"),
@@ -79,7 +80,14 @@ HOMES = {
     "islpy": ("tilec.lattice",),
     "lark": ("tilec.language",),
     "torch": (
-        *("tilec.backends", "tilec.arguments", "tilec.specialise", "tilec.torch_op", "tilec.call_cache"),
+        *(
+            "tilec.native",
+            "tilec.backends",
+            "tilec.arguments",
+            "tilec.specialise",
+            "tilec.torch_op",
+            "tilec.call_cache",
+        ),
         *("tilec.function", "tilec.api", "tilec.nn", "tilec.gallery", "tilec.torch_import", "tilec.package"),
         *("tilec.prepare", "tilec.bench", "tilec.cli.doctor", "tilec.cli.bench", "tilec.cli.compare"),
     ),

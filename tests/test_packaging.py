@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import tilec
+from tilec.native.build import SOURCES
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "import tilec; print(tilec.__file__); print(tilec.compile('Y = X + 1;').tile)"
@@ -33,6 +34,7 @@ def test_wheel_carries_its_grammar(tmp_path: Path) -> None:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert "tilec/py.typed" in names and any(n.endswith(".lark") for n in names)
+    assert {f"tilec/native/{s.name}" for s in SOURCES} <= set(names)
     assert not any(n.startswith(("tests/", "examples/")) for n in names)
     assert str(tmp_path / "site") in run(PROGRAM, tmp_path / "site", tmp_path)
 

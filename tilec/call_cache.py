@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from tilec.arguments import number_on, size_value, to_tensors
 from tilec.errors import Unsupported
+from tilec.native import native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
 from tilec.torch_op.node import record, recorded_call
-from tilec.torch_op.settled import settled_call
+from tilec.torch_op.settled import native_call, settled_call
 from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
 
 
@@ -24,9 +26,14 @@ class CallCache:
     def __init__(self, function: Specialiser):
         self._function = function
         self._settled: dict[object, Callable[..., tuple]] = {}
+        self._native: Any | None = None  # the same in C++
 
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
+        if (calls := self._native) is not None:
+            found = calls(inputs)
+            if found is not calls:
+                return found
         signature = _signature(inputs)
         settled = self._settled.get(signature)
         if settled is None:
@@ -52,7 +59,12 @@ class CallCache:
     def _settle(self, signature: tuple, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak) -> None:
         """Let later calls with such inputs go straight to what they run."""
         function = self._function
-        if function.sizes or len(self._settled) >= CACHED_CALLS or not ordinary(tensors):
+        if function.sizes or not ordinary(tensors):
+            return
+        numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
+        if (library := native()) is not None and self._settle_native(library, inputs, tensors, weak, numbers):
+            return
+        if len(self._settled) >= CACHED_CALLS:
             return
         if recording(tensors):
             recorded = record(function, tensors, weak, ())
@@ -63,8 +75,29 @@ class CallCache:
             run = prepared.direct
         else:
             return
-        numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
         self._settled[signature] = _with_numbers(run, numbers) if numbers else run
+
+    def _settle_native(
+        self, library: Any, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak: Any, numbers: Sequence
+    ) -> bool:
+        """The same in C++; False where that cannot be."""
+        function = self._function
+        if self._native is None:
+            self._native = library.Calls()
+        if len(self._native) >= CACHED_CALLS or len(tensors) > library.MOST:
+            return False
+        record_of: Any = None
+        if recording(tensors):
+            recorded = record(function, tensors, weak, ())
+            if recorded.result_count > library.MOST:
+                return False
+            run, record_of = native_call(library, recorded, tensors)
+        elif (prepared := function.prepared(tensors, weak, ())).plain:
+            run = prepared.native(tensors)
+        else:
+            return False
+        made = [(place, make, tensors[place]) for place, make in numbers]
+        return self._native.settle(tuple(inputs), run, record_of, len(function.outputs), made)
 
 
 NUMBERS = (float, int, bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -18,7 +19,6 @@ from tilec.display.people import Displayed
 from tilec.distributed.plan import Sharding
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames, public
-from tilec.explain import Page, explanation_page
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
 from tilec.language import show
@@ -28,6 +28,9 @@ from tilec.torch_op import dtensors
 from tilec.torch_op.operator import handle_of, in_graph
 from tilec.transforms.batching.ranks import UnknownRank
 from tilec.transforms.batching.vmap import vmap
+
+if TYPE_CHECKING:
+    from tilec.explain import Page
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ class Function(Displayed):
 
         Arguments as for `lower`. Notebooks show the page; `.save(path)` writes it, `.html` is its text.
         """
+        from tilec.explain import explanation_page  # with all that generates code
+
         forward = self.lower(*args, backend=backend, target=target, **named)
         given = by_name(self.inputs, args, named) if named else args
         further = [spec(t.shape, t.dtype) for t in forward.outputs]

@@ -107,10 +107,14 @@ FUSE_NEIGHBOURS = Knob(
     "under torch.compile, may operations beside a call on a GPU become part of its kernels: 0 or 1",
 )
 
+NATIVE = Knob(
+    "TILEC_NATIVE", True, _parse_switch, "may what a call costs the host be done in C++, where a compiler is: 0 or 1"
+)
+
 KNOBS: tuple[Knob, ...] = (
     VERIFY, FULL_TRACEBACK, WARNINGS_ARE_ERRORS,
     MEMORY_BUDGET, BLOCK, LIBRARY, CACHE, DUMP, PARTIAL_ROWS, DEVICE_BUDGET, STATE_BUDGET,
-    FUSE_NEIGHBOURS,
+    FUSE_NEIGHBOURS, NATIVE,
 )  # fmt: skip
 
 

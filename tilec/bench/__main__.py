@@ -19,6 +19,7 @@ from tilec.bench.overheads import overheads
 from tilec.bench.suite import measure as suite
 from tilec.bench.suite import page
 from tilec.bench.sweep import draw, sweep
+from tilec.native import built_native
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 WORKLOADS_PAGE = DOCUMENT.with_name("workloads.md")
@@ -26,6 +27,7 @@ WORKLOADS_PAGE = DOCUMENT.with_name("workloads.md")
 
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
+    built_native()
     given.run(given)
     return 0
 

@@ -17,6 +17,7 @@ import tilec
 from tilec import knobs
 from tilec.cli.progress import progress
 from tilec.errors import TileError
+from tilec.native import build, native
 
 PACKAGES = {  # and what is missing without one that is no requirement everywhere
     "torch": "", "triton": "no kernels are generated", "numpy": "", "islpy": "", "lark": "", "sympy": "",
@@ -30,10 +31,16 @@ RECURRENCE = "function (B[T, D]) -> (H) { H[t, i : T, D] = tanh(B[t, i] + H[t - 
 
 def add(commands) -> None:
     doctor = commands("doctor", _doctor, "print versions, device, caches and settings, and run a self-test")
+    doctor.add_argument("--build", action="store_true", help="build the library for calls, and nothing else")
     doctor.add_argument("--no-test", action="store_true", help="leave the self-test out")
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.build:
+        with progress("building"):
+            path = build.build_library()
+        print(path)
+        return 0
     for title, rows in (("versions", _versions), ("device", _device), ("caches", _caches), ("settings", _settings)):
         _section(title, rows())
     if args.no_test:
@@ -80,7 +87,19 @@ def _device() -> Iterator[tuple[str, str]]:
 
 def _caches() -> Iterator[tuple[str, str]]:
     yield "tuned", _folder(knobs.cache_directory() / "tuned", "choices")
+    yield "calls", _library()
     yield "triton", _folder(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"), "files")
+
+
+def _library() -> str:
+    """What calls' own time depends on."""
+    path = build.library_path()
+    if not knobs.NATIVE.value:
+        return "in Python, as TILEC_NATIVE says"
+    if native() is not None:
+        return f"in C++, by {path}"
+    how = "tilec doctor --build builds the library" if build.compiler() else "there is no C++ compiler"
+    return f"in Python: {path.name} is not there; {how}"
 
 
 def _folder(path: Path, what: str) -> str:

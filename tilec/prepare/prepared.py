@@ -52,6 +52,12 @@ class Prepared:
         run = self.unrecorded
         return lambda *tensors: run(tensors)
 
+    def native(self, tensors: Sequence[torch.Tensor]) -> object:
+        """What the library runs for tensors like these, for which it has run: a plan of its own, or `direct`."""
+        find = getattr(self.executable, "native", None) if self.plain else None
+        plan = find(tensors) if find else None
+        return self.direct if plan is None else plan
+
     def at(self, sizes: Mapping[str, int]) -> Prepared:
         """For sizes that were left open."""
         executable = cast(OpenExecutable, self.executable).at(sizes)

@@ -20,8 +20,7 @@ import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
-from tilec.errors import TileError
-from tilec.errors.tracebacks import hide_frames
+from tilec.errors.tracebacks import public
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType, kind
@@ -177,6 +176,11 @@ class Recorded:
     def inputs(self) -> tuple[str, ...]:
         return self.forward.inputs
 
+    @property
+    def result_count(self) -> int:
+        """How many outputs and extras there are."""
+        return len(self.outputs) + (len(self.partition.extra) if self.partition else 0)
+
     @cached_property
     def run(self) -> Ready:
         return Ready(self.forward, self.weak, self.values if self.forward is self.function else ())
@@ -320,6 +324,19 @@ class Recorded:
             )
         return self._passes[key]
 
+    def pulled_back(self, needed: tuple[bool, ...], kept: Sequence[torch.Tensor], d_outputs: Outputs) -> Outputs:
+        """The inputs' gradients from what was kept, which a checkpoint lets be asked for once."""
+        there = tuple([d is not None for d in d_outputs])
+        if not any(needed) or not any(there):
+            return (None,) * len(self.inputs)
+        like = next(d for d in d_outputs if d is not None)
+        backward = self.backward(needed, there, dtensors.is_distributed(like))  # its placements follow the input's
+        if backward.replaced:
+            kept = [backward.replaced[i](t) if i in backward.replaced else t for i, t in enumerate(kept)]
+        given: Any = (*kept, *d_outputs)
+        tensors = [given[s] if isinstance(s, int) else standing_in(s, like) for s in backward.sources]
+        return backward.gradients(() if backward.run is None else backward.run(tensors), given)
+
 
 @dataclass(frozen=True)
 class Open(Recorded):
@@ -396,27 +413,9 @@ class TileCall(torch.autograd.Function):
             ctx.mark_non_differentiable(*integers, *[output[place] for place in recorded.constant])
 
     @staticmethod
+    @public
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
-        try:
-            return TileCall.pulled_back(ctx, ctx.saved_tensors, d_outputs)
-        except TileError as error:
-            hide_frames(error)
-            raise
-
-    @staticmethod
-    def pulled_back(ctx: Any, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> Outputs:
-        """The gradients from what was kept, which a checkpoint lets be asked for once."""
-        recorded: Recorded = ctx.recorded
-        needed, there = ctx.needs_input_grad[1:], tuple([d is not None for d in d_outputs])
-        if not any(needed) or not any(there):
-            return (None,) * (1 + len(recorded.inputs))
-        like = next(d for d in d_outputs if d is not None)
-        backward = recorded.backward(needed, there, dtensors.is_distributed(like))  # its placements follow the input's
-        if backward.replaced:
-            kept = [backward.replaced[i](t) if i in backward.replaced else t for i, t in enumerate(kept)]
-        given: Any = (*kept, *d_outputs)
-        tensors = [given[s] if isinstance(s, int) else standing_in(s, like) for s in backward.sources]
-        return (None, *backward.gradients(() if backward.run is None else backward.run(tensors), given))
+        return (None, *ctx.recorded.pulled_back(ctx.needs_input_grad[1:], ctx.saved_tensors, d_outputs))
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Outputs:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from tilec.errors import TileError
-from tilec.errors.tracebacks import hide_frames
-from tilec.torch_op.backward_pass import BackwardPass
-from tilec.torch_op.node import Outputs, Recorded, TileCall
+from tilec.errors.tracebacks import hide_frames, public
+from tilec.torch_op.backward_pass import BackwardPass, GradientSource
+from tilec.torch_op.node import Outputs, Recorded
 from tilec.torch_op.state import PLAIN, untouched
 
 strided = torch.strided
@@ -31,7 +31,7 @@ class Settled:
         self.recorded = recorded
         self.run = recorded.forward.prepared(tensors, recorded.weak, recorded.run.values).direct
         self.keep = _picker(recorded.kept)
-        self.device = tensors[0].device if tensors[0].is_cuda else None  # where addresses are handed over
+        self.device = _addressed(tensors)
         self.passes: dict[object, FastPass] = {}
 
 
@@ -95,11 +95,11 @@ class SettledCall(torch.autograd.Function):
         kept = ctx.saved_tensors
         fast = settled.passes.get(key)
         if fast is None:
-            results = TileCall.pulled_back(ctx, kept, d_outputs)
+            results = settled.recorded.pulled_back(key[0][1:], kept, d_outputs)
             _settle(settled, key, kept, d_outputs)
-            return results
-        if not _plain(settled, kept, d_outputs):
-            return TileCall.pulled_back(ctx, kept, d_outputs)
+            return (None, *results)
+        if not _plain(settled.device, kept, d_outputs):
+            return (None, *settled.recorded.pulled_back(key[0][1:], kept, d_outputs))
         given = (*kept, *d_outputs)
         results = fast.run(*fast.pick(given))
         if fast.gradients is not None:
@@ -118,14 +118,19 @@ def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callabl
 def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> None:
     """Let later backward passes with such cotangents go straight to what they run."""
     needed, there = key[0][1:], key[1]
-    if any(needed) and any(there) and _plain(settled, kept, d_outputs):
+    if any(needed) and any(there) and _plain(settled.device, kept, d_outputs):
         backward = settled.recorded.backward(needed, there)
         if not backward.replaced and all(isinstance(s, int) for s in backward.sources):
             given: Any = (*kept, *d_outputs)
             settled.passes[key] = FastPass(backward, [given[s] for s in backward.sources if isinstance(s, int)])
 
 
-def _plain(settled: Settled, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> bool:
+def _addressed(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """Where addresses are handed over."""
+    return tensors[0].device if tensors[0].is_cuda else None
+
+
+def _plain(device: torch.device | None, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> bool:
     """May a backward pass of these go straight to what runs? Hooks may give back other tensors than were kept."""
     if torch.is_grad_enabled() or not untouched():
         return False
@@ -134,8 +139,47 @@ def _plain(settled: Settled, kept: Sequence[torch.Tensor], d_outputs: Outputs) -
             continue
         if type(d) not in PLAIN or d.layout is not strided or d.is_neg() or d._is_zerotensor():
             return False
-    device = settled.device
     for t in kept:
         if type(t) not in PLAIN or device is not None and t.device != device:
             return False
     return True
+
+
+class NativeBackward:
+    """What the library's node asks of Python: backward passes that are unusual, or the first of their kind."""
+
+    def __init__(self, library: Any, recorded: Recorded, tensors: Sequence[torch.Tensor]):
+        self._library, self._recorded, self._device = library, recorded, _addressed(tensors)
+
+    @public
+    def pulled_back(self, native: Any, needed: tuple[bool, ...], kept: Any, d_outputs: Outputs) -> Outputs:
+        """The inputs' gradients from what was kept; `native` is the recorded call as the library has it."""
+        results = self._recorded.pulled_back(needed, kept, d_outputs)
+        there = tuple([d is not None for d in d_outputs])
+        if any(needed) and any(there) and _plain(self._device, kept, d_outputs):
+            backward = self._recorded.backward(needed, there)
+            sources = [s for s in backward.sources if isinstance(s, int)]
+            if not backward.replaced and len(sources) == len(backward.sources):
+                how, given = backward.run, (*kept, *d_outputs)
+                tensors = [given[s] for s in sources]
+                run = None if how is None else how.function.prepared(tensors, how.weak, how.values).native(tensors)
+                gradients = [_gradient(r) for r in backward.results]
+                self._library.settle_pass(native, needed, kept, d_outputs, run, sources, gradients)
+        return results
+
+
+def _gradient(source: GradientSource) -> tuple[int, bool, list[int], list[int]]:
+    """A gradient's place among results (-1: none), or as a view of what has the place among what was kept and the
+    cotangents: with the axes that it has there (-1: repeated), and its shape."""
+    if not isinstance(source, tuple):
+        return -1 if source is None else source, False, [], []
+    place, view = source
+    return place, True, [-1 if a is None else a for a in view.axes], list(view.shape)
+
+
+def native_call(library: Any, recorded: Recorded, tensors: Sequence[torch.Tensor]) -> tuple[object, Any]:
+    """What the library runs for a recorded call of tensors like these, and its record."""
+    run = recorded.forward.prepared(tensors, recorded.weak, recorded.run.values).native(tensors)
+    constant = [place in recorded.constant for place in range(recorded.result_count)]
+    python = NativeBackward(library, recorded, tensors)
+    return run, library.recorded(python, len(tensors), list(recorded.kept), constant)

@@ -40,6 +40,7 @@ from tilec.backends.triton.runtime.compiled import (
     own_storage,
 )
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.backends.triton.runtime.straight import Operation, Run, straight
@@ -61,6 +62,7 @@ class PlannedCall:
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps]
         self._straight: Run | None = None
+        self._native: Any | None = None
         self._first = True
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -83,6 +85,13 @@ class PlannedCall:
             made = straight(self.plan, self._names, self._operations, self._device)
             self._straight = made[1] if made is not None else None
         return outputs
+
+    @property
+    def native(self) -> Any | None:
+        """The plan as the library's, once it has run."""
+        if self._native is None and self._straight is not None:
+            self._native = native_plan(self.plan, self._names, self._operations, self._device)
+        return self._native
 
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's own kernels at once, each text once, over stand-ins for what they are given; those that
@@ -291,7 +300,7 @@ class TritonProgram:
         return made
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        key = (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
+        key = _key(inputs)
         try:
             call = self._calls.get(key)
             if call is None:
@@ -300,6 +309,11 @@ class TritonProgram:
         except FAILED as error:
             self._memory.explain(error, self._sizes)
             raise
+
+    def native(self, inputs: Sequence[torch.Tensor]) -> Any | None:
+        """What ran for inputs like these as a plan of the library's, if it can be one."""
+        call = self._calls.get(_key(inputs))
+        return None if call is None else call.native
 
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
         device = (
@@ -353,6 +367,11 @@ class TritonProgram:
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
+
+
+def _key(inputs: Sequence[torch.Tensor]) -> tuple:
+    """What a plan is made for."""
+    return (precision(), *[(t.stride(), t.data_ptr() & 15, t.device) for t in inputs])
 
 
 def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch, dict[str, str]]]:

@@ -26,6 +26,7 @@ from tilec.backends.triton.runtime.compiled import (
     tensor_map,
 )
 
+NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
 LAUNCHER_LOADING = (
     threading.Lock()
@@ -43,6 +44,7 @@ class Launched:
         self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it
         self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
+        self._kernel: Any = None
         self._lock = threading.Lock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
@@ -55,6 +57,24 @@ class Launched:
         Pointer stands for its tensor's address."""
         assert self._run is not None and not self._maps
         return self._run, self._grid, self._middle, self._values
+
+    def compiled(self) -> tuple[int, int, int, bool, list[tuple[str, Any]]] | None:
+        """The compiled kernel as the driver launches it: its handle, threads, bytes of shared memory, whether all its
+        programs run at once, and its arguments with their types; None where Triton does more than that."""
+        kernel = self._kernel
+        if kernel is None or self._maps:
+            return None
+        how = kernel.metadata
+        if how.num_ctas != 1 or how.global_scratch_size or how.profile_scratch_size or how.launch_pdl:
+            return None
+        types = kernel.src.signature
+        taken = [(types.get(name), v) for name, v in self._launch.arguments if types.get(name) != "constexpr"]
+        if any(not isinstance(v, Pointer) and t not in NUMBER_TYPES for t, v in taken):
+            return None
+        if kernel.asm["ptx"].split(".entry", 1)[1].split(")", 1)[0].count(".param") != len(taken) + 2:
+            return None
+        scratch: list[tuple[str, Any]] = [("i64", 0), ("i64", 0)]
+        return kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
@@ -113,6 +133,7 @@ class Launched:
                 made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
+        self._kernel = kernel
         with LAUNCHER_LOADING:
             run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
         self._run = run  # last: it tells other threads that the rest is there

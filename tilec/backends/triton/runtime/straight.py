@@ -38,7 +38,7 @@ def straight(
 ) -> tuple[str, Run] | None:
     """The function of (inputs, stream) and its text, made of operations that have run once; None where a step has
     steps of its own."""
-    if any(_touched(step) is None for step in plan.steps):
+    if any(step_tensors(step) is None for step in plan.steps):
         return None
     writer = _Writer(plan, names, device)
     for step, operation in zip(plan.steps, operations, strict=True):
@@ -46,7 +46,7 @@ def straight(
     return writer.function()
 
 
-def _touched(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def step_tensors(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Names of the tensors that a step reads or is given as such, and of those that it makes; None for others."""
     match step:
         case Allocate(tensor, _, _, fill):
@@ -87,7 +87,7 @@ class _Writer:
             case Release(tensors):
                 owned = [self._name(t) for t in tensors if t not in self._places]
                 self._lines += [f"del {', '.join(owned)}"] if owned else []
-            case Launch() if not (touched := _touched(step)) or not touched[0]:
+            case Launch() if not (found := step_tensors(step)) or not found[0]:
                 self._launch(operation)
             case _:
                 self._other(step, operation)
@@ -101,9 +101,9 @@ class _Writer:
 
     def _other(self, step: object, operation: Operation) -> None:
         """A step as it is, over a dictionary of the tensors that it touches."""
-        touched = _touched(step)
-        assert touched is not None
-        reads, writes = touched
+        found = step_tensors(step)
+        assert found is not None
+        reads, writes = found
         given = ", ".join(f"{name!r}: {self._name(name)}" for name in dict.fromkeys(reads))
         self._lines += [f"given = {{{given}}}", f"{self._constant(operation)}(given, stream)"]
         for name in writes:
@@ -139,7 +139,7 @@ class _Writer:
 def places(plan: Plan) -> tuple[Mapping[str, int], int]:
     """Where in the shared allocation its tensors stand, in bytes, and its size. A tensor is there from its allocation
     to its release, at the lowest place that is free for so long."""
-    asked = {n for step in plan.steps for n in (_touched(step) or ((), ()))[0]} | set(plan.outputs)
+    asked = {n for step in plan.steps for n in (step_tensors(step) or ((), ()))[0]} | set(plan.outputs)
     ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
     found: dict[str, tuple[int, int, int]] = {}  # place, bytes, end
     for at, step in enumerate(plan.steps):

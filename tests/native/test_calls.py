@@ -1,0 +1,263 @@
+"""Repeated calls, in Python and in C++: what torch may ask of them once they go straight to what they run."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import tilec
+
+SOURCE = "function (X[N], W[N]) -> (Y) { Y = exp(X * W); }"
+NODES = {"python": "SettledCallBackward", "native": "TileCallBackward"}
+
+
+class Case:
+    """exp(X * W), called before forward and backward, and its gradient by W for comparison."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.f = tilec.compile(SOURCE)
+        self.x, self.w = torch.randn(5), torch.randn(5, requires_grad=True)
+        for _ in range(2):
+            self.f(self.x, self.w).sum().backward()
+        self.w.grad = None
+        (self.gradient,) = torch.autograd.grad(torch.exp(self.x * self.w).sum(), self.w)
+
+    def __call__(self) -> torch.Tensor:
+        return self.f(self.x, self.w)
+
+
+@pytest.fixture
+def case(way: str) -> Case:
+    made = Case()
+    assert made().grad_fn.name() == NODES[way]
+    return made
+
+
+def same(a: torch.Tensor | None, b: torch.Tensor) -> None:
+    assert a is not None
+    torch.testing.assert_close(a, b)
+
+
+def test_backward(case: Case) -> None:
+    y = case()
+    same(y.detach(), torch.exp(case.x * case.w).detach())
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    same(case.w.grad, 2 * case.gradient)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+def test_double_backward(case: Case) -> None:
+    def second(y: torch.Tensor) -> torch.Tensor:
+        (first,) = torch.autograd.grad(y.sum(), case.w, create_graph=True)
+        return torch.autograd.grad(first.sum(), case.w)[0]
+
+    same(second(case()), second(torch.exp(case.x * case.w)))
+
+
+def test_what_is_kept_must_not_change(case: Case) -> None:
+    y = case()
+    y.relu_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_outputs_may_change_where_they_are_not_kept(way: str) -> None:
+    f, x, w = tilec.compile("Y = X * W"), torch.randn(4), torch.randn(4, requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(f(x, w).mul_(3).sum(), w)
+        same(gradient, 3 * x)
+
+
+def test_anomaly_mode(case: Case, way: str) -> None:
+    case.x.mul_(float("nan"))
+    with pytest.warns(UserWarning, match=f"Error detected in {NODES[way]}.*\n(.*\n)*.*test_calls.py"):
+        with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
+            case().sum().backward()
+
+
+def test_hooks(case: Case) -> None:
+    seen: list[str] = []
+    with saved_tensors_hooks(lambda t: (seen.append("kept"), t)[1], lambda t: (seen.append("read"), 2 * t)[1]):
+        y = case()
+    assert seen == ["kept", "kept"]
+    y.grad_fn.register_hook(lambda gradients, _: tuple(None if g is None else -g for g in gradients))
+    y.sum().backward()
+    same(case.w.grad, -4 * case.gradient)  # both the output and X are read twice as large
+    assert seen == ["kept", "kept", "read", "read"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(case: Case, reentrant: bool) -> None:
+    checkpoint(lambda x, w: 2 * case.f(x, w), case.x, case.w, use_reentrant=reentrant).sum().backward()
+    same(case.w.grad, 2 * case.gradient)
+
+
+def test_threads(case: Case) -> None:
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(100):
+            w = case.w.detach().clone().requires_grad_()
+            case.f(case.x, w).sum().backward()
+            if not torch.equal(w.grad, own):
+                wrong.append(w.grad)
+
+    case().sum().backward()
+    own = case.w.grad.clone()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_transforms(case: Case) -> None:
+    w = case.w.detach()
+    same(torch.func.grad(lambda w: case.f(case.x, w).sum())(w), case.gradient)
+    same(torch.func.vmap(case.f)(case.x[:, None], w[:, None])[:, 0], torch.exp(case.x * w))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(case.f(case.x, forward_ad.make_dual(w, torch.ones(5)))).tangent
+    same(tangent, case.gradient)
+    (rows,) = torch.autograd.grad(case(), case.w, torch.eye(5), is_grads_batched=True)
+    same(rows, torch.diag(case.gradient))
+
+
+def test_modes(case: Case) -> None:
+    with torch.no_grad():
+        assert not case().requires_grad
+    with torch.inference_mode():
+        assert case().is_inference()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = case.f(case.x.bfloat16(), case.w.bfloat16())
+    assert half.dtype == torch.float32  # 16-bit inputs of exp are taken in float32
+    assert torch.compile(case.f, backend="eager", fullgraph=True)(case.x, case.w).grad_fn is not None
+    same(case().detach(), torch.exp(case.x * case.w).detach())
+
+
+def test_compiled_autograd(case: Case) -> None:
+    from torch._dynamo import compiled_autograd
+
+    for _ in range(2):
+        y = case().sum()
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            y.backward()
+    same(case.w.grad, 2 * case.gradient)
+
+
+def test_memory_of_many_calls(case: Case) -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(o) is torch.Tensor for o in gc.get_objects())
+
+    before = tensors()
+    for _ in range(300):
+        case().sum().backward()
+    case.w.grad = None
+    assert tensors() <= before
+
+
+def test_a_function_is_forgotten(way: str) -> None:
+    from weakref import ref
+
+    case = Case()
+    gone = ref(case.f)
+    y = case()
+    del case
+    gc.collect()
+    assert gone() is None
+    y.sum().backward()
+
+
+def test_numbers(way: str) -> None:
+    f, x = tilec.compile("Y = X / S"), torch.ones(3)
+    for number in (2.0, 2.0, 4.0, 2.0, 0.0, -0.0, -0.0, 0.0, 5e-324, float("inf"), 2, 3, True):
+        wanted = x / torch.tensor(float(number))
+        same(f(x, number), wanted)
+        same(f(x, number), wanted)
+    w = torch.ones(3, requires_grad=True)
+    for number in (2.0, 3.0, 3.0):
+        same(torch.autograd.grad(f(w, number).sum(), w)[0], 1 / torch.full((3,), number))
+
+
+def test_numbers_that_do_not_fit(way: str) -> None:
+    f = tilec.compile("Y = X + S")
+    x = torch.arange(3)
+    for number in (1, 2, 2**40):
+        assert torch.equal(f(x, number), x + number)
+    with pytest.raises(tilec.InputMistake):
+        f(x, 2**70)
+
+
+@pytest.mark.parametrize(
+    "source", ["A = X; B = floor(int64(X) / 2); C = sum(X[i]);", "B = floor(int64(X) / 2); A = X * W;"]
+)
+def test_several_outputs(way: str, source: str) -> None:
+    f = tilec.compile(source)
+    inputs = [torch.randn(4, requires_grad=True) for _ in f.inputs]
+    for _ in range(3):
+        results = f(*inputs)
+        assert isinstance(results, tuple) and not results[f.outputs.index("B")].requires_grad
+        named = dict(zip(f.outputs, results, strict=True))
+        (gradient,) = torch.autograd.grad(named["A"].sum(), inputs[0], retain_graph=True)
+        same(gradient, torch.ones(4) if len(inputs) == 1 else inputs[1].detach())
+        if "C" in named:
+            same(torch.autograd.grad(named["C"] + named["A"].sum(), inputs[0])[0], torch.full((4,), 2.0))
+
+
+def test_some_inputs_need_gradients(way: str) -> None:
+    f = tilec.compile("function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }")
+    a, b, d = torch.randn(2, 3), torch.randn(3, 4), torch.randn(2, 4)
+    for asked in ((True, True), (True, False), (False, True), (True, True)):
+        inputs = [t.clone().requires_grad_(r) for t, r in zip((a, b), asked, strict=True)]
+        for _ in range(2):
+            wanted = [t for t in inputs if t.requires_grad]
+            for t, g in zip(wanted, torch.autograd.grad(f(*inputs), wanted, d), strict=True):
+                same(g, d @ b.T if t is inputs[0] else a.T @ d)
+    inputs = [t.clone().requires_grad_() for t in (a, b)]
+    for t, wanted in ((inputs[0], d @ b.T), (inputs[1], a.T @ d)):  # one of two, in turn
+        same(torch.autograd.grad(f(*inputs), t, d)[0], wanted)
+    same(torch.autograd.grad(f(*inputs), inputs[0], d[:, :1].expand(2, 4))[0], d[:, :1].expand(2, 4) @ b.T)
+
+
+def test_inputs_of_all_kinds(way: str) -> None:
+    f, x = tilec.compile("function (X[N, M]) -> (Y) { Y = X + 1; }"), torch.arange(6.0).view(2, 3)
+    for t in (x, x.T, x[:, ::2], torch.nn.Parameter(x), x.double(), x.int(), x[:0], x.expand(2, 2, 3)[0], x):
+        for _ in range(2):
+            assert torch.equal(f(t), t + 1) and f(t).dtype == (t + 1).dtype
+            assert torch.equal(f(X=t), t + 1)
+    with pytest.raises(tilec.TileError):
+        f(torch.nested.nested_tensor([x, x]))
+    with pytest.raises(tilec.TileError):
+        f(x.to_sparse())
+
+
+def test_default_device_and_dtype(way: str) -> None:
+    f, x = tilec.compile("function (X[N]) -> (Y) { Y = X * 2 + 1; }"), torch.ones(3)
+    f(x)
+    torch.set_default_device("meta")
+    try:
+        assert torch.equal(f(x), torch.full((3,), 3.0, device="cpu"))
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "source", ["Y[j, i] = X[i, j]", "Y = X", "function (X[N, 1, M]) -> (Y) { Y[m : M] = +(X[n, 0, m]); }"]
+)
+def test_gradients_that_are_views(way: str, source: str) -> None:
+    f = tilec.compile(source)
+    x = torch.randn((3, 1, 4) if "N" in source else (3, 4), requires_grad=True)
+    for d in (torch.randn(f(x).shape), torch.randn(f(x).shape), torch.randn(()).expand(f(x).shape)):
+        (found,) = torch.autograd.grad(f(x), x, d)
+        wanted = d.expand(3, 1, 4) if "N" in source else d.T if "j, i" in source else d
+        assert torch.equal(found, wanted) and found.data_ptr() == d.data_ptr()

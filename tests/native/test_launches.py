@@ -1,0 +1,125 @@
+"""Plans that are launched without Python, by a library that stands for the CUDA driver, and what is launched so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tilec
+from tilec.backends.triton.plan.plan import Launch, Pointer
+from tilec.backends.triton.runtime.compiled import compile_for, interpreting
+from tilec.backends.triton.runtime.launcher import Launched
+
+DRIVER = r"""
+#include <stdint.h>
+/* A kernel adds: y[k] = x[k] * scale + step for k < count, of (x, y, count, step, scale) and two further pointers. */
+static int contexts;
+int cuCtxGetCurrent(void **context) { *context = &contexts; return 0; }
+int cuCtxSetCurrent(void *context) { contexts += context == &contexts; return 0; }
+int cuStreamIsCapturing(void *stream, int *capturing) { *capturing = 0; return 0; }
+int cuGetErrorName(int code, const char **name) { *name = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "?"; return 0; }
+static int add(void **p) {
+  const float *x = *(float **)p[0];
+  float *y = *(float **)p[1], scale = *(float *)p[4];
+  int count = *(int32_t *)p[2];
+  int64_t step = *(int64_t *)p[3];
+  for (int k = 0; k < count; ++k) y[k] = x[k] * scale + step;
+  return *(void **)p[5] || *(void **)p[6];
+}
+int cuLaunchKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned one, unsigned two,
+                   unsigned shared, void *stream, void **parameters, void **extra) {
+  if (kernel == 9) return 700;
+  if (kernel == 8 && !contexts) return 201; /* until a context is made current */
+  if (x != 2 || y != 3 || z != 4 || threads != 128 || one != 1 || two != 1 || shared != 48 || extra) return 1;
+  return add(parameters);
+}
+int cuLaunchCooperativeKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned one,
+                              unsigned two, unsigned shared, void *stream, void **parameters) {
+  return add(parameters);
+}
+"""
+PLANS = """
+import sys
+import torch
+from tilec.native import native
+
+library = native()
+library.use_driver(sys.argv[1])
+byte, number = torch.empty(0, dtype=torch.uint8), torch.empty(0)
+shape = [2, 3, 4], 128, 48
+
+
+def added(kernel, source, target, scale, together=False):
+    arguments = [source, target, ("i32", 6), ("i64", 2), ("fp32", scale), ("i64", 0), ("i64", 0)]
+    return "launch", kernel, *shape, together, arguments
+
+
+def double(tensors, stream):
+    assert stream == 0
+    tensors["twice"] = 2 * tensors["once"]
+
+
+steps = [  # input 0, an output 1, another 2; the first product in the workspace
+    added(1, ("tensor", 0), ("workspace", 512), 3.0),
+    ("empty", 1, [2, 3], number),
+    added(8, ("workspace", 512), ("tensor", 1), 1.0),
+    added(8, ("tensor", 1), ("tensor", 1), 1.0, True),
+    ("python", double, [("once", 1)], [("twice", 2)]),
+    ("free", [0]),
+]
+plan = library.plan(byte, 1024, 3, steps, [2, 1])
+x = torch.arange(6.0).view(2, 3)
+for _ in range(3):
+    twice, once = plan(x)
+    assert torch.equal(once, 3 * x + 6) and torch.equal(twice, 6 * x + 12) and x.sum() == 15
+try:
+    library.plan(byte, 0, 1, [added(9, ("tensor", 0), ("tensor", 0), 1.0)], [])(x)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+def test_steps(library, tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None
+    (tmp_path / "driver.c").write_text(DRIVER)
+    made = tmp_path / "libdriver.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", made, tmp_path / "driver.c"], check=True)
+    done = subprocess.run([sys.executable, "-c", PLANS, str(made)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "a kernel was not launched: CUDA_ERROR_ILLEGAL_ADDRESS\n"
+
+
+@pytest.mark.skipif(interpreting(), reason="nothing is compiled while kernels are interpreted")
+@pytest.mark.parametrize(
+    ("source", "inputs"),
+    [
+        ("Y = X * S", [tilec.spec((1000,)), 2.5]),
+        (
+            "function (X[N, F]) -> (Y) { M[n : N] = >(X[n, f]); Y[n, f : N, F] = X[n, f] - M[n]; }",
+            [tilec.spec((7, 33))],
+        ),
+        ("Y[k] = +(X[k, i])", [tilec.spec((1, 4096))]),
+    ],
+)
+def test_parameters(source: str, inputs: list) -> None:
+    """What is handed over is what the compiled kernel takes, two pointers of Triton's after it."""
+    plan = tilec.compile(source).lower(*inputs, backend="triton", target="sm_90")._executable.plan
+    for launch in (step for step in plan.steps if isinstance(step, Launch)):
+        kernel = compile_for(launch, dict.fromkeys(launch.tensors, "float32"), "sm_90")
+        launched = Launched(launch)
+        launched._kernel = SimpleNamespace(function=7, metadata=kernel.metadata, src=kernel.src, asm=kernel.asm)
+        found = launched.compiled()
+        assert found is not None
+        function, threads, shared, together, values = found
+        assert (function, threads, together) == (7, 32 * launch.warps, launch.together)
+        assert shared == kernel.metadata.shared
+        addresses = [v.tensor for _, v in values if isinstance(v, Pointer)]
+        assert addresses == [v.tensor for _, v in launch.arguments if isinstance(v, Pointer)]
+        numbers = [v for _, v in values[:-2] if not isinstance(v, Pointer)]
+        assert numbers == [v for _, v in launch.arguments if not isinstance(v, Pointer) and v != 1]

@@ -1,0 +1,298 @@
+// Calls like one before: from what they are given straight to what runs, and torch's node where they are recorded.
+
+#include <unordered_map>
+
+#include "node.h"
+
+namespace tilec {
+namespace {
+
+struct Hash {
+  size_t operator()(const Key& key) const {
+    uint64_t h = 1469598103934665603u;
+    for (uint64_t word : key) h = (h ^ word) * 1099511628211u, h ^= h >> 29;
+    return h;
+  }
+};
+
+constexpr size_t MOST = 64;  // tensors of a call, whose bits are one number
+constexpr uint64_t NUMBERS = uint64_t(1) << 62;
+
+// What a call depends on; false where it has to be looked at.
+bool key_of(PyObject* inputs, Key& key) {
+  if (carrying_tangents() || PyTuple_GET_SIZE(inputs) > Py_ssize_t(MOST)) return false;
+  add_state(key);
+  bool cuda = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(inputs, i);
+    if (THPVariable_CheckExact(item)) {
+      if (!add_tensor(key, THPVariable_Unpack(item), cuda)) return false;
+    } else if (PyFloat_CheckExact(item)) {
+      key.push_back(NUMBERS | 1);
+    } else if (PyLong_CheckExact(item)) {
+      key.push_back(NUMBERS | 2);
+    } else if (PyBool_Check(item)) {
+      key.push_back(NUMBERS | 3);
+    } else {
+      return false;
+    }
+  }
+  if (cuda) add_precision(key);
+  return true;
+}
+
+// The tensor of a Python number: the one of the call before where that was given the same on the same stream.
+class Number {
+ public:
+  Number(int place, PyObject* make, at::Device device) : place(place), make_(make), device_(device) {}
+  const int place;
+
+  Tensor operator()(PyObject* number) {
+    uint64_t bits = 0;
+    bool known = true;
+    if (PyFloat_CheckExact(number)) {
+      double value = PyFloat_AS_DOUBLE(number);
+      std::memcpy(&bits, &value, sizeof bits);
+    } else {
+      int overflow = 0;
+      bits = PyLong_AsLongLongAndOverflow(number, &overflow);
+      known = !overflow;
+    }
+    void* stream = nullptr;
+    if (device_.is_cuda()) {
+      stream = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).native_handle();
+      int capturing = 0;
+      known = known && !Driver::get().capturing(stream, &capturing) && !capturing;
+    }
+    if (known && last_.defined() && bits == bits_ && stream == stream_) return last_;
+    auto found = checked(PyObject_CallOneArg(make_.get(), number));
+    Tensor made = THPVariable_Unpack(found.ptr());
+    if (known) last_ = made, bits_ = bits, stream_ = stream;
+    return made;
+  }
+
+ private:
+  Ref make_;
+  at::Device device_;
+  Tensor last_;
+  uint64_t bits_ = 0;
+  void* stream_ = nullptr;
+};
+
+struct Entry {
+  std::shared_ptr<Run> run;
+  std::shared_ptr<Recorded> recorded;  // null: nothing is recorded
+  size_t outputs;                      // those that the caller sees
+  std::vector<Number> numbers;
+};
+
+struct Calls {
+  PyObject_HEAD
+  vectorcallfunc call;
+  std::unordered_map<Key, std::shared_ptr<Entry>, Hash>* entries;
+};
+
+PyObject* given_back(Tensors& results, size_t count) {
+  if (count == 1) return wrapped(results[0]);
+  PyObject* tuple = PyTuple_New(count);
+  for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple, i, wrapped(results[i]));
+  return tuple;
+}
+
+PyObject* run_entry(Entry& entry, PyObject* inputs) {
+  PyObject* function = entry.run->function();
+  if (function && !entry.recorded && entry.numbers.empty()) {  // no tensor needs to be looked at again
+    auto results = checked(PyObject_Call(function, inputs, nullptr));
+    if (PyTuple_GET_SIZE(results.ptr()) != 1) return results.release().ptr();
+    return Py_NewRef(PyTuple_GET_ITEM(results.ptr(), 0));
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(inputs);
+  Tensors tensors(count);
+  for (auto& number : entry.numbers) tensors[number.place] = number(PyTuple_GET_ITEM(inputs, number.place));
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!tensors[i].defined()) tensors[i] = THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i));
+  Tensors results = entry.recorded ? record(entry.recorded, *entry.run, tensors) : (*entry.run)(tensors);
+  return given_back(results, entry.outputs);
+}
+
+// Outputs for a tuple of inputs, or the object itself where such a call is new.
+PyObject* called(PyObject* self, PyObject* const* args, size_t nargs, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto* calls = reinterpret_cast<Calls*>(self);
+  Key key;
+  if (PyVectorcall_NARGS(nargs) != 1 || !PyTuple_CheckExact(args[0]) || !key_of(args[0], key)) return Py_NewRef(self);
+  auto found = calls->entries->find(key);
+  if (found == calls->entries->end()) return Py_NewRef(self);
+  std::shared_ptr<Entry> entry = found->second;
+  try {
+    return run_entry(*entry, args[0]);
+  } catch (const c10::OutOfMemoryError&) {  // Python says what it was for
+    return Py_NewRef(self);
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+std::shared_ptr<Run> run_of(py::handle object) {
+  if (py::isinstance<Run>(object)) return object.cast<std::shared_ptr<Run>>();
+  return std::make_shared<PythonRun>(object.ptr());
+}
+
+// settle(inputs, run, recorded or None, outputs, [(place, what makes a tensor of a number, device)])
+PyObject* settle(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  auto given = py::reinterpret_borrow<py::tuple>(args);
+  auto& entries = *reinterpret_cast<Calls*>(self)->entries;
+  Key key;
+  if (!key_of(given[0].ptr(), key)) Py_RETURN_FALSE;
+  auto entry = std::make_shared<Entry>();
+  entry->run = run_of(given[1]);
+  if (!given[2].is_none()) entry->recorded = given[2].cast<std::shared_ptr<Recorded>>();
+  entry->outputs = given[3].cast<size_t>();
+  for (auto item : given[4]) {
+    auto number = item.cast<py::tuple>();
+    auto like = THPVariable_Unpack(number[2].ptr());
+    entry->numbers.emplace_back(number[0].cast<int>(), number[1].ptr(), like.device());
+  }
+  entries[key] = std::move(entry);
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+Py_ssize_t length(PyObject* self) { return reinterpret_cast<Calls*>(self)->entries->size(); }
+
+PyObject* new_calls(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* calls = reinterpret_cast<Calls*>(type->tp_alloc(type, 0));
+  if (!calls) return nullptr;
+  calls->call = called;
+  calls->entries = new std::unordered_map<Key, std::shared_ptr<Entry>, Hash>();
+  return reinterpret_cast<PyObject*>(calls);
+}
+
+void delete_calls(PyObject* self) {
+  delete reinterpret_cast<Calls*>(self)->entries;
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef methods[] = {{"settle", settle, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PySequenceMethods sequence = {};
+
+PyTypeObject calls_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+void add_calls(py::module_& module) {
+  sequence.sq_length = length;
+  calls_type.tp_name = "tilec_native.Calls";
+  calls_type.tp_basicsize = sizeof(Calls);
+  calls_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  calls_type.tp_vectorcall_offset = offsetof(Calls, call);
+  calls_type.tp_call = PyVectorcall_Call;
+  calls_type.tp_new = new_calls;
+  calls_type.tp_dealloc = delete_calls;
+  calls_type.tp_methods = methods;
+  calls_type.tp_as_sequence = &sequence;
+  if (PyType_Ready(&calls_type) < 0) throw py::error_already_set();
+  module.add_object("Calls", reinterpret_cast<PyObject*>(&calls_type));
+}
+
+std::vector<Argument> arguments_of(const py::list& given) {
+  std::vector<Argument> found;
+  for (auto item : given) {
+    auto [kind, value] = item.cast<std::pair<std::string, py::object>>();
+    Argument a{Argument::NUMBER, 0};
+    if (kind == "fp32") {
+      float number = value.cast<float>();
+      std::memcpy(&a.value, &number, sizeof number);
+    } else {
+      a.value = value.cast<int64_t>();
+      if (kind == "tensor") a.kind = Argument::TENSOR;
+      if (kind == "workspace") a.kind = Argument::WORKSPACE;
+    }
+    found.push_back(a);
+  }
+  return found;
+}
+
+// A plan, of steps as tuples: ("empty", place, sizes, a tensor of its type), ("launch", kernel, grid, threads, bytes
+// of shared memory, cooperative, arguments), ("python", function, reads, writes), ("free", places).
+std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::list steps, std::vector<int> outputs) {
+  std::vector<Step> made;
+  for (auto item : steps) {
+    auto given = item.cast<py::tuple>();
+    auto kind = given[0].cast<std::string>();
+    Step step{};
+    if (kind == "empty") {
+      step.kind = Step::EMPTY;
+      step.slot = given[1].cast<int>();
+      step.sizes = given[2].cast<std::vector<int64_t>>();
+      step.dtype = THPVariable_Unpack(given[3].ptr()).scalar_type();
+    } else if (kind == "launch") {
+      step.kind = Step::LAUNCH;
+      step.kernel = reinterpret_cast<void*>(given[1].cast<uintptr_t>());
+      auto grid = given[2].cast<std::vector<unsigned>>();
+      std::copy(grid.begin(), grid.end(), step.grid);
+      step.threads = given[3].cast<unsigned>();
+      step.shared = given[4].cast<unsigned>();
+      step.cooperative = given[5].cast<bool>();
+      step.arguments = arguments_of(given[6].cast<py::list>());
+    } else if (kind == "python") {
+      step.kind = Step::PYTHON;
+      step.function = Ref(given[1].ptr());
+      step.reads = given[2].cast<std::vector<std::pair<std::string, int>>>();
+      step.writes = given[3].cast<std::vector<std::pair<std::string, int>>>();
+    } else {
+      step.kind = Step::FREE;
+      step.slots = given[1].cast<std::vector<int>>();
+    }
+    made.push_back(std::move(step));
+  }
+  at::Device device = THPVariable_Unpack(like.ptr()).device();
+  return std::make_shared<Plan>(device, workspace, slots, std::move(made), std::move(outputs));
+}
+
+std::shared_ptr<Recorded> recorded(
+    py::object python, size_t inputs, std::vector<int> keep, std::vector<bool> constant) {
+  TORCH_CHECK(inputs <= MOST && constant.size() <= MOST, "too many tensors");
+  auto made = std::make_shared<Recorded>(Ref(python.ptr()));
+  made->inputs = inputs;
+  made->outputs = constant.size();
+  made->keep = std::move(keep);
+  made->constant = std::move(constant);
+  return made;
+}
+
+// Let later backward passes like this one go straight to what they run.
+void settle_pass(
+    Recorded& recorded, const std::vector<bool>& needed, py::tuple kept, py::tuple cotangents, py::object run,
+    std::vector<int> sources, py::list gradients) {
+  auto pass = std::make_shared<Pass>();
+  uint64_t bits = 0;
+  for (size_t i = 0; i < needed.size(); ++i) bits |= uint64_t(needed[i]) << i;
+  if (!pass_key(pass->key, bits, unwrapped(kept.ptr()), unwrapped(cotangents.ptr()))) return;
+  if (!run.is_none()) pass->run = run_of(run);
+  pass->sources = std::move(sources);
+  for (auto item : gradients) {
+    auto [place, view, axes, shape] = item.cast<std::tuple<int, bool, std::vector<int>, std::vector<int64_t>>>();
+    pass->gradients.push_back({place, view, std::move(axes), std::move(shape)});
+  }
+  std::lock_guard<std::mutex> lock(recorded.mutex);
+  if (recorded.passes.size() < MOST) recorded.passes.push_back(std::move(pass));
+}
+
+}  // namespace
+}  // namespace tilec
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace tilec;
+  py::class_<Run, std::shared_ptr<Run>>(module, "Run").def("__call__", [](Run& run, py::args inputs) {
+    Tensors results = run(unwrapped(inputs.ptr()));
+    py::tuple made(results.size());
+    for (size_t i = 0; i < results.size(); ++i) made[i] = checked(wrapped(results[i]));
+    return made;
+  });
+  py::class_<Recorded, std::shared_ptr<Recorded>>(module, "Recorded");
+  add_calls(module);
+  module.attr("MOST") = MOST;
+  module.def("plan", &plan);
+  module.def("use_driver", [](std::string path) { Driver::path = std::move(path); });
+  module.def("recorded", &recorded);
+  module.def("settle_pass", &settle_pass);
+}

@@ -1,0 +1,245 @@
+// What a call runs: a function of Python's, or a plan of allocations and launches that needs no Python.
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tilec {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+// A reference that may be given up in any thread.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* object) : object_(object) { Py_XINCREF(object_); }
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() {
+    if (object_ && Py_IsInitialized()) {
+      py::gil_scoped_acquire gil;
+      Py_DECREF(object_);
+    }
+  }
+  PyObject* get() const { return object_; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+inline PyObject* wrapped(const Tensor& t) {
+  if (t.defined()) return THPVariable_Wrap(t);
+  Py_RETURN_NONE;
+}
+
+inline py::object checked(PyObject* result) {
+  if (!result) throw python_error();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+inline Tensors unwrapped(PyObject* sequence) {
+  Tensors found;
+  Py_ssize_t count = PyTuple_GET_SIZE(sequence);
+  found.reserve(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(sequence, i);
+    found.push_back(item == Py_None ? Tensor() : THPVariable_Unpack(item));
+  }
+  return found;
+}
+
+struct Run {
+  virtual ~Run() = default;
+  // The results for these tensors; with or without Python's lock.
+  virtual Tensors operator()(const Tensors& inputs) const = 0;
+  // The function itself, where it is Python's.
+  virtual PyObject* function() const { return nullptr; }
+};
+
+class PythonRun final : public Run {
+ public:
+  explicit PythonRun(PyObject* function) : function_(function) {}
+  PyObject* function() const override { return function_.get(); }
+
+  Tensors operator()(const Tensors& inputs) const override {
+    py::gil_scoped_acquire gil;
+    std::vector<py::object> held;
+    std::vector<PyObject*> given;
+    for (const Tensor& t : inputs) {
+      held.push_back(checked(wrapped(t)));
+      given.push_back(held.back().ptr());
+    }
+    auto results = checked(PyObject_Vectorcall(function_.get(), given.data(), given.size(), nullptr));
+    TORCH_CHECK_TYPE(PyTuple_CheckExact(results.ptr()), "a function of tensors gives a tuple");
+    return unwrapped(results.ptr());
+  }
+
+ private:
+  Ref function_;
+};
+
+// The CUDA driver, found when it is first asked for, so that this builds without it.
+struct Driver {
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                         void**);
+  using Cooperative = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                              void**);
+  Launch launch = nullptr;
+  Cooperative cooperative = nullptr;
+  int (*current)(void**) = nullptr;
+  int (*make_current)(void*) = nullptr;
+  int (*capturing)(void*, int*) = nullptr;
+  int (*name_of)(int, const char**) = nullptr;
+
+  static const Driver& get() {
+    static const Driver driver;
+    return driver;
+  }
+  static std::string path;  // before it is asked for the first time
+
+ private:
+  Driver() {
+    void* library = dlopen(path.c_str(), RTLD_NOW);
+    TORCH_CHECK(library, "there is no CUDA driver");
+    auto find = [&](auto& function, const char* name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+      TORCH_CHECK(function, "the CUDA driver has no ", name);
+    };
+    find(launch, "cuLaunchKernel");
+    find(cooperative, "cuLaunchCooperativeKernel");
+    find(current, "cuCtxGetCurrent");
+    find(make_current, "cuCtxSetCurrent");
+    find(capturing, "cuStreamIsCapturing");
+    find(name_of, "cuGetErrorName");
+  }
+};
+
+inline std::string Driver::path = "libcuda.so.1";
+
+// One argument of a kernel: an address in a tensor or in the workspace, or a number.
+struct Argument {
+  enum Kind { TENSOR, WORKSPACE, NUMBER } kind;
+  int64_t value;  // the tensor's place, the offset in the workspace, or the number's bits
+};
+
+struct Step {
+  enum Kind { EMPTY, LAUNCH, PYTHON, FREE } kind;
+  // EMPTY
+  int slot = 0;
+  std::vector<int64_t> sizes{};
+  at::ScalarType dtype = at::kFloat;
+  // LAUNCH
+  void* kernel = nullptr;
+  unsigned grid[3] = {1, 1, 1}, threads = 0, shared = 0;
+  bool cooperative = false;
+  std::vector<Argument> arguments{};
+  // PYTHON: a function of a dictionary of tensors, and of the stream
+  Ref function{};
+  std::vector<std::pair<std::string, int>> reads{}, writes{};
+  // FREE
+  std::vector<int> slots{};
+};
+
+class Plan final : public Run {
+ public:
+  Plan(at::Device device, int64_t workspace, int slots, std::vector<Step> steps, std::vector<int> outputs)
+      : device_(device), workspace_(workspace), slots_(slots), steps_(std::move(steps)), outputs_(std::move(outputs)) {
+    for (const Step& step : steps_)
+      if (step.kind == Step::LAUNCH && !context_) Driver::get().current(&context_);
+  }
+
+  Tensors operator()(const Tensors& inputs) const override {
+    c10::DeviceGuard guard(device_);
+    c10::Stream current = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_);
+    void* stream = device_.is_cuda() ? current.native_handle() : nullptr;
+    Tensors tensors(slots_);
+    std::copy(inputs.begin(), inputs.end(), tensors.begin());
+    auto options = at::TensorOptions().device(device_);
+    Tensor workspace;
+    char* base = nullptr;
+    if (workspace_) {
+      workspace = at::empty({workspace_}, options.dtype(at::kByte));
+      base = static_cast<char*>(workspace.data_ptr());
+    }
+    for (const Step& step : steps_) switch (step.kind) {
+        case Step::EMPTY:
+          tensors[step.slot] = at::empty(step.sizes, options.dtype(step.dtype));
+          break;
+        case Step::LAUNCH:
+          launch(step, tensors, base, stream);
+          break;
+        case Step::PYTHON:
+          python(step, tensors, stream);
+          break;
+        case Step::FREE:
+          for (int slot : step.slots) tensors[slot].reset();
+      }
+    Tensors results;
+    results.reserve(outputs_.size());
+    for (int slot : outputs_) results.push_back(tensors[slot]);
+    return results;
+  }
+
+ private:
+  void launch(const Step& step, const Tensors& tensors, char* base, void* stream) const {
+    const Driver& driver = Driver::get();
+    size_t count = step.arguments.size();
+    c10::SmallVector<int64_t, 32> values(count);
+    c10::SmallVector<void*, 32> places(count + 1);
+    for (size_t i = 0; i < count; ++i) {
+      const Argument& a = step.arguments[i];
+      values[i] = a.kind == Argument::NUMBER      ? a.value
+                  : a.kind == Argument::WORKSPACE ? reinterpret_cast<int64_t>(base) + a.value
+                                                  : reinterpret_cast<int64_t>(tensors[a.value].data_ptr());
+      places[i] = &values[i];
+    }
+    auto go = [&] {
+      const unsigned* g = step.grid;
+      return step.cooperative
+          ? driver.cooperative(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data())
+          : driver.launch(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data(),
+                          nullptr);
+    };
+    int code = go();
+    if (code == 201) {  // no context in a thread that has used no device yet
+      driver.make_current(context_);
+      code = go();
+    }
+    if (code) {
+      const char* name = "an unknown error";
+      driver.name_of(code, &name);
+      TORCH_CHECK(false, "a kernel was not launched: ", name);
+    }
+  }
+
+  void python(const Step& step, Tensors& tensors, void* stream) const {
+    py::gil_scoped_acquire gil;
+    py::dict given;
+    for (const auto& [name, slot] : step.reads) given[name.c_str()] = checked(wrapped(tensors[slot]));
+    py::handle(step.function.get())(given, reinterpret_cast<uintptr_t>(stream));
+    for (const auto& [name, slot] : step.writes) tensors[slot] = THPVariable_Unpack(given[name.c_str()].ptr());
+  }
+
+  at::Device device_;
+  int64_t workspace_;
+  int slots_;
+  std::vector<Step> steps_;
+  std::vector<int> outputs_;
+  void* context_ = nullptr;
+};
+
+}  // namespace tilec
