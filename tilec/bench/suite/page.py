@@ -12,11 +12,15 @@ from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, task
 WORST = 10
 TOP = """# Workloads
 
-What everyday models compute, each beside the best of eager torch, torch.compile and the libraries named, in one run,
-untuned. A ratio above 1 means that tilec is faster. A backward figure is a pass of autograd on both sides. "Of floor"
-is our share of what the device allows: least bytes at the rate of a copy, operations at the peak of products.
-Results are compared with those of a wider type before anything is timed. Misses stay in the table.
-`python -m tilec.bench suite` makes this page.
+Operations of everyday models, each against the best of eager torch, torch.compile and the libraries named. Both sides
+are measured in one run, in turn, without tuning, and compared with results in a wider type first.
+
+- **ratio**: the time of the best peer divided by ours; above 1, tilec is faster.
+- **backward**: a pass of autograd on both sides.
+- **of floor**: the least time divided by ours. The least time is the larger of moving the least bytes at the rate of a
+  copy and of doing the operations at the peak rate of matrix products.
+
+Misses stay in the table. `python -m tilec.bench suite` writes this page.
 """
 
 
