@@ -41,6 +41,15 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_files_that_pages_name_exist() -> None:
+    there = [
+        f"/{p.relative_to(ROOT)}" for top in ("tilec", "tests", "docs", "examples") for p in (ROOT / top).rglob("*")
+    ]
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"`([a-z_/]+/[a-z_]+\.py)`", page.read_text()):
+            assert any(path.endswith(f"/{name}") for path in there), f"{page.name} names {name}"
+
+
 def test_the_architecture_names_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     packages = {p.parent.relative_to(ROOT / "tilec") for p in (ROOT / "tilec").glob("*/**/__init__.py")}
