@@ -6,6 +6,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row);
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
+- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than BESIDE bytes (the logits of a
+  linear layer that goes into a cross-entropy, of some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
@@ -51,6 +53,8 @@ from tilec.transforms.util.naming import Names
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
+HEAVIEST = 512  # operations a byte from which that is so although chains compute matrix values again at no cost
+BESIDE = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
 
@@ -234,12 +238,18 @@ class _Joint:
         most = self.bytes_of(dict.fromkeys(outputs))
         shapes = {name: t.shape for name, t in self.types.items()}
         candidates = []
+        beside = 0
         for s in forward:
             t, size = self.types[s.output], size_in_bytes(self.types[s.output])
             if not self._may_be_kept(t):
                 continue
             small = size * SMALL_FRACTION <= self.bytes_of(made_of[s.output])
-            if small or size <= most and (reads_itself(s) or operations(s, shapes) >= HEAVY * size):
+            work = operations(s, shapes)
+            dear = size <= most and (reads_itself(s) or work >= HEAVY * size)
+            if not (small or dear) and work >= HEAVIEST * size and beside + size <= BESIDE:
+                beside += size
+                dear = True
+            if small or dear:
                 candidates.append(s.output)
         return self.with_outputs(outputs, self._frontier(candidates))
 
