@@ -28,7 +28,7 @@ class Value(np.ndarray):
     """An array, or a scalar of no dimensions, with the casts that kernels write."""
 
     def to(self, dtype: Type) -> Value:
-        return self.astype(np.int64) if dtype.name == "int64" else self
+        return self.astype(np.int64) if dtype.name in ("int32", "int64") else self
 
 
 def value(x: object) -> Value:
@@ -63,19 +63,20 @@ class Shared:
 
 
 class Barrier:
-    """One arrival a phase, and the bytes announced with it."""
+    """So many arrivals a phase, and the bytes announced with them."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.phase, self.arrived, self.bytes = 0, False, 0
+        self.expected = 1
+        self.phase, self.arrived, self.bytes = 0, 0, 0
 
     def add(self, arrived: bool, count: int) -> None:
         with self.changed:
-            assert not (arrived and self.arrived), "a second arrival in one phase"
-            self.arrived |= arrived
+            self.arrived += arrived
+            assert self.arrived <= self.expected, "one arrival too many in a phase"
             self.bytes += count
-            if self.arrived and not self.bytes:
-                self.phase, self.arrived = self.phase + 1, False
+            if self.arrived == self.expected and not self.bytes:
+                self.phase, self.arrived = self.phase + 1, 0
                 self.changed.notify_all()
 
     def wait(self, parity: int) -> None:
@@ -124,15 +125,15 @@ def copy_out(target: Map, at: Sequence[int], source: Shared) -> None:
         target.view[inside] = source.array[box]
 
 
-def load(address: Address, mask: object, other: float) -> Value:
+def load(address: Address, mask: object = True, other: float = 0) -> Value:
     at, mask = np.broadcast_arrays(address.at, mask)
-    found = np.full(at.shape, other)
+    found = np.full(at.shape, other, address.memory.dtype)
     assert (at[mask] >= 0).all() and (at[mask] < address.memory.size).all()
     found[mask] = address.memory[at[mask]]
     return value(found)
 
 
-def store(address: Address, values: object, mask: object) -> None:
+def store(address: Address, values: object, mask: object = True) -> None:
     at, mask, values = np.broadcast_arrays(address.at, mask, values)
     assert (at[mask] >= 0).all() and (at[mask] < address.memory.size).all()
     address.memory[at[mask]] = values[mask]
@@ -206,15 +207,35 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         if pred:
             bar.wait(int(parity))
 
+    def init(bar: Barrier, count: int) -> None:
+        bar.expected = int(count)
+
+    def multiplied(a: object, b: Shared, acc: np.ndarray, use_acc: bool = True, is_async: bool = False) -> Value:
+        product = (a.array if isinstance(a, Shared) else np.asarray(a)) @ b.array
+        return value(acc + product if use_acc else product)
+
+    def waited(num_outstanding: int, deps: Sequence[np.ndarray]) -> object:
+        return deps[0] if len(deps) == 1 else tuple(deps)
+
     language = SimpleNamespace(
         constexpr=object,
         int64=Type("int64"),
+        int32=Type("int32"),
         float32=Type("float32"),
+        float16=Type("float16"),
+        bfloat16=Type("bfloat16"),
         num_warps=lambda: warps,
         program_id=lambda axis: value(place["number"]),
         num_programs=lambda axis: value(place["programs"]),
         cdiv=lambda a, b: value(-(-a // b)),
         minimum=lambda a, b: value(np.minimum(a, b)),
+        maximum=lambda a, b: value(np.maximum(a, b)),
+        exp2=lambda x: value(np.exp2(x)),
+        log2=lambda x: value(np.log2(x)),
+        div_rn=lambda a, b: value(np.divide(a, b)),
+        to_tensor=value,
+        sum=lambda x, axis: value(np.sum(x, axis)),
+        full=lambda shape, content, dtype, layout: value(np.full([int(s) for s in shape], content)),
         where=lambda c, a, b: value(np.where(c, a, b)),
         arange=lambda a, b, layout=None: value(np.arange(a, b)),
         abs=lambda x: value(np.abs(x)),
@@ -229,10 +250,11 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         NVMMADistributedLayout=nothing,
         BlockedLayout=nothing,
         SliceLayout=nothing,
+        DotOperandLayout=nothing,
         jit=lambda *a, **k: a[0] if a else lambda f: f,
     )
     barriers = SimpleNamespace(
-        MBarrierLayout=nothing, init=nothing, invalidate=nothing, wait=wait, expect=expect, arrive=arrive
+        MBarrierLayout=nothing, init=init, invalidate=nothing, wait=wait, expect=expect, arrive=arrive
     )
     return {
         "range": lambda *ends: map(value, range(*map(int, ends))),
@@ -246,6 +268,6 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         "copy_out": copy_out,
         "fence_async_shared": nothing,
         "warpgroup_mma_init": lambda x: x,
-        "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0],
-        "warpgroup_mma": lambda a, b, acc, is_async: value(acc + a.array @ b.array),
+        "warpgroup_mma_wait": waited,
+        "warpgroup_mma": multiplied,
     }

@@ -63,12 +63,12 @@ def print_kernel(
     arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = _Writer(kernel, frozenset(wide), set(arguments), loads or {})
+    writer = BlockText(kernel, frozenset(wide), set(arguments), loads or {})
     body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
 
-class _Writer:
+class BlockText:
     def __init__(self, kernel: BlockProgram, wide: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]):
         self.kernel, self.wide, self.loads = kernel, wide, loads
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
@@ -80,7 +80,7 @@ class _Writer:
         for op in ops:
             match op:
                 case Number(out, value):
-                    self.names[out.number] = _literal(value)
+                    self.names[out.number] = literal_text(value)
                     self.numbers[out.number] = value
                 case SizeArgument(out, name):
                     self.names[out.number] = name
@@ -88,15 +88,15 @@ class _Writer:
                     found += self._loop(op)
                 case Store(tensor, index, value, condition):
                     axes = [a for a in self.kernel.axes if any(a in v.type.axes for v in index)]
-                    place = self._place(tensor, index, axes)
-                    mask = "" if condition is None else f", mask={self._spread(condition, axes)}"
-                    found.append(f"tl.store({place}, {self._spread(value, axes)}{mask})")
+                    place = self.place(tensor, index, axes)
+                    mask = "" if condition is None else f", mask={self.spread(condition, axes)}"
+                    found.append(f"tl.store({place}, {self.spread(value, axes)}{mask})")
                 case _:
-                    text = self._right(op)
-                    found.append(f"{self._name(op.out)} = {text}")
+                    text = self.right_side(op)
+                    found.append(f"{self.named(op.out)} = {text}")
         return found
 
-    def _name(self, v: Value) -> str:
+    def named(self, v: Value) -> str:
         base = identifier(v.hint).lower() or "t"
         name, count = base, 0
         while name in self.taken:
@@ -109,10 +109,10 @@ class _Writer:
     def _loop(self, op: Loop) -> list[str]:
         found = []
         for carried, initial, result in zip(op.carried, op.initial, op.results, strict=True):
-            found.append(f"{self._name(carried)} = {self.names[initial.number]}")
+            found.append(f"{self.named(carried)} = {self.names[initial.number]}")
             self.names[result.number] = self.names[carried.number]
         head = f"{self.names[op.start.number]}, {self.names[op.stop.number]}, {op.step}"
-        found.append(f"for {self._name(op.counter)} in tl.range({head}):")
+        found.append(f"for {self.named(op.counter)} in tl.range({head}):")
         inner = self.lines(op.body)
         ready = {c.number for c in op.carried}
         for carried, value in zip(op.carried, op.yielded, strict=True):
@@ -121,26 +121,26 @@ class _Writer:
                 inner.append(f"{self.names[carried.number]} = {self.names[value.number]}")
         return [*found, *(f"    {line}" for line in inner or ["pass"])]
 
-    def _spread(self, v: Value, axes: Sequence[str]) -> str:
+    def spread(self, v: Value, axes: Sequence[str]) -> str:
         """The value with dimensions for all of these axes, or a scalar."""
         name = self.names[v.number]
         if not v.type.axes or list(v.type.axes) == list(axes):
             return name
         return f"{name}[{', '.join(':' if a in v.type.axes else 'None' for a in axes)}]"
 
-    def _place(self, tensor: str, index: Sequence[Value], axes: Sequence[str]) -> str:
+    def place(self, tensor: str, index: Sequence[Value], axes: Sequence[str]) -> str:
         terms = []
         for d, v in enumerate(index):
             if self.numbers.get(v.number) == 0 and not isinstance(self.numbers[v.number], bool):
                 continue
-            text = self._spread(v, axes)
+            text = self.spread(v, axes)
             if tensor in self.wide and v.number not in self.numbers:
                 text = f"{text}.to(tl.int64)"
             terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
         terms.sort(key=lambda t: t[0])
         return " + ".join([python_name(tensor), *(t for _, t in terms)])
 
-    def _right(self, op: Op) -> str:
+    def right_side(self, op: Op) -> str:
         match op:
             case ProgramId():
                 return "tl.program_id(0)"
@@ -149,7 +149,7 @@ class _Writer:
             case Full(out, value):
                 shape = ", ".join(str(self.kernel.axes[a]) for a in out.type.axes)
                 comma = "," if len(out.type.axes) == 1 else ""
-                return f"tl.full(({shape}{comma}), {_literal(value)}, {triton_type(out.type.dtype)})"
+                return f"tl.full(({shape}{comma}), {literal_text(value)}, {triton_type(out.type.dtype)})"
             case Apply():
                 return self._apply(op)
             case Cast(out, value):
@@ -160,11 +160,11 @@ class _Writer:
                 return self._boxed(out, self.loads[out.number])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
-                place = self._place(tensor, index, axes)
+                place = self.place(tensor, index, axes)
                 if condition is None:
                     return f"tl.load({place})"
-                mask = self._spread(condition, axes)
-                return f"tl.load({place}, mask={mask}, other={_literal(other)})"
+                mask = self.spread(condition, axes)
+                return f"tl.load({place}, mask={mask}, other={literal_text(other)})"
             case Reduce(_, aggregation, axis, value, careful):
                 dimension = value.type.axes.index(axis)
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
@@ -197,7 +197,7 @@ class _Writer:
         all_numbers = all(v.number in self.numbers for v in op.args)
         texts = []
         for v in op.args:
-            text = self._spread(v, axes)
+            text = self.spread(v, axes)
             literal = v.number in self.numbers
             if literal and (not plain or all_numbers):
                 text = f"tl.full((), {text}, {triton_type(v.type.dtype)})"
@@ -207,7 +207,7 @@ class _Writer:
         return template.format(*texts)
 
 
-def _literal(value: float | int | bool) -> str:
+def literal_text(value: float | int | bool) -> str:
     if isinstance(value, bool) or isinstance(value, int):
         return str(value)
     if math.isinf(value):

@@ -15,10 +15,11 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
+from tilec.backends.triton.blocks.specialised import half_maps, specialised, specialised_file
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
-from tilec.backends.triton.plan.device_info import HOPPER, TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -31,6 +32,7 @@ from tilec.backends.triton.plan.plan import (
     python_name,
 )
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
+from tilec.backends.triton.plan.source import KernelFile
 from tilec.ir.index import linear
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import TensorType
@@ -54,6 +56,8 @@ MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(32, 32, 4, 2),) * 3,
 }
+SPECIALISED = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
+SPECIALISED_WIDTH = 128  # of their operands
 MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
 # of float32 operands, which take twice the room
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
@@ -67,9 +71,7 @@ def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], se
     """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
     if kernel.elementwise:
         return _for_points(kernel, PRECISION[setting.precision])
-    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
-    widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
-    widest = max([32, *map(feature_block, widths)])
+    widest = _width(kernel)
     halves = all(i.dtype != "float32" for i in kernel.inners.values())
     mixtures = sum(r.target.feature is not None for r in kernel.targets)
     products = sum(i.left is not None for i in kernel.inners.values())
@@ -88,6 +90,13 @@ def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], se
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
     return _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+
+
+def _width(kernel: ChainKernel) -> int:
+    """Of the widest operand's block."""
+    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
+    widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
+    return max([32, *map(feature_block, widths)])
 
 
 def _walk_of(kernel: ChainKernel, types: Mapping[str, TensorType]) -> int:
@@ -176,6 +185,9 @@ def chain_steps(
 ) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
     visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
+    apart = _specialised_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
+    if apart is not None:
+        return [apart]
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
     if visits is None:
         return [chain_launch(kernel, types, strides, setting, tiling)]
@@ -213,6 +225,17 @@ def _launched(
 ) -> Launch:
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
     file = print_kernel(made, wide, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
+    return _launch_of(made, file, maps, kernel, strides, tiling)
+
+
+def _launch_of(
+    made: BlockProgram,
+    file: KernelFile,
+    maps: Mapping[str, Descriptor],
+    kernel: ChainKernel,
+    strides: Mapping[str, Sequence[int]],
+    tiling: Tiling,
+) -> Launch:
     arguments: list[tuple[str, object]] = list(maps.items())
     arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
     arguments += list(made.sizes.items())
@@ -220,6 +243,29 @@ def _launched(
     grid = (made.grid, 1, 1)
     how = tiling.warps, tiling.stages, kernel.outputs, not kernel.singly
     return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
+
+
+def _specialised_launch(
+    kernel: ChainKernel, types: Mapping[str, TensorType], strides: Mapping[str, Sequence[int]], setting: Setting
+) -> Launch | None:
+    """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
+    not pay: operands of 64 or fewer columns are read too soon again, and a program to a multiprocessor is needed."""
+    usual = choose_chain_tiling(kernel, types, setting)
+    tiling = replace(usual, block=SPECIALISED.block, step=SPECIALISED.step, warps=4, stages=2, boxed=True)
+    if kernel.looped is None or kernel.elementwise or _width(kernel) != SPECIALISED_WIDTH:
+        return None
+    if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step:
+        return None
+    made, _ = block_program(kernel, types, setting, tiling)
+    loads, maps = _boxes(made, kernel, types, strides, setting, tiling)
+    found = specialised(made, loads) if made.grid >= MULTIPROCESSORS else None
+    if found is None:
+        return None
+    found, maps = half_maps(found, maps)
+    wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
+    heading = [show_statement(without_sizes(s)) for s in kernel.statements]
+    file = specialised_file(found, maps, wide, heading, tiling.stages)
+    return _launch_of(made, file, maps, kernel, strides, tiling)
 
 
 def _points(kernel: ChainKernel) -> int:

@@ -1,0 +1,127 @@
+"""Kernels whose warps have work of their own: what they compute, carried out on the CPU in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.gluon import run
+
+import tilec
+from tilec.backends.triton.chains import launch
+from tilec.backends.triton.plan.plan import Launch
+
+CASES = {
+    "causal": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j ? "),
+    "full": ("Scale * sum(Q[b, i, e] * K[b, j, e])", ""),
+    "window": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j & i - j < 150 ? "),
+    "slopes": ("Scale * sum(Q[b, i, e] * K[b, j, e]) - A[b] * (i - j)", "i - j >= 0 ? "),
+    "later rows": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j + 200 ? "),
+    "rows and columns": ("Scale * sum(Q[b, i, e] * K[b, j, e]) + R[i] * C[j]", ""),
+}
+UNSCALED = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+    S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]);
+    O[b, i, f : B, N, F] = sum(i >= j ? exp(0.1 * S[b, i, j]) * V[b, j, f]);
+}"""
+
+
+def text_of(name: str) -> str:
+    score, guard = CASES[name]
+    return f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], Scale, A[B], R[N], C[M]) -> (O) {{
+        S[b, i, j : B, N, M] = {score};
+        L[b, i : B, N] = logsumexp({guard}S[b, i, j]);
+        O[b, i, f : B, N, F] = sum({guard}exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+
+
+def lowered(source: str, given: list, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """The launches of a program whose kernel has this form."""
+    monkeypatch.setattr(launch, "_MANY", 1)
+    monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
+    f = tilec.compile(source, backend="triton")
+    made = f.lower(*given, target="sm_90")
+    found = [step for step in made._executable.plan.steps if isinstance(step, Launch)]
+    assert len(found) == 1 and "warp_specialize" in found[0].file.text
+    return found
+
+
+def softmax_reference(name: str, q, k, v, a, r, c):
+    i, j = np.arange(q.shape[1])[:, None], np.arange(k.shape[1])
+    scores = 0.1 * (q @ k.transpose(0, 2, 1))
+    if name == "slopes":
+        scores = scores - a[:, None, None] * (i - j)
+    if name == "rows and columns":
+        scores = scores + r[:, None] * c
+    allowed = {
+        "causal": i >= j,
+        "slopes": i >= j,
+        "window": (i >= j) & (i - j < 150),
+        "later rows": i >= j + 200,
+    }.get(name, np.full((len(i), len(j)), True))
+    scores = np.where(allowed, scores, -np.inf)
+    with np.errstate(all="ignore"):
+        top = np.logaddexp.reduce(scores, -1)
+        weights = np.where(np.isneginf(top)[..., None], 0, np.exp(scores - top[..., None]))
+    return weights @ v, top
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [
+        ("causal", (256, 256, 128, 128)),
+        ("causal", (300, 300, 128, 128)),
+        ("full", (200, 140, 128, 128)),
+        ("full", (130, 384, 96, 120)),
+        ("window", (400, 400, 128, 128)),
+        ("slopes", (260, 260, 72, 128)),
+        ("later rows", (400, 300, 128, 128)),
+        ("rows and columns", (150, 270, 128, 104)),
+    ],
+)
+def test_attention(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    n, m, e, f = sizes
+    shapes = {"Q": (2, n, e), "K": (2, m, e), "V": (2, m, f), "A": (2,), "R": (n,), "C": (m,)}
+    specs = {t: tilec.spec(s, "bfloat16") for t, s in shapes.items()}
+    order = [specs["Q"], specs["K"], specs["V"], 0.1, specs["A"], specs["R"], specs["C"]]
+    launches = lowered(text_of(name), order, monkeypatch)
+    generator = np.random.default_rng(0)
+    arrays = {t: generator.standard_normal(s) for t, s in shapes.items()}
+    expected = softmax_reference(name, *(arrays[t] for t in ("Q", "K", "V", "A", "R", "C")))
+    memory = {t: x.reshape(-1).copy() for t, x in arrays.items()}
+    memory |= {"O": np.full(2 * n * f, np.nan), "L": np.full(2 * n, np.nan), "Scale": np.full(1, 0.1)}
+    run(launches, memory, {t: s.dtype for t, s in specs.items()} | {"O": "bfloat16", "L": "float32"})
+    np.testing.assert_allclose(memory["O"].reshape(2, n, f), expected[0], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(memory["L"].reshape(2, n), expected[1], rtol=1e-9, atol=1e-9)
+
+
+def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, e = 280, 128
+    launches = lowered(UNSCALED, [tilec.spec((2, n, e), "float16")] * 3, monkeypatch)
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((2, n, e)) for _ in range(3))
+    memory = {t: x.reshape(-1).copy() for t, x in zip("QKV", (q, k, v), strict=True)}
+    memory["O"] = np.full(q.size, np.nan)
+    run(launches, memory, dict.fromkeys("QKVO", "float16"))
+    expected = np.tril(np.exp(0.1 * q @ k.transpose(0, 2, 1))) @ v
+    np.testing.assert_allclose(memory["O"].reshape(q.shape), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow heads, biases for each score, blocks that data list, functions beside those of the table."""
+    monkeypatch.setattr(launch, "_MANY", 1)
+    monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
+    scored = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[N, M], D[N]) -> (O) {{
+        S[b, i, j : B, N, M] = {0};
+        L[b, i : B, N] = logsumexp({1}S[b, i, j]);
+        O[b, i, f : B, N, F] = sum({1}exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+    product = "sum(Q[b, i, e] * K[b, j, e])"
+    for width, score, guard in (
+        (64, product, ""),
+        (128, f"{product} + P[i, j]", ""),
+        (128, product, "D[i] == D[j] ? "),
+        (128, f"30 * tanh({product} / 30)", ""),
+    ):
+        f = tilec.compile(scored.format(score, guard), backend="triton")
+        given = [tilec.spec((2, 256, width), "bfloat16")] * 3
+        made = f.lower(*given, tilec.spec((256, 256)), tilec.spec((256,), "int64"), target="sm_90")
+        assert made.kernels and "warp_specialize" not in made.source()
