@@ -21,6 +21,9 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
+SHORT_ROW, SHORT_ROWS = 256, 4096  # rows of so many elements, and the elements of a block of many such
+DEAR = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+WEIGHTED = 4096  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
@@ -60,7 +63,11 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
     if along:
         once = many and passes_once(space, seen.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
-        bo = max(1, min(power_of_two(count), 1024 // br))
+        bo = max(1, min(power_of_two(count), (SHORT_ROWS if many and br <= SHORT_ROW else 1024) // br))
+    elif many and (weighted := _weighted_columns(space, outputs, reductions)) is not None:
+        bn = min(power_of_two(space.largest(weighted)), 128)
+        axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))
+        return PointwiseTiling(axes, max(1, min(power_of_two(points), WEIGHTED // bn)), 1, 4)
     else:
         bo = min(power_of_two(count), 512 if many else 128)
         br = max(1, min(power_of_two(points), 4096 // bo))
@@ -72,6 +79,20 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
         parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 or (bo == 512 and not along) else 16 if br == 8192 else 8
     return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
+
+
+def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> str | None:
+    """The last output variable, where terms are weighted by functions of what is the same for all its values (the
+    exponentials of a softmax that mixes rows): computed once for a block of these. None where there are no such
+    weights, or too few programs without a split of the reduction."""
+    last, rest = outputs[-1], outputs[:-1]
+    programs = space.count(tuple(rest)) * -(-space.largest(last) // 128)
+    if not rest or space.largest(last) < NARROWEST_BLOCK or programs < TWO_A_MULTIPROCESSOR or len(space.classes) != 1:
+        return None
+    dear = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in DEAR)
+    own = [set(index_variables(e)) for e in dear]
+    weights = any(last not in v and v & set(reductions) and v & set(rest) for v in own)
+    return last if weights else None
 
 
 def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> PointwiseTiling:
