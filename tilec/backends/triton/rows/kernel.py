@@ -256,11 +256,37 @@ class RowWriter:
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
+        outer = self._outer(variables) if name == "col" and start == "first" else ()
+        if outer:
+            self._position_inside(variables, outer)
+            return
         k.emit(f"{name} = {start} + tl.arange(0, {block})")
         k.emit(f"{name}_in = {name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
         if name == "col" and self.tiling.columns >= 4:
             k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, variables, block))
+
+    def _outer(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """The leading variables of columns that have one value in each block of a walk, as the others' number is a
+        multiple of the block: what they alone index is read once for a block, such as the scale of a channel."""
+        many = [v for v in columns if self.group.extent[v] > 1]
+        places = (place for place in range(len(many) - 1, 0, -1))
+        return next((tuple(many[:p]) for p in places if self.group.count(many[p:]) % self.tiling.columns == 0), ())
+
+    def _position_inside(self, columns: tuple[str, ...], outer: tuple[str, ...]) -> None:
+        """The position of a block among columns that share the values of `outer`."""
+        k = self.k
+        inner = tuple(v for v in columns if v not in outer)
+        many = [v for v in columns if self.group.extent[v] > 1]
+        count = k.count([v for v in inner if v in many])
+        k.emit(f"col_in = first + tl.arange(0, BN) < {k.count(many)}")
+        name = k.names.fresh("outer")
+        k.emit(f"{name} = first // ({count})")
+        k.emit(f"col = first % ({count}) + tl.arange(0, BN)")
+        if self.tiling.columns >= 4:
+            k.quarters["col"] = f"first % ({count}) // 4 + tl.arange(0, BN // 4)"
+        k.decode(Axis(name, outer, None))
+        k.decode(Axis("col", inner, "BN"))
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
         places = ["row", "col"], {"row": "row_in", "col": "col_in"}
