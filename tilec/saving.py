@@ -6,8 +6,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row);
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
-- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than BESIDE bytes (the logits of a
-  linear layer that goes into a cross-entropy, of some thousand rows);
+- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than MOST_BESIDE bytes (the logits
+  of a linear layer that goes into a cross-entropy, of some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
@@ -54,7 +54,7 @@ from tilec.transforms.util.naming import Names
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
 HEAVIEST = 512  # operations a byte from which that is so although chains compute matrix values again at no cost
-BESIDE = 2**28  # bytes that such values may take together
+MOST_BESIDE = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
 
@@ -246,7 +246,7 @@ class _Joint:
             small = size * SMALL_FRACTION <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
             dear = size <= most and (reads_itself(s) or work >= HEAVY * size)
-            if not (small or dear) and work >= HEAVIEST * size and beside + size <= BESIDE:
+            if not (small or dear) and work >= HEAVIEST * size and beside + size <= MOST_BESIDE:
                 beside += size
                 dear = True
             if small or dear:

@@ -44,7 +44,7 @@ def box_loads(
 ) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
     """The loads that can be boxes, by the number of their value, and the maps by the kernel's argument. Operands of
     products in 16 bits alone: maps of float32 round to tf32."""
-    made: dict[int, Op] = {v.number: op for op in _all(kernel.body) for v in results(op)}
+    made: dict[int, Op] = {v.number: op for op in every_operation(kernel.body) for v in results(op)}
     found: dict[int, BoxLoad] = {}
     maps: dict[str, Descriptor] = {}
     for op in made.values():
@@ -62,11 +62,12 @@ def box_loads(
     return found, maps
 
 
-def _all(ops: Sequence[Op]) -> Iterator[Op]:
+def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
+    """The operations of a program or of a loop, with those inside of loops."""
     for op in ops:
         yield op
         if isinstance(op, Loop):
-            yield from _all(op.body)
+            yield from every_operation(op.body)
 
 
 def _places(op: Load, made: Mapping[int, Op]) -> tuple[Value | None, ...] | None:

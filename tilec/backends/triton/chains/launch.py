@@ -15,8 +15,9 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
-from tilec.backends.triton.blocks.specialised import half_maps, specialised, specialised_file
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
+from tilec.backends.triton.blocks.warp_roles import warp_roles
+from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
@@ -56,8 +57,8 @@ MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(32, 32, 4, 2),) * 3,
 }
-SPECIALISED = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
-SPECIALISED_WIDTH = 128  # of their operands
+ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
+ROLES_WIDTH = 128  # of their operands
 MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
 # of float32 operands, which take twice the room
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
@@ -185,7 +186,7 @@ def chain_steps(
 ) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
     visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
-    apart = _specialised_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
+    apart = _warp_roles_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
     if apart is not None:
         return [apart]
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
@@ -245,26 +246,26 @@ def _launch_of(
     return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
 
 
-def _specialised_launch(
+def _warp_roles_launch(
     kernel: ChainKernel, types: Mapping[str, TensorType], strides: Mapping[str, Sequence[int]], setting: Setting
 ) -> Launch | None:
     """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
     not pay: operands of 64 or fewer columns are read too soon again, and a program to a multiprocessor is needed."""
     usual = choose_chain_tiling(kernel, types, setting)
-    tiling = replace(usual, block=SPECIALISED.block, step=SPECIALISED.step, warps=4, stages=2, boxed=True)
-    if kernel.looped is None or kernel.elementwise or _width(kernel) != SPECIALISED_WIDTH:
+    tiling = replace(usual, block=ROLES.block, step=ROLES.step, warps=4, stages=2, boxed=True)
+    if kernel.looped is None or kernel.elementwise or _width(kernel) != ROLES_WIDTH:
         return None
     if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step:
         return None
     made, _ = block_program(kernel, types, setting, tiling)
     loads, maps = _boxes(made, kernel, types, strides, setting, tiling)
-    found = specialised(made, loads) if made.grid >= MULTIPROCESSORS else None
+    found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
     if found is None:
         return None
     found, maps = half_maps(found, maps)
     wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
     heading = [show_statement(without_sizes(s)) for s in kernel.statements]
-    file = specialised_file(found, maps, wide, heading, tiling.stages)
+    file = warp_roles_file(found, maps, wide, heading, tiling.stages)
     return _launch_of(made, file, maps, kernel, strides, tiling)
 
 

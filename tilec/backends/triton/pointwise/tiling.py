@@ -21,7 +21,7 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
-SHORT_ROW, SHORT_ROWS = 256, 4096  # rows of so many elements, and the elements of a block of many such
+SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 4096  # rows of so many elements, and the elements of a block of many such
 DEAR = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 WEIGHTED = 4096  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
@@ -63,7 +63,7 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
     if along:
         once = many and passes_once(space, seen.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
-        bo = max(1, min(power_of_two(count), (SHORT_ROWS if many and br <= SHORT_ROW else 1024) // br))
+        bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if many and br <= SHORT_ROW else 1024) // br))
     elif many and (weighted := _weighted_columns(space, outputs, reductions)) is not None:
         bn = min(power_of_two(space.largest(weighted)), 128)
         axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))

@@ -9,66 +9,42 @@ latter runs. Neither waits for the other, so that one's exponentials go with the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.common.blocks.ir import (
     Apply,
-    BlockProgram,
     Cast,
-    DotOp,
     Full,
     Load,
     Loop,
-    Number,
     Op,
     Positions,
-    ProgramId,
     Reduce,
-    SizeArgument,
     Store,
     Value,
     operands,
     results,
 )
-from tilec.backends.triton.blocks.boxes import BoxLoad
+from tilec.backends.triton.blocks.boxes import every_operation
 from tilec.backends.triton.blocks.text import BlockText, literal_text, stride_name
+from tilec.backends.triton.blocks.warp_roles import (
+    GLUON_FUNCTIONS,
+    GLUON_REDUCTIONS,
+    GROUP_ROWS,
+    GROUPS_OF_WARPS,
+    Walk,
+    WarpRoles,
+    depending,
+    live_operations,
+)
 from tilec.backends.triton.matmul.hopper.source import IMPORTED
 from tilec.backends.triton.plan.plan import Descriptor, python_name
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
-from tilec.ir.types import NARROW
 
-HALVES = 2  # groups of warps that multiply
-ROWS = 64  # of each: what a group's wgmma has
 GROUP_WARPS = 4
-REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
-# functions of blocks as Gluon writes them
-FUNCTIONS: Mapping[str, str] = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "neg": "(-{0})",
-    "quotient": "({0} / {1})",
-    "div": "gl.div_rn({0}, {1})",
-    "exp2": "gl.exp2({0})",
-    "log2": "gl.log2({0})",
-    "floordiv": "({0} // {1})",
-    "rest": "({0} % {1})",
-    "larger": "gl.maximum({0}, {1})",
-    "smaller": "gl.minimum({0}, {1})",
-    "select": "gl.where({0}, {1}, {2})",
-    "and": "({0} & {1})",
-    "or": "({0} | {1})",
-    "not": "({0} == 0)",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-}
-REDUCTIONS: Mapping[str, str] = {"sum": "gl.sum({0}, {1})", "max": "gl.max({0}, {1})"}
-RESERVED = set(
+GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
+OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
     columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun held
@@ -78,164 +54,12 @@ BARRIERS = ("held_full", "walked_full", "walked_free", "mixture_full", "mixture_
 SHARED = ("held", "walked", "mixture", *BARRIERS)
 
 
-@dataclass(frozen=True)
-class Walk:
-    """A loop: the loads of both products' walked operands, the products, and the place of the second's sums among what
-    is carried."""
-
-    loop: Loop
-    first: DotOp
-    second: DotOp
-    walked: Load
-    mixture: Load
-    sums: int
-
-
-@dataclass(frozen=True)
-class Specialised:
-    """A block program in this form: the operand that is held, the walks, the axes of rows, of what is walked, and of
-    the second product's columns."""
-
-    program: BlockProgram
-    loads: Mapping[int, BoxLoad]
-    held: Load
-    walks: tuple[Walk, ...]
-    rows: str
-    walked: str
-    columns: str
-
-
-def specialised(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> Specialised | None:
-    """The block program in this form; None where it is another one: one product of a held operand and a walked one in
-    16 bits, both brought by maps, and one second product in each walk, and between them functions of the table."""
-    made = {v.number: op for op in _all(program.body) for v in results(op)}
-    walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
-    if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
-        return None
-    first, second = walks[0].first, walks[0].second
-    held = made[first.left.number]
-    assert isinstance(held, Load)
-    (rows, columns), walked = second.out.type.axes, walks[0].walked.out.type.axes[0]
-    alike = all(
-        w.first.left == first.left
-        and w.second.out.type.axes == second.out.type.axes
-        and w.loop.step == walks[0].loop.step
-        and w.first.out.type.axes == (rows, walked)
-        and made[w.walked.out.number].tensor == walks[0].walked.tensor  # type: ignore[union-attr]
-        and made[w.mixture.out.number].tensor == walks[0].mixture.tensor  # type: ignore[union-attr]
-        for w in walks
-    )
-    if not alike or program.axes[rows] != HALVES * ROWS or held.out.number not in loads:
-        return None
-    found = Specialised(program, loads, held, tuple(walks), rows, walked, columns)
-    return found if all(_known(op, found) for op in _all(_live(found))) else None
-
-
-def _live(s: Specialised) -> tuple[Op, ...]:
-    """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {v.number for w in s.walks for v in (w.walked.out, w.mixture.out, s.held.out)}
-    first = {w.first.out.number for w in s.walks}
-    needed: set[int] = set()
-
-    def mark(ops: Sequence[Op]) -> None:
-        for op in reversed(ops):
-            own = {v.number for v in results(op)}
-            if isinstance(op, Loop):
-                needed.update(v.number for v in op.yielded)
-                mark(op.body)
-            if isinstance(op, (Loop, Store)) or own & needed and not own & (copied | first):
-                needed.update(v.number for v in operands(op))
-
-    mark(s.program.body)
-    needed -= copied
-
-    def live(ops: Sequence[Op]) -> tuple[Op, ...]:
-        return tuple(
-            replace(op, body=live(op.body)) if isinstance(op, Loop) else op
-            for op in ops
-            if isinstance(op, (Loop, Store)) or any(v.number in needed for v in results(op))
-        )
-
-    return live(s.program.body)
-
-
-def _all(ops: Sequence[Op]) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        if isinstance(op, Loop):
-            yield from _all(op.body)
-
-
-def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> Walk | None:
-    dots = [op for op in loop.body if isinstance(op, DotOp)]
-    inside = {v.number for op in loop.body for v in results(op)}
-    if len(dots) != 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
-        return None
-    first, second = dots
-    left, right, other = (made.get(v.number) for v in (first.left, first.right, second.right))
-    if not (isinstance(left, Load) and isinstance(right, Load) and isinstance(other, Load)):
-        return None
-    brought = all(x.out.number in loads and loads[x.out.number].axes == x.out.type.axes for x in (left, right, other))
-    narrow = {x.out.type.dtype for x in (left, right, other, second)} - {"float32"}
-    cast = made.get(second.left.number)
-    if not brought or not isinstance(cast, Cast) or second.accumulator is None or len(narrow) != 1:
-        return None
-    if first.accumulator is not None or left.out.number in inside or not narrow <= set(NARROW):
-        return None
-    if not {right.out.number, other.out.number, cast.out.number} <= inside or cast.out.type.dtype not in narrow:
-        return None
-    axes = (first.left.type.axes[1], first.right.type.axes[1]) == (first.axis, first.axis)
-    if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
-        return None
-    sums = [k for k, v in enumerate(loop.yielded) if v == second.out]
-    if len(sums) != 1:
-        return None
-    (place,) = sums
-    late = _depending(loop.body, {loop.carried[place].number})
-    others = {v.number for k, v in enumerate(loop.yielded) if k != place}
-    moved = others & {v.number for v in loop.carried} - {v.number for v in loop.yielded if v in loop.carried}
-    again = any(second.out in operands(op) for op in loop.body)
-    if late & {cast.value.number, *others} or again or moved:
-        return None
-    return Walk(loop, first, second, right, other, place)
-
-
-def _depending(ops: Sequence[Op], found: set[int]) -> set[int]:
-    """What depends on these values, themselves included."""
-    reached = set(found)
-    for op in ops:
-        if any(v.number in reached for v in operands(op)):
-            reached |= {v.number for v in results(op)}
-    return reached
-
-
-def _known(op: Op, s: Specialised) -> bool:
-    """Whether the writer has the operation: blocks over rows, over what is walked, over both or of the sums."""
-    shapes = {(), (s.rows,), (s.walked,), (s.columns,), (s.rows, s.walked), (s.rows, s.columns)}
-    if isinstance(op, (DotOp, Loop)):
-        return True
-    if any(v.type.axes not in shapes for v in results(op)):
-        return False
-    match op:
-        case Apply():
-            return op.function in FUNCTIONS
-        case Reduce():
-            return op.aggregation in REDUCTIONS and not op.careful
-        case Load():
-            return len(op.out.type.axes) < 2
-        case Cast():
-            return op.out.type.dtype in ("float32", "int32", *NARROW)
-        case Store(_, index):
-            return all(len(v.type.axes) < 2 for v in index)
-    return isinstance(op, (Number, SizeArgument, ProgramId, Positions, Full))
-
-
-def half_maps(s: Specialised, maps: Mapping[str, Descriptor]) -> tuple[Specialised, dict[str, Descriptor]]:
+def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
     """The same with a map of half of the held rows, which each group has copied for itself; maps with layouts."""
     box = s.loads[s.held.out.number]
     block = list(maps[box.parameter].block)
     place = next(d for d, v in enumerate(s.held.index) if v.type.axes == (s.rows,))
-    block[place] = ROWS
+    block[place] = GROUP_ROWS
     name = f"{python_name(s.held.tensor)}_map_{'_'.join(map(str, block))}"
     loads = {**s.loads, s.held.out.number: replace(box, parameter=name)}
     used = [loads[w.out.number].parameter for walk in s.walks for w in (walk.walked, walk.mixture)]
@@ -248,8 +72,8 @@ def half_maps(s: Specialised, maps: Mapping[str, Descriptor]) -> tuple[Specialis
     return replace(s, loads=loads), laid
 
 
-def specialised_file(
-    s: Specialised, maps: Mapping[str, Descriptor], wide: Sequence[str], heading: Sequence[str], stages: int
+def warp_roles_file(
+    s: WarpRoles, maps: Mapping[str, Descriptor], wide: Sequence[str], heading: Sequence[str], stages: int
 ) -> KernelFile:
     """The file of the kernel; its arguments are those of `print_kernel`, without maps that nothing reads."""
     program = s.program
@@ -265,26 +89,26 @@ def specialised_file(
     )
     held, walked, mixture = _parameters(s)
     lines = []
-    for name, count, p in (("held", HALVES, held), ("walked", stages, walked), ("mixture", stages, mixture)):
+    for name, count, p in (("held", GROUPS_OF_WARPS, held), ("walked", stages, walked), ("mixture", stages, mixture)):
         block = ", ".join(map(str, maps[p].block))
         lines.append(f"{name} = gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)")
     for name in BARRIERS:
-        count = HALVES if name == "held_full" else stages
+        count = GROUPS_OF_WARPS if name == "held_full" else stages
         lines.append(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
     for name in BARRIERS:
-        count = HALVES if name == "held_full" else stages
-        arrivals = HALVES if name.endswith("_free") else 1
+        count = GROUPS_OF_WARPS if name == "held_full" else stages
+        arrivals = GROUPS_OF_WARPS if name.endswith("_free") else 1
         lines.append(f"for k in gl.static_range({count}):")
         lines.append(f"    mbarrier.init({name}.index(k), count={arrivals})")
     every = ", ".join(parameters)
-    parts = ", ".join([*(f"(consume, ({every}, {k}))" for k in range(HALVES)), f"(produce, ({every}))"])
-    lines.append(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{', '.join(map(str, REGISTERS))}])")
+    parts = ", ".join([*(f"(consume, ({every}, {k}))" for k in range(GROUPS_OF_WARPS)), f"(produce, ({every}))"])
+    lines.append(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{', '.join(map(str, GROUP_REGISTERS))}])")
     sizes = tuple(n for n in program.sizes)
     kernel = KernelFunction(program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon")
     return KernelFile(kernel, own, imports=IMPORTED)
 
 
-def _parameters(s: Specialised) -> tuple[str, str, str]:
+def _parameters(s: WarpRoles) -> tuple[str, str, str]:
     """Maps of the held operand, of the walked one, of the second product's."""
     w = s.walks[0]
     held, walked, mixture = (s.loads[load.out.number].parameter for load in (s.held, w.walked, w.mixture))
@@ -294,8 +118,8 @@ def _parameters(s: Specialised) -> tuple[str, str, str]:
 class _Part(BlockText):
     """What both parts of the kernel write alike: scalars, and how many blocks each walk has."""
 
-    def __init__(self, s: Specialised, wide: frozenset[str], taken: set[str], stages: int):
-        super().__init__(s.program, wide, taken | RESERVED, s.loads)
+    def __init__(self, s: WarpRoles, wide: frozenset[str], taken: set[str], stages: int):
+        super().__init__(s.program, wide, taken | OWN_NAMES, s.loads)
         self.s, self.stages = s, stages
 
     def _offsets(self, load: Load, moved: str = "") -> str:
@@ -326,7 +150,7 @@ class _Part(BlockText):
 
     def _apply(self, op: Apply) -> str:
         axes = op.out.type.axes
-        return FUNCTIONS[op.function].format(*(self.spread(v, axes) for v in op.args))
+        return GLUON_FUNCTIONS[op.function].format(*(self.spread(v, axes) for v in op.args))
 
 
 class _Producer(_Part):
@@ -337,7 +161,7 @@ class _Producer(_Part):
         boxed = [self.s.held, *(x for w in self.s.walks for x in (w.walked, w.mixture))]
         places = [v for x in boxed for v in self.s.loads[x.out.number].offsets if v is not None]
         wanted = {v.number for v in places} | {v.number for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
-        ops = list(_all(self.s.program.body))
+        ops = list(every_operation(self.s.program.body))
         for op in reversed(ops):
             if not isinstance(op, Loop) and any(v.number in wanted for v in results(op)):
                 wanted |= {v.number for v in operands(op)}
@@ -350,9 +174,9 @@ class _Producer(_Part):
                 continue
             if not started:
                 started = True
-                for k in range(HALVES):
+                for k in range(GROUPS_OF_WARPS):
                     lines.append(f"mbarrier.expect(held_full.index({k}), {held}.block_type.nbytes)")
-                    offsets = self._offsets(self.s.held, f" + {k * ROWS}" if k else "")
+                    offsets = self._offsets(self.s.held, f" + {k * GROUP_ROWS}" if k else "")
                     lines.append(f"copy_in({held}, [{offsets}], held_full.index({k}), held.index({k}))")
                 lines.append("turn = 0")
             w = next(w for w in self.s.walks if w.loop is op)
@@ -397,10 +221,10 @@ class _Consumer(_Part):
         ):
             lines.append(f"{name}: gl.constexpr = gl.SliceLayout({dimension}, {parent})")
         lines.append("operand_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=by_mixed, k_width=2)")
-        lines.append(f"zero = gl.zeros([{ROWS}, {scores}], gl.float32, layout=by_scores)")
+        lines.append(f"zero = gl.zeros([{GROUP_ROWS}, {scores}], gl.float32, layout=by_scores)")
         lines += ["turn = 0", "mbarrier.wait(held_full.index(WHICH), 0)"]
         walks = {w.loop.counter: w for w in s.walks}
-        for op in _live(s):
+        for op in live_operations(s):
             if isinstance(op, Loop):
                 lines += self._pipelined(replace(walks[op.counter], loop=op))
             else:
@@ -424,7 +248,7 @@ class _Consumer(_Part):
             return [
                 f"{slot} = ({turn}) % {stages}",
                 f"mbarrier.wait(walked_full.index({slot}), (({turn}) // {stages}) & 1)",
-                f"{slot}_begun = warpgroup_mma(held.index(WHICH).reshape([{ROWS}, {multiplied[1]}]), {walked}, "
+                f"{slot}_begun = warpgroup_mma(held.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}]), {walked}, "
                 "warpgroup_mma_init(zero), use_acc=False, is_async=True)",
             ]
 
@@ -457,8 +281,8 @@ class _Consumer(_Part):
         loop = w.loop
         apart = {w.walked.out.number, w.mixture.out.number, w.first.out.number, w.second.out.number}
         rest = [op for op in loop.body if not any(v.number in apart for v in results(op))]
-        later = _depending(loop.body, {w.first.out.number})
-        late = _depending(loop.body, {loop.carried[w.sums].number})
+        later = depending(loop.body, {w.first.out.number})
+        late = depending(loop.body, {loop.carried[w.sums].number})
         early = [op for op in rest if not any(v.number in later | late for v in results(op))]
         middle = [op for op in rest if any(v.number in later - late for v in results(op))]
         after = [op for op in rest if any(v.number in late for v in results(op))]
@@ -489,14 +313,14 @@ class _Consumer(_Part):
             case Positions(out):
                 (axis,) = out.type.axes
                 if axis == s.rows:
-                    return f"WHICH * {ROWS} + gl.arange(0, {ROWS}, layout=by_rows)"
+                    return f"WHICH * {GROUP_ROWS} + gl.arange(0, {GROUP_ROWS}, layout=by_rows)"
                 return f"gl.arange(0, {s.program.axes[axis]}, layout={self._layout(out.type.axes)})"
             case Full(out, value) if out.type.axes:
-                shape = ", ".join(str(ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
+                shape = ", ".join(str(GROUP_ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
                 layout = self._layout(out.type.axes)
                 return f"gl.full([{shape}], {literal_text(value)}, gl.{out.type.dtype}, layout={layout})"
             case Reduce(out, aggregation, axis, value):
-                found = REDUCTIONS[aggregation].format(self.names[value.number], value.type.axes.index(axis))
+                found = GLUON_REDUCTIONS[aggregation].format(self.names[value.number], value.type.axes.index(axis))
                 if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):
                     return f"gl.convert_layout({found}, by_rows)"
                 return found

@@ -1,0 +1,202 @@
+"""Which block programs give warps work of their own: on Hopper, where a product of a held and a walked operand feeds
+another one (FlashAttention-3: Shah et al. 2024). `warp_roles_text` writes their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.blocks.ir import (
+    Apply,
+    BlockProgram,
+    Cast,
+    DotOp,
+    Full,
+    Load,
+    Loop,
+    Number,
+    Op,
+    Positions,
+    ProgramId,
+    Reduce,
+    SizeArgument,
+    Store,
+    operands,
+    results,
+)
+from tilec.backends.triton.blocks.boxes import BoxLoad, every_operation
+from tilec.ir.types import NARROW
+
+GROUPS_OF_WARPS = 2  # groups of warps that multiply
+GROUP_ROWS = 64  # of each: what a group's wgmma has
+# functions of blocks as Gluon writes them
+GLUON_FUNCTIONS: Mapping[str, str] = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "neg": "(-{0})",
+    "quotient": "({0} / {1})",
+    "div": "gl.div_rn({0}, {1})",
+    "exp2": "gl.exp2({0})",
+    "log2": "gl.log2({0})",
+    "floordiv": "({0} // {1})",
+    "rest": "({0} % {1})",
+    "larger": "gl.maximum({0}, {1})",
+    "smaller": "gl.minimum({0}, {1})",
+    "select": "gl.where({0}, {1}, {2})",
+    "and": "({0} & {1})",
+    "or": "({0} | {1})",
+    "not": "({0} == 0)",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+}
+GLUON_REDUCTIONS: Mapping[str, str] = {"sum": "gl.sum({0}, {1})", "max": "gl.max({0}, {1})"}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A loop: the loads of both products' walked operands, the products, and the place of the second's sums among what
+    is carried."""
+
+    loop: Loop
+    first: DotOp
+    second: DotOp
+    walked: Load
+    mixture: Load
+    sums: int
+
+
+@dataclass(frozen=True)
+class WarpRoles:
+    """A block program in this form: the operand that is held, the walks, the axes of rows, of what is walked, and of
+    the second product's columns."""
+
+    program: BlockProgram
+    loads: Mapping[int, BoxLoad]
+    held: Load
+    walks: tuple[Walk, ...]
+    rows: str
+    walked: str
+    columns: str
+
+
+def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles | None:
+    """The block program in this form; None where it is another one: one product of a held operand and a walked one in
+    16 bits, both brought by maps, and one second product in each walk, and between them functions of the table."""
+    made = {v.number: op for op in every_operation(program.body) for v in results(op)}
+    walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
+    if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
+        return None
+    first, second = walks[0].first, walks[0].second
+    held = made[first.left.number]
+    assert isinstance(held, Load)
+    (rows, columns), walked = second.out.type.axes, walks[0].walked.out.type.axes[0]
+    alike = all(
+        w.first.left == first.left
+        and w.second.out.type.axes == second.out.type.axes
+        and w.loop.step == walks[0].loop.step
+        and w.first.out.type.axes == (rows, walked)
+        and made[w.walked.out.number].tensor == walks[0].walked.tensor  # type: ignore[union-attr]
+        and made[w.mixture.out.number].tensor == walks[0].mixture.tensor  # type: ignore[union-attr]
+        for w in walks
+    )
+    if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS or held.out.number not in loads:
+        return None
+    found = WarpRoles(program, loads, held, tuple(walks), rows, walked, columns)
+    return found if all(_known(op, found) for op in every_operation(live_operations(found))) else None
+
+
+def live_operations(s: WarpRoles) -> tuple[Op, ...]:
+    """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
+    copied = {v.number for w in s.walks for v in (w.walked.out, w.mixture.out, s.held.out)}
+    first = {w.first.out.number for w in s.walks}
+    needed: set[int] = set()
+
+    def mark(ops: Sequence[Op]) -> None:
+        for op in reversed(ops):
+            own = {v.number for v in results(op)}
+            if isinstance(op, Loop):
+                needed.update(v.number for v in op.yielded)
+                mark(op.body)
+            if isinstance(op, (Loop, Store)) or own & needed and not own & (copied | first):
+                needed.update(v.number for v in operands(op))
+
+    mark(s.program.body)
+    needed -= copied
+
+    def live(ops: Sequence[Op]) -> tuple[Op, ...]:
+        return tuple(
+            replace(op, body=live(op.body)) if isinstance(op, Loop) else op
+            for op in ops
+            if isinstance(op, (Loop, Store)) or any(v.number in needed for v in results(op))
+        )
+
+    return live(s.program.body)
+
+
+def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> Walk | None:
+    dots = [op for op in loop.body if isinstance(op, DotOp)]
+    inside = {v.number for op in loop.body for v in results(op)}
+    if len(dots) != 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
+        return None
+    first, second = dots
+    left, right, other = (made.get(v.number) for v in (first.left, first.right, second.right))
+    if not (isinstance(left, Load) and isinstance(right, Load) and isinstance(other, Load)):
+        return None
+    brought = all(x.out.number in loads and loads[x.out.number].axes == x.out.type.axes for x in (left, right, other))
+    narrow = {x.out.type.dtype for x in (left, right, other, second)} - {"float32"}
+    cast = made.get(second.left.number)
+    if not brought or not isinstance(cast, Cast) or second.accumulator is None or len(narrow) != 1:
+        return None
+    if first.accumulator is not None or left.out.number in inside or not narrow <= set(NARROW):
+        return None
+    if not {right.out.number, other.out.number, cast.out.number} <= inside or cast.out.type.dtype not in narrow:
+        return None
+    axes = (first.left.type.axes[1], first.right.type.axes[1]) == (first.axis, first.axis)
+    if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
+        return None
+    sums = [k for k, v in enumerate(loop.yielded) if v == second.out]
+    if len(sums) != 1:
+        return None
+    (place,) = sums
+    late = depending(loop.body, {loop.carried[place].number})
+    others = {v.number for k, v in enumerate(loop.yielded) if k != place}
+    moved = others & {v.number for v in loop.carried} - {v.number for v in loop.yielded if v in loop.carried}
+    again = any(second.out in operands(op) for op in loop.body)
+    if late & {cast.value.number, *others} or again or moved:
+        return None
+    return Walk(loop, first, second, right, other, place)
+
+
+def depending(ops: Sequence[Op], found: set[int]) -> set[int]:
+    """What depends on these values, themselves included."""
+    reached = set(found)
+    for op in ops:
+        if any(v.number in reached for v in operands(op)):
+            reached |= {v.number for v in results(op)}
+    return reached
+
+
+def _known(op: Op, s: WarpRoles) -> bool:
+    """Whether the writer has the operation: blocks over rows, over what is walked, over both or of the sums."""
+    shapes = {(), (s.rows,), (s.walked,), (s.columns,), (s.rows, s.walked), (s.rows, s.columns)}
+    if isinstance(op, (DotOp, Loop)):
+        return True
+    if any(v.type.axes not in shapes for v in results(op)):
+        return False
+    match op:
+        case Apply():
+            return op.function in GLUON_FUNCTIONS
+        case Reduce():
+            return op.aggregation in GLUON_REDUCTIONS and not op.careful
+        case Load():
+            return len(op.out.type.axes) < 2
+        case Cast():
+            return op.out.type.dtype in ("float32", "int32", *NARROW)
+        case Store(_, index):
+            return all(len(v.type.axes) < 2 for v in index)
+    return isinstance(op, (Number, SizeArgument, ProgramId, Positions, Full))
