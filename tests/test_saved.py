@@ -106,6 +106,23 @@ def test_what_is_dear_is_kept() -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
 
 
+def test_logits_are_kept_while_they_are_few() -> None:
+    """Those of a linear layer into a cross-entropy, which returns a number a row; never scores that a chain computes."""
+    function = tilec.compile("""function (X[N, H], W[V, H], T[N]) -> (Y) {
+        S[i, v : N, V] = sum(X[i, h] * W[v, h]);
+        L[i : N] = logsumexp(S[i, v]);
+        Y[i : N] = L[i] - S[i, T[i]];
+    }""")
+
+    def kept(rows: int, vocabulary: int, width: int) -> set[str]:
+        given = (tilec.spec((rows, width), "bfloat16"), tilec.spec((vocabulary, width), "bfloat16"))
+        return {s.name for s in function.saved(*given, tilec.spec((rows,), "int64"))}
+
+    assert "S" in kept(4096, 32000, 2048)
+    assert "S" not in kept(8192, 131072, 4096)  # 2 GiB
+    assert "S" not in kept(4096, 32000, 128)  # little to compute
+
+
 def test_only_what_the_wanted_gradients_read() -> None:
     function = tilec.compile("function (A[N], B[N]) -> (Y) { Y = A * B; }")
     a, b = double(5), double(5).detach()

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.pointwise import tiling
+from tilec.backends.triton.rows import rows
+from tilec.backends.triton.rows.tiling import RowTiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -69,3 +72,56 @@ def test_what_others_read_stays_stored() -> None:
     x = torch.randn(LONG, generator=torch.Generator().manual_seed(0))
     e, y = tilec.compile(source, backend="triton")(x)
     assert torch.equal(e, x.abs()) and torch.allclose(y, x.abs().sum())
+
+
+MIXED = """function (Q[B, E], K[B, M, E], V[B, M, F]) -> (O) {
+    S[b, j : B, M] = 0.125 * sum(Q[b, e] * K[b, j, e]);
+    L[b : B] = logsumexp(S[b, j]);
+    O[b, f : B, F] = sum(exp(S[b, j] - L[b]) * V[b, j, f]);
+}"""
+
+
+@pytest.mark.parametrize("columns", (32, 48, 200))
+def test_weights_are_computed_once_for_all_columns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "MANY_POINTS", 1)
+    monkeypatch.setattr(tiling, "TWO_A_MULTIPROCESSOR", 2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(s, generator=generator) for s in ((6, 24), (6, 77, 24), (6, 77, columns)))
+    f = tilec.compile(MIXED, backend="triton")
+    exact = (0.125 * torch.einsum("be,bje->bj", q.double(), k.double())).softmax(-1)
+    assert (f(q, k, v) - torch.einsum("bj,bjf->bf", exact, v.double())).abs().max() < 2e-6
+    text = f.lower(*(tilec.spec(t.shape) for t in (q, k, v)), target="sm_90").source()
+    assert "acc = tl.full((BM, BN, BR)" in text
+
+
+GROUP_NORM = """function (X[N, C, P], G[C], B[C]) -> (Y) {
+    Z = reshape(X, N, 4, C / 4, P);
+    M[n, g : N, 4] = mean(Z[n, g, c, p]);
+    V[n, g : N, 4] = mean((Z[n, g, c, p] - M[n, g]) * (Z[n, g, c, p] - M[n, g]));
+    A = reshape(G, 4, C / 4);
+    D = reshape(B, 4, C / 4);
+    O[n, g, c, p : N, 4, C / 4, P] = (Z[n, g, c, p] - M[n, g]) * rsqrt(V[n, g] + 0.00001) * A[g, c] + D[g, c];
+    Y = reshape(O, N, C, P);
+}"""
+
+
+@pytest.mark.parametrize("pixels", (64, 128, 96))
+def test_walks_over_channels(pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 64 columns lie in one channel, or (96) in two."""
+    chosen = rows.choose_row_tiling
+
+    def looped(*given) -> RowTiling:
+        found = chosen(*given)
+        return found if given[0].sums else RowTiling("looped", 1, 64, 0, 4)
+
+    monkeypatch.setattr(rows, "choose_row_tiling", looped)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=generator, requires_grad=True) for s in ((3, 16, pixels), (16,), (16,))]
+    value = tilec.compile(GROUP_NORM + f"// {pixels}", backend="triton")(*given)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    theirs = torch.nn.functional.group_norm(exact[0], 4, exact[1], exact[2])
+    cotangent = torch.randn(value.shape, generator=generator)
+    ours = torch.autograd.grad(value, given, cotangent)
+    wanted = torch.autograd.grad(theirs, exact, cotangent.double())
+    for mine, other in zip((value, *ours), (theirs, *wanted), strict=True):
+        assert (mine - other).abs().max() < 1e-5 * max(1.0, other.abs().max().item())
