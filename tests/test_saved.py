@@ -107,7 +107,7 @@ def test_what_is_dear_is_kept() -> None:
 
 
 def test_logits_are_kept_while_they_are_few() -> None:
-    """Those of a linear layer into a cross-entropy, which returns a number a row; never scores that a chain computes."""
+    """Those of a linear layer into a cross-entropy; never scores that a chain computes."""
     function = tilec.compile("""function (X[N, H], W[V, H], T[N]) -> (Y) {
         S[i, v : N, V] = sum(X[i, h] * W[v, h]);
         L[i : N] = logsumexp(S[i, v]);

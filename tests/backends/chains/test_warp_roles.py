@@ -13,7 +13,7 @@ from tilec.backends.triton.plan.plan import Launch
 CASES = {
     "causal": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j ? "),
     "full": ("Scale * sum(Q[b, i, e] * K[b, j, e])", ""),
-    "window": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j & i - j < 150 ? "),
+    "from there on": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i <= j + 20 ? "),
     "slopes": ("Scale * sum(Q[b, i, e] * K[b, j, e]) - A[b] * (i - j)", "i - j >= 0 ? "),
     "later rows": ("Scale * sum(Q[b, i, e] * K[b, j, e])", "i >= j + 200 ? "),
     "rows and columns": ("Scale * sum(Q[b, i, e] * K[b, j, e]) + R[i] * C[j]", ""),
@@ -54,7 +54,7 @@ def softmax_reference(name: str, q, k, v, a, r, c):
     allowed = {
         "causal": i >= j,
         "slopes": i >= j,
-        "window": (i >= j) & (i - j < 150),
+        "from there on": i <= j + 20,
         "later rows": i >= j + 200,
     }.get(name, np.full((len(i), len(j)), True))
     scores = np.where(allowed, scores, -np.inf)
@@ -71,7 +71,7 @@ def softmax_reference(name: str, q, k, v, a, r, c):
         ("causal", (300, 300, 128, 128)),
         ("full", (200, 140, 128, 128)),
         ("full", (130, 384, 96, 120)),
-        ("window", (400, 400, 128, 128)),
+        ("from there on", (400, 400, 128, 128)),
         ("slopes", (260, 260, 72, 128)),
         ("later rows", (400, 300, 128, 128)),
         ("rows and columns", (150, 270, 128, 104)),
@@ -106,7 +106,7 @@ def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow heads, biases for each score, blocks that data list, functions beside those of the table."""
+    """Narrow heads, biases for each score, blocks that data list, windows, functions beside those of the table."""
     monkeypatch.setattr(launch, "_MANY", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     scored = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[N, M], D[N]) -> (O) {{
@@ -119,6 +119,7 @@ def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
         (64, product, ""),
         (128, f"{product} + P[i, j]", ""),
         (128, product, "D[i] == D[j] ? "),
+        (128, product, "i >= j & i - j < 64 ? "),
         (128, f"30 * tanh({product} / 30)", ""),
     ):
         f = tilec.compile(scored.format(score, guard), backend="triton")

@@ -232,7 +232,8 @@ class _Consumer(_Part):
         return lines
 
     def _pipelined(self, w: Walk) -> list[str]:
-        """The walk: a block's first product is begun before the second one of the block before has ended."""
+        """The walk: a block's first product is begun before the second one of the block before has ended. Walks with
+        masks are short beside one without: they go block by block, which is half the text to compile."""
         loop, stages = w.loop, self.stages
         lines = []
         for carried, initial, result in zip(loop.carried, loop.initial, loop.results, strict=True):
@@ -266,6 +267,10 @@ class _Consumer(_Part):
                 f"mbarrier.arrive(mixture_free.index({slot}), count=1)",
             ]
 
+        if self._masked(loop) and not all(self._masked(other.loop) for other in self.s.walks):
+            inner = [*first_product("turn + t", "slot"), self._first(loop, "t"), *self._between(w, "slot", 0, [])]
+            inner += [*second_product("turn + t", "before"), *ended("before")]
+            return [*lines, "for t in range(steps):", *(f"    {line}" for line in inner), "turn = turn + steps"]
         inner = [*first_product("turn", "first"), self._first(loop, "0")]
         inner += self._between(w, "first", 0, [])
         inner.append("for t in range(1, steps):")
@@ -275,6 +280,11 @@ class _Consumer(_Part):
         inner += [*second_product("turn + steps - 1", "last"), *ended("last")]
         lines += ["if steps > 0:", *(f"    {line}" for line in inner), "turn = turn + steps"]
         return lines
+
+    def _masked(self, loop: Loop) -> bool:
+        """Whether some points of its blocks do not count."""
+        points = (self.s.rows, self.s.walked)
+        return any(v.type.axes == points and v.type.dtype == "bool" for op in loop.body for v in results(op))
 
     def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[str]) -> list[str]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""

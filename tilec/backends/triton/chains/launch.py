@@ -250,12 +250,13 @@ def _warp_roles_launch(
     kernel: ChainKernel, types: Mapping[str, TensorType], strides: Mapping[str, Sequence[int]], setting: Setting
 ) -> Launch | None:
     """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
-    not pay: operands of 64 or fewer columns are read too soon again, and a program to a multiprocessor is needed."""
+    not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
     usual = choose_chain_tiling(kernel, types, setting)
     tiling = replace(usual, block=ROLES.block, step=ROLES.step, warps=4, stages=2, boxed=True)
     if kernel.looped is None or kernel.elementwise or _width(kernel) != ROLES_WIDTH:
         return None
-    if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step:
+    ends = {c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(kernel.looped))}
+    if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step or len(ends) > 1:
         return None
     made, _ = block_program(kernel, types, setting, tiling)
     loads, maps = _boxes(made, kernel, types, strides, setting, tiling)

@@ -21,9 +21,10 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
-SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 4096  # rows of so many elements, and the elements of a block of many such
+SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
+MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 DEAR = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
-WEIGHTED = 4096  # elements of a block of weighted terms
+WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
@@ -63,7 +64,11 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
     if along:
         once = many and passes_once(space, seen.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
-        bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if many and br <= SHORT_ROW else 1024) // br))
+        short = many and br <= SHORT_ROW
+        if short and _shared_by_neighbours(space, outputs, reductions):
+            bn = min(power_of_two(space.largest(outputs[-1])), BLOCK_OF_SHORT_ROWS // br)
+            return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
+        bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
     elif many and (weighted := _weighted_columns(space, outputs, reductions)) is not None:
         bn = min(power_of_two(space.largest(weighted)), 128)
         axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))
@@ -93,6 +98,16 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
     own = [set(index_variables(e)) for e in dear]
     weights = any(last not in v and v & set(reductions) and v & set(rest) for v in own)
     return last if weights else None
+
+
+def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether a tensor is the same for all values of the last output variable, which has many: read once for a block
+    of these (the query of one row beside all of its keys)."""
+    if len(outputs) < 2 or space.largest(outputs[-1]) < MANY_NEIGHBOURS or len(space.classes) != 1:
+        return False
+    many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
+    read = [set(index_variables(*a.index)) & many for a in accesses_in(space.statement.body, space.statement.guard)]
+    return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
 def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> PointwiseTiling:
