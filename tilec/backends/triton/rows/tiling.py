@@ -68,10 +68,10 @@ def choose_row_tiling(
         return RowTiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
-    few = rows <= FEW_LONG_ROWS * down  # programs: each has more of its row under way
+    few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
     block = min(needed, max(1, elements // down))
-    if few and not exponentials and down == 1:
+    if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
