@@ -17,6 +17,7 @@ from tilec.errors.tracebacks import public
 from tilec.function import Function
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.language.hints.comments import quotients_in_comments
 from tilec.language.hints.misspelt import misspelt
 from tilec.language.hints.quotients import truncated
 from tilec.prepare.warn import say
@@ -98,7 +99,7 @@ def _compile(
             raise InputMistake(f"{source.strip()!r} is a path, and compile takes Tile text", hint=hint) from None
         raise error.located(source, filename) from None
     strict = warnings == "error"
-    for mistake in (*misspelt(program, source), *truncated(program)):
+    for mistake in (*misspelt(program, source), *truncated(program), *quotients_in_comments(source)):
         say(mistake, source, filename, strict)
     checked = Checked(strict)
     return Function.of(Specialiser(program, source, filename, backend, None, tune, exact, checked=checked))

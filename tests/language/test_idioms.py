@@ -4,13 +4,16 @@ write. Texts that a hint proposes are Tile."""
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 
+import tilec
 from tilec import errors
 from tilec.errors import TileError
 from tilec.language import parse
 from tilec.language.grammar import parser
+from tilec.language.hints.functions import IN_GALLERY
 from tilec.language.hints.idioms import IDIOMS
 from tilec.language.hints.syntax_errors import WORDS
 
@@ -130,6 +133,50 @@ CASES = [
     ("SyntaxMistake", "Y[i : N] = 0.5 * «+»(X[i, j]);", "write `Y[i : N] = 0.5 * sum(X[i, j])`"),
     ("SyntaxMistake", "Y[i : N] = B[i] + «>»(X[i, j]);", "write `Y[i : N] = B[i] + max(X[i, j])`"),
     ("SyntaxMistake", "Y[i : N] = -«+»(X[i, j]);", "write `Y[i : N] = -sum(X[i, j])`"),
+    # notation of sums, loops and ranges
+    ("SyntaxMistake", "Y[i] = X[i] + 1 «for i in range(N)»;", "write `Y[i] = X[i] + 1`"),
+    ("SyntaxMistake", "Y = «[»x * 2 for x in X];", "one statement says it for all points"),
+    ("SyntaxMistake", "Y = «lambda» x: x + 1;", "write `function f(A[N])"),
+    ("SyntaxMistake", "Y = sum« over »i X[i];", "write `Y = sum[i](X[i])`"),
+    ("SyntaxMistake", "Y = sum«{»i}(X[i]);", "write `Y = sum[i](X[i])`"),
+    ("SyntaxMistake", "Y = sum(i)«(»X[i]);", "write `Y = sum[i](X[i])`"),
+    ("SyntaxMistake", "Y = sum[i] «X[i]»;", "write `Y = sum[i](X[i])`"),
+    ("NameMistake", "Y = «sum_i»(X[i]);", "write `sum[i](X[i])`"),
+    ("SyntaxMistake", "Y[i «in» N] = X[i];", "write `Y[i : N] = X[i]`"),
+    ("SyntaxMistake", "Y[i : N] = X[i], i «in» 0..3;", "write `Y[i : N] = X[i], i < 3`"),
+    ("SyntaxMistake", "Y[i : «0..»N] = X[i];", "write `Y[i : N] = X[i]`"),
+    ("SyntaxMistake", "Y[i«=»N] = X[i];", "write `Y[i : N] = X[i]`"),
+    ("SyntaxMistake", "Y[i] = X«{»i};", "write `Y[i] = X[i]`"),
+    ("SyntaxMistake", "Y = «|»X|;", "write `Y = abs(X)`"),
+    ("SyntaxMistake", "Y = «||»X||;", "write `Y = sqrt(sum(X[i] * X[i]))`"),
+    ("SyntaxMistake", "Y[i] = «\\sum»_j X[i, j];", "write `sum(...)`"),
+    ("SyntaxMistake", "Y = A «\\cdot» B;", "write `*`"),
+    ("SyntaxMistake", "Y = X«⊤»;", "X[j, i] in the place of X[i, j]"),
+    ("SyntaxMistake", "Y = A «⊗» B;", "Y[i, j] = A[i] * B[j]"),
+    ("SyntaxMistake", "Y = A «⋅» B;", "write `*`"),
+    ("SyntaxMistake", "«--» a comment", "write `//`"),
+    ("SyntaxMistake", "«Y, Z »= X, X;", "Y = ...; Z = ...;"),
+    ("SyntaxMistake", "Y[i] = max(X[i, j], «axis=»1, keepdims=True);", "do not stand on the left"),
+    ("SyntaxMistake", "Y = clamp(X, «min=»0);", "write `Y = max(0, X)`"),
+    ("SyntaxMistake", "Y = X;«;»", "leave it out"),
+    ("SyntaxMistake", "«{» Y = X; }", "the statements without braces"),
+    ("SyntaxMistake", "X «+=» 1;", "write X1 = X + ..."),
+    ("SyntaxMistake", "Y = +«X»;", "there is no unary `+`"),
+    ("SyntaxMistake", "Y = X «over» Z;", None),
+    ("SyntaxMistake", "function (X[«n»]) -> (Y) { Y = X; }", "write `N`"),
+    ("SyntaxMistake", "Y[i : N] = X[i] «//» 2\nZ[i : N] = Y[i];", "a quotient is written with `/`"),
+    # functions of other libraries
+    ("SyntaxMistake", "Y = np«.»maximum(X, 0);", "write `Y = max(X, 0)`"),
+    ("SyntaxMistake", "Y = X«.gather»(0, Ix);", "write `Y[i, j] = X[Ix[i, j], j]`"),
+    ("SyntaxMistake", "Y = X«.unsqueeze»(0);", "write `Y[i, j : 1, N] = X[j]`"),
+    ("SyntaxMistake", "Y = X«.view»(-1);", "write `Y = reshape(X, N*M)`"),
+    ("NameMistake", "Y = «concat»(A, B);", "write `Y[i : N + M] = i < N ? A[i] : B[i - N]`"),
+    ("NameMistake", "Y = «conv2d»(X, W);", "`tilec gallery convolution` prints one"),
+    ("NameMistake", "Y = «sort»(X);", "compute it outside"),
+    ("NameMistake", "Y = «range»(10);", "write `O[i : 10] = i`"),
+    ("NameMistake", "Y[i, j : N, N] = «delta»(i, j);", "write `i == j`"),
+    ("ArityMistake", "Y = «log(X, 2)»;", "log(X) / log(2)"),
+    ("ArityMistake", "Y = «max(X, 0, 1)»;", "max(max(a, b), c)"),
     # brackets
     ("SyntaxMistake", "Y = exp(A«;»", "the `(` on line 1, column 8 is still open"),
 ]  # fmt: skip
@@ -181,3 +228,23 @@ def test_a_long_line_is_looked_at_in_part() -> None:
     for filler in ("x" * 100_000, " " * 100_000, "A[" * 20_000, "if " * 30_000, "a=" * 50_000, "(" * 250):
         error = mistake("SyntaxMistake", f"Y = {filler} @ B; {filler}")
         assert len(error.hint or "") < 400
+
+
+def test_what_the_gallery_holds() -> None:
+    from tilec import gallery
+
+    assert set(IN_GALLERY.values()) <= set(gallery.names())
+
+
+def test_a_quotient_that_began_a_comment() -> None:
+    with pytest.warns(tilec.TileWarning, match="begins a comment, and the statement ends before it"):
+        tilec.compile("Y = X // 2;")
+    for text in (
+        "Y = X; // 2;",
+        "Y = X // twice, then some;",
+        "Y[i : N] = X[i] // http://a.b/c\n",
+        "# Y = X // 2;\nY = X;",
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tilec.compile(text)

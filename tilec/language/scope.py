@@ -11,10 +11,10 @@ from tilec.ir.program import Access, Name, Statement
 from tilec.language.syntax import plural
 
 
-def nearest(name: str, known: Iterable[str], span: Span | None) -> Hint | None:
+def nearest(name: str, known: Iterable[str], span: Span | None, cutoff: float = 0.6) -> Hint | None:
     """A hint that proposes the known name most like a mistaken one, which stands at `span`."""
     names = list(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    close = get_close_matches(name, names, n=1, cutoff=cutoff)
     if not close:
         close = [n for n in names if n.lower() == name.lower()]
     if not close:

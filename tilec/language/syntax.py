@@ -360,6 +360,15 @@ def plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
+ARITY_HINTS = {
+    "log": "the logarithm to another base is log(X) / log(2)",
+    "max": "of three values: max(max(a, b), c); with indices it aggregates: max(X[i])",
+    "min": "of three values: min(min(a, b), c); with indices it aggregates: min(X[i])",
+    "pow": "write pow(X, 2)",
+    "gather": "gather(X, Ix) takes rows; along another dimension: Y[i, j] = X[i, Ix[i, j]]",
+}
+
+
 def check_arity(e: CallSyntax, low: int, high: int) -> None:
     """Raise ArityMistake unless the call has between `low` and `high` arguments; 99 stands for any number."""
     if low <= len(e.args) <= high:
@@ -367,4 +376,4 @@ def check_arity(e: CallSyntax, low: int, high: int) -> None:
     wanted = plural(low, "argument", "arguments") if low == high else f"{low} to {high} arguments"
     if high == 99:
         wanted = f"{low} or more arguments"
-    raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span)
+    raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=ARITY_HINTS.get(e.function))

@@ -24,7 +24,7 @@ from tilec.ir.program import (
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
-from tilec.language.hints.functions import operand_text, reduction, replacement
+from tilec.language.hints.functions import elsewhere, operand_text, reduction, replacement
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
 from tilec.language.syntax import CallSyntax, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
@@ -145,11 +145,18 @@ class Values:
             hint = f"assign its argument in a statement of its own, as S, and write `{named}`"
         elif text:
             hint = self.proposal(f"write `{text}`", text, e)
+        elif (place := elsewhere(e.function)) is not None:
+            hint = place
         elif e.function.startswith("prng"):
             hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
             callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
-            hint = nearest(e.function, [*callable_names, *self.expansions, *AGGREGATIONS], e.name_span)
+            hint = nearest(
+                e.function,
+                [*callable_names, *self.expansions, *AGGREGATIONS],
+                e.name_span,
+                0.66 if len(e.function) < 4 else 0.7,
+            )
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
 
     def proposal(self, told: str, text: str, e: CallSyntax) -> Hint:

@@ -10,12 +10,19 @@ from tilec.ir.functions import FUNCTIONS
 
 LETTERS = "ijklmnop"
 _Writer = Callable[[Sequence[str]], str]
+SUBSCRIBED = re.compile(rf"({'|'.join(AGGREGATIONS)})_([a-z])")  # sum_i
+PAIRS = {"maximum": "max", "minimum": "min", "fmax": "max", "fmin": "min"}  # of two tensors, never along an axis
 
 
 def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
     """What to write in the place of `function(args)`, None where nothing is known. `source` tells the ranks of tensors,
     `output` names what is assigned."""
+    pair = PAIRS.get(function)
+    if pair is not None and len(args) == 2 and "=" not in args[1]:
+        return f"{pair}({args[0]}, {args[1]})"
     function = FOREIGN_NAMES.get(function, function)
+    if (bound := SUBSCRIBED.fullmatch(function)) is not None and len(args) == 1:
+        return f"{bound[1]}[{bound[2]}]({args[0]})"
     if function in AGGREGATIONS and args and not (function in FUNCTIONS and len(args) > 1 and not _axis(args[1])):
         return reduction(function, args, source, output)
     writer = WRITERS.get(function)
@@ -117,6 +124,8 @@ FOREIGN_NAMES = {
     "long": "int64", "mm": "matmul", "bmm": "matmul", "dot": "matmul", "mul_mat": "matmul", "norm2": "norm",
     "transpose": "t", "clip": "clamp", "mod": "remainder", "fmod": "remainder", "select": "where",
     "iif": "where", "if": "where",
+    "ln": "log", "concat": "cat", "concatenate": "cat", "hstack": "cat", "range": "arange", "permute": "t",
+    "empty": "zeros", "full_like": "zeros_like", "ones_like": "zeros_like", "flatten": "view", "clamp_min": "relu",
     "size": "shape", "len": "shape", "numel": "shape", "astype": "to", "sqr": "square", "view": "reshape",
 }  # fmt: skip
 
@@ -129,7 +138,29 @@ WRITERS: dict[str, _Writer] = {
     "softmax": _softmax,
     "t": lambda a: f"Y[i, j] = {_name(a[0])}[j, i]",
     "square": lambda a: f"{operand_text(a[0])} * {operand_text(a[0])}",
-    "clamp": lambda a: f"max({a[1]}, min({a[2]}, {a[0]}))",
+    "clamp": lambda a: _clamped(a[0], a[1:]),
+    "log": lambda a: f"log({a[0]}) / log({a[1]})" if len(a) > 1 else f"log({a[0]})",
+    "gather": lambda a: f"gather({a[0]}, {a[1]})" if len(a) == 2 else _taken(a),
+    "index_select": lambda a: f"gather({a[0]}, {a[2]})",
+    "take_along_dim": lambda a: _taken([a[0], a[2], a[1]]),
+    "cat": lambda a: f"Y[i : N + M] = i < N ? {_named(a, 0)}[i] : {_named(a, 1)}[i - N]",
+    "stack": lambda a: f"Y[k, i : 2, N] = k == 0 ? {_named(a, 0)}[i] : {_named(a, 1)}[i]",
+    "unsqueeze": lambda a: f"Y[i, j : 1, N] = {_name(a[0])}[j]",
+    "squeeze": lambda a: f"Y[i] = {_name(a[0])}[0, i]",
+    "repeat": lambda a: f"Y[i : 2*N] = {_name(a[0])}[i % N]",
+    "diag": lambda a: f"Y[i] = {_name(a[0])}[i, i]",
+    "trace": lambda a: f"Y = sum({_name(a[0])}[i, i])",
+    "linspace": lambda a: f"O[i : {a[2]}] = {a[0]} + i * ({a[1]} - {a[0]}) / ({a[2]} - 1.0)".replace(" 0 +", ""),
+    "zeros_like": lambda a: "Y[i : N] = 0.0",
+    "cumprod": lambda a: f"Y[i : N] = prod({_name(a[0])}[k]), i - k < N",
+    "isinf": lambda a: f"abs({a[0]}) == inf",
+    "isfinite": lambda a: f"abs({a[0]}) < inf",
+    "hypot": lambda a: f"sqrt({operand_text(a[0])} * {operand_text(a[0])} + {operand_text(a[1])} * {operand_text(a[1])})",
+    "lerp": lambda a: f"{operand_text(a[0])} + {operand_text(a[2])} * ({a[1]} - {a[0]})",
+    "masked_fill": lambda a: f"{a[1]} ? {a[2]} : {a[0]}",
+    "trunc": lambda a: f"{operand_text(a[0])} < 0 ? ceil({a[0]}) : floor({a[0]})",
+    "delta": lambda a: f"{operand_text(a[0])} == {operand_text(a[1])}",
+    "kron": lambda a: f"{operand_text(a[0])} == {operand_text(a[1])}",
     "remainder": lambda a: f"{operand_text(a[0])} % {operand_text(a[1])}",
     "log2": lambda a: f"log({a[0]}) / log(2)",
     "log10": lambda a: f"log({a[0]}) / log(10)",
@@ -147,7 +178,7 @@ WRITERS: dict[str, _Writer] = {
     "cumsum": lambda a: f"Y[i : N] = sum({_name(a[0])}[k]), i - k < N",
     "flip": lambda a: f"Y[i : N] = {_name(a[0])}[N - 1 - i]",
     "roll": lambda a: f"Y[i : N] = {_name(a[0])}[(i - {a[1]}) % N]",
-    "reshape": lambda a: f"reshape({', '.join(a)})",
+    "reshape": lambda a: f"reshape({', '.join('N*M' if n == '-1' else n for n in a)})",
     "tril": lambda a: f"Y[i, j : N, N] = i >= j ? {_name(a[0])}[i, j] : 0",
     "triu": lambda a: f"Y[i, j : N, N] = i <= j ? {_name(a[0])}[i, j] : 0",
 }
@@ -156,3 +187,52 @@ WRITERS: dict[str, _Writer] = {
 def _filled(sizes: Sequence[str], value: str) -> str:
     names = [s.strip("()[] ") for s in sizes]
     return f"O[{', '.join(LETTERS[: len(names)])} : {', '.join(names)}] = {value}"
+
+
+def _clamped(x: str, limits: Sequence[str]) -> str:
+    """`limits` by position or, as `min=` and `max=`, by name."""
+    named = [(m[1], m[2]) if (m := re.fullmatch(r"(?:a_)?(min|max)\s*=\s*(.+)", e)) else ("", e) for e in limits]
+    places = [name or ("min", "max")[k] for k, (name, _) in enumerate(named)]
+    for place, (_, e) in sorted(zip(places, named, strict=True)):
+        x = f"{'min' if place == 'max' else 'max'}({e}, {x})"
+    return x
+
+
+def _taken(args: Sequence[str]) -> str:
+    """torch's gather(X, dim, I)."""
+    x, dim, ix = args[0], re.sub(r"dim\s*=\s*", "", args[1]), args[2]
+    return f"Y[i, j] = {x}[{ix}[i, j], j]" if dim == "0" else f"Y[i, j] = {x}[i, {ix}[i, j]]"
+
+
+def _named(args: Sequence[str], place: int) -> str:
+    """The name of the operand at a place, those of a list among them."""
+    names = [n for a in args if "=" not in a for n in re.findall(r"[A-Z]\w*", a)]
+    return names[place] if place < len(names) else "AB"[place]
+
+
+IN_GALLERY = {
+    "layer_norm": "layer_norm", "LayerNorm": "layer_norm", "rms_norm": "rms_norm", "batch_norm": "batch_norm",
+    "group_norm": "group_norm", "conv1d": "causal_depthwise_convolution", "conv2d": "convolution",
+    "conv": "convolution", "conv3d": "convolution_3d", "conv_transpose2d": "transposed_convolution",
+    "dropout": "dropout", "unfold": "im2col", "max_pool2d": "max_pool", "avg_pool2d": "average_pool",
+    "maxpool": "max_pool", "embedding": "embedding", "one_hot": "one_hot", "cross_entropy": "cross_entropy",
+    "nll_loss": "cross_entropy", "kl_div": "kl_divergence", "huber_loss": "huber", "smooth_l1_loss": "huber",
+    "ctc_loss": "ctc", "binary_cross_entropy": "binary_cross_entropy", "scaled_dot_product_attention": "attention",
+    "attention": "attention", "cdist": "distances", "var": "variance", "std": "variance",
+    "cosine_similarity": "cosine_similarity", "cummax": "cumulative_max", "histogram": "histogram",
+    "logcumsumexp": "cumulative_logsumexp", "bincount": "histogram", "histc": "histogram", "index_add": "scatter_add",
+    "scatter_add": "scatter_add", "interpolate": "bilinear_resize", "pixel_shuffle": "pixel_shuffle",
+    "glu": "gated_linear_unit", "swiglu": "gated_linear_unit", "rope": "rotary", "lstm": "tanh_network",
+    "rnn": "tanh_network",
+}  # fmt: skip
+OUTSIDE = frozenset("sort argsort topk unique nonzero median mode svd eig inv inverse solve cholesky fft ifft".split())
+
+
+def elsewhere(function: str) -> str | None:
+    """Where to find what an unknown function does, if anywhere."""
+    entry = IN_GALLERY.get(function) or IN_GALLERY.get(f"{function}s")
+    if entry is not None:
+        return f"`tilec gallery {entry}` prints one in Tile"
+    if function in OUTSIDE:
+        return f"Tile has no form of `{function}`: compute it outside, and pass the result as an input"
+    return None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.functions import LETTERS, einsum, replacement
+from tilec.language.hints.notation import AGGREGATION, NOTATION
 from tilec.language.hints.rewrites import (
     NAME,
+    Idiom,
     Match,
+    idiom_of,
     instead,
     offset_edits,
     operand_hint,
@@ -24,17 +26,6 @@ from tilec.language.hints.rewrites import (
 ATOM = rf"(?:{NAME}|[a-z]\w*|\d[\w.]*)(?:\[[^\[\]]*\]|\([^()]*\))?"
 WINDOW = 300  # characters before and after an error that are looked at
 COMPARES = re.compile(r"==|!=|<|>")
-
-
-@dataclass(frozen=True)
-class Idiom:
-    """`pattern` is looked for in the line of the error; the place of the error lies in what it matches, whose group
-    `at` (or whole) gets the caret. `hint` gets the match and the source; the edits of a Hint count from the match's
-    string."""
-
-    pattern: re.Pattern[str]
-    message: str
-    hint: Callable[[Match, str], str]
 
 
 def explain_idiom(source: str, place: int) -> SyntaxMistake | None:
@@ -202,11 +193,6 @@ def _juxtaposed(m: Match) -> str:
     return f"{m['f'].split('_')[0]}({m['x']})"
 
 
-def _idiom(pattern: str, message: str, hint: Callable[[Match, str], str]) -> Idiom:
-    return Idiom(re.compile(pattern), message, hint)
-
-
-AGGREGATION = "|".join(AGGREGATIONS)
 CALLABLE_PATTERN = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence and name not in AGGREGATIONS)
 NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
@@ -220,6 +206,10 @@ UNICODE_SIGNS = {
     "÷": "/",
     "−": "-",
     "→": "->",
+    "⋅": "*",
+    "∙": "*",
+    "∘": "*",
+    "⊙": "*",
     "∞": "inf",
     "π": "pi",
 }
@@ -230,184 +220,182 @@ UNICODE_WORDS = {
 
 IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
-    _idiom(
+    idiom_of(
         r"^\s*(?P<at>for|while|foreach|do)\b.*",
         "there are no loops in Tile, and here stands `{at}`",
         suggestion(NO_LOOPS),
     ),
-    _idiom(
-        r"\s+(?P<at>for\b[^\[\];]*?(?:\([^()]*\))?)\s*(?=\)(?:$|[^)]))",
-        "an aggregation binds the indices that stand in it alone, without a word, and here stands `{at}`",
-        written_hint(lambda m: ""),
-    ),
-    _idiom(
+    idiom_of(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
         "an assignment has no keyword, and here stands `{at}`",
         _declaration,
     ),
-    _idiom(
-        r"^\s*(?P<at>def|fn|func|fun|lambda|void|kernel)\b.*",
+    idiom_of(
+        r"(?:^|=)\s*(?P<at>def|fn|func|fun|lambda|void|kernel)\b.*",
         "a function begins with `function`, not with `{at}`",
         suggestion("write `function f(A[N]) -> (O) {{ O = exp(A); }}`"),
     ),
-    _idiom(
+    idiom_of(
         rf"(?:^|[;{{])\s*(?P<at>return)\b\s*(?P<x>{NAME})?",
         "there is no `return`: a function's head names its outputs",
         lambda m, source: f"write -> ({m['x'] or 'O'}) after the inputs, and assign {m['x'] or 'O'} in the body",
     ),
-    _idiom(
+    idiom_of(
         rf"(?:^|[;{{])\s*(?P<at>print|printf|echo|assert)\b\s*\(?\s*(?P<x>{NAME})?",
         "there is no `{at}`: a statement assigns a tensor",
         suggestion("make the tensor an output, and print it where the function is called"),
     ),
-    _idiom(
+    idiom_of(
         r"^\s*(?P<at>import|from|class|using|include|type|module|with|try|struct)\b.*",
         "this is no statement of Tile",
         suggestion(NO_STATEMENTS),
     ),
     # einsum and einops
-    _idiom(
+    idiom_of(
         rf"(?:[a-z]+\.)?(?:einsum|rearrange|reduce|repeat|contract)\(\s*[\"'](?P<spec>[^\"']*)[\"']\s*,\s*(?P<args>{NAME}(?:\s*,\s*{NAME})*)(?:\s*\))?",
         "there are no strings in the language: indices stand at the tensors",
         _einsum,
     ),
-    _idiom(r"^\s*[a-z]+(?:\s*,\s*[a-z]+)*\s*->\s*[a-z]*\s*;?\s*$", "this is an einsum string, not Tile", _einsum_alone),
-    _idiom(
+    idiom_of(
+        r"^\s*[a-z]+(?:\s*,\s*[a-z]+)*\s*->\s*[a-z]*\s*;?\s*$", "this is an einsum string, not Tile", _einsum_alone
+    ),
+    idiom_of(
         r"^\s*[a-z(][a-z0-9 ()]*->[a-z0-9 ()]*$",
         "this is an einops pattern, not Tile",
         suggestion("write a statement with an index for each dimension: O[i, j, k : N, M, K] = A[i, K*j + k]"),
     ),
-    _idiom(
+    idiom_of(
         r"(?P<at>[\"'][^\"']*[\"']?)",
         "there are no strings in the language",
         suggestion("indices and sizes stand at the tensors: X[i, j]"),
     ),
     # attributes, methods, modules
-    _idiom(
+    idiom_of(
         r"\b(?:torch|np|numpy|math|jnp|jax|tf|tl|nn|F|cupy|scipy|libdevice|cmath)(?P<at>(?:\.\w+)*\.)(?P<f>\w+)"
         r"(?:\((?P<args>[^()]*(?:\([^()]*\)[^()]*)*)\))?",
         "there are no modules in Tile",
         _module,
     ),
-    _idiom(
+    idiom_of(
         rf"(?P<x>{NAME})(?:\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))(?:\((?P<args>[^()]*)\))?(?P<item>\[[^\]]*\])?",
         "a tensor has no attributes or methods, and here stands `{at}`",
         _attribute,
     ),
-    _idiom(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
-    _idiom(
+    idiom_of(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
+    idiom_of(
         rf"\b(?P<f>[a-z]\w*)\(\s*(?P<x>{NAME})\s*,\s*(?P<at>(?:axis|dim)\s*=\s*[^()]*(?:\([^()]*\))?)\)",
         "an aggregation has no axis",
         _reduction,
     ),
-    _idiom(
+    *NOTATION,
+    idiom_of(
         r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
         "the arguments of a function have no names",
         lambda m, source: Hint(f"give them by position, without `{m['at']}`", instead(m, "", "at")),
     ),
     # indexing
-    _idiom(
+    idiom_of(
         rf"(?P<x>{NAME})\[(?P<a>[^\[\]:]*)\]\s*(?P<at>\[)(?P<b>[^\[\]:]*)\]",
         "all indices of an element stand in one pair of brackets",
         written_hint(lambda m: f"{m['x']}[{m['a'].strip()}, {m['b'].strip()}]"),
     ),
-    _idiom(
+    idiom_of(
         rf"(?P<x>{NAME})\[(?P<inner>[^\[\]=]*(?P<at>:)[^\[\]=]*)\](?!\s*=[^=])",
         "there are no slices: every dimension has its index",
         _slice,
     ),
-    _idiom(
+    idiom_of(
         rf"\b(?P<f>{CALLABLE_PATTERN})(?P<at>\[)(?P<x>[^\[\]]*(?:\[[^\[\]]*\])?[^\[\]]*)\]",
         "the arguments of `{f}` stand in parentheses",
         written_hint(lambda m: f"{m['f']}({m['x']})"),
     ),
     # operators
-    _idiom(
+    idiom_of(
         rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
         "there is no operator `@`",
         _matrix_product,
     ),
-    _idiom(
+    idiom_of(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
         lambda m, source: operand_hint(m, _conditional(m["c"], m["a"], m["b"])),
     ),
-    _idiom(
+    idiom_of(
         r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
         written_hint(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
     ),
-    _idiom(
+    idiom_of(
         r",\s*(?P<at>\b(?:if|where|when|with|for)\b)\s*",
         "a constraint stands after its comma without a word",
         written_hint(lambda m: ", "),
     ),
-    _idiom(
-        r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
+    idiom_of(
+        r"(?<==)(?P<a>[^;=]*[^;=\s])\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
         "there is no `{at}`: a condition stands before `?`",
         written_hint(lambda m: " " + _conditional(m["c"], m["a"], None)),
     ),
-    _idiom(
+    idiom_of(
         r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
         "there is no `{at}`: a conditional is `c ? a : b`",
         suggestion(
             "write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"
         ),
     ),
-    _idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
-    _idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
-    _idiom(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
-    _idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
-    _idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
-    _idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
-    _idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
-    _idiom(
+    idiom_of(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
+    idiom_of(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
+    idiom_of(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
+    idiom_of(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
+    idiom_of(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
+    idiom_of(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
+    idiom_of(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
+    idiom_of(
         rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
         "there is no operator `in`",
         _among,
     ),
-    _idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
-    _idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
-    _idiom(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
-    _idiom(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
-    _idiom(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
-    _idiom(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
-    _idiom(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
-    _idiom(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
-    _idiom(
+    idiom_of(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
+    idiom_of(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
+    idiom_of(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
+    idiom_of(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
+    idiom_of(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
+    idiom_of(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
+    idiom_of(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
+    idiom_of(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
+    idiom_of(
         rf"(?P<a>{ATOM})\s*(?P<at>\*\*)\s*(?P<b>{ATOM})",
         "there is no operator `**`",
         written_hint(lambda m: f"pow({m['a']}, {m['b']})"),
     ),
-    _idiom(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
-    _idiom(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
-    _idiom(
+    idiom_of(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
+    idiom_of(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
+    idiom_of(
         rf"(?P<at>[{''.join([*UNICODE_SIGNS, *UNICODE_WORDS])}])", "`{at}` is no character of the language", _unicode
     ),
     # aggregations
-    _idiom(
+    idiom_of(
         r"(?:[-*/%(,?:&|^]|[^=\s]\s*\+)\s*(?P<at>[+*<>])\(",
         "the sign of an aggregation stands right after `=`, before all else",
         _nested_aggregation,
     ),
-    _idiom(
+    idiom_of(
         rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE_PATTERN})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
         "the argument of a function stands in parentheses",
         written_hint(_juxtaposed),
     ),
     # the head of a function, comments, other brackets
-    _idiom(
+    idiom_of(
         rf"->\s*(?P<at>{NAME}(?:\s*,\s*{NAME})*)",
         "the outputs of a function stand in parentheses",
         lambda m, source: Hint(f"write `-> ({m['at']})`", instead(m, f"({m['at']})", "at")),
     ),
-    _idiom(
+    idiom_of(
         r"(?P<at>/\*).*",
         "comments begin with // or #",
         suggestion("a comment goes to the end of its line; there is no /* ... */"),
     ),
-    _idiom(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", suggestion("pass a tensor as an input")),
-    _idiom(
+    idiom_of(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", suggestion("pass a tensor as an input")),
+    idiom_of(
         r"(?P<a>\d+)(?P<at>_)(?P<b>\d+)",
         "a number has no `_` between its digits",
         written_hint(lambda m: m["a"] + m["b"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilec.errors import Edit, Hint, Span
 from tilec.language.hints.functions import operand_text
@@ -14,6 +15,21 @@ from tilec.language.hints.functions import operand_text
 Match = re.Match[str]
 NAME = r"[A-Z]\w*'?"
 LONGEST_HINT = 120  # characters of a statement that a hint writes out
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """`pattern` is looked for in the line of the error; the place of the error lies in what it matches, whose group
+    `at` (or whole) gets the caret. `hint` gets the match and the source; the edits of a Hint count from the match's
+    string."""
+
+    pattern: re.Pattern[str]
+    message: str
+    hint: Callable[[Match, str], str]
+
+
+def idiom_of(pattern: str, message: str, hint: Callable[[Match, str], str]) -> Idiom:
+    return Idiom(re.compile(pattern), message, hint)
 
 
 def rewritten(m: Match, text: str) -> str:

@@ -12,6 +12,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import BY_SYMBOL
+from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
 from tilec.language.syntax import token_span
@@ -207,6 +208,9 @@ def _compound_assignment(c: Complaint) -> SyntaxMistake | None:
     if "EQUAL" not in c.accepted or "LPAR" in c.accepted or c.source[c.token.end_pos : c.token.end_pos + 1] != "=":
         return None
     span = Span(c.span.start, c.span.stop + 1)
+    if c.previous is not None and c.previous.type == "UPPER":
+        hint = f"a name is assigned once: write {c.previous}1 = {c.previous} {c.token} ... under a name of its own"
+        return SyntaxMistake(f"there is no operator `{c.token}=`", span, hint=hint)
     hint = f"the operator is `=` followed by the aggregation, as in `= {c.token}(...)`"
     return SyntaxMistake(f"there is no operator `{c.token}=`", span, hint=Hint(hint, *_compound(c, span, str(c.token))))
 
@@ -238,6 +242,8 @@ def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
     """`= +A[i]` and `= +(A[i], B[i])`."""
     if set(c.accepted) == {"LPAR"} and c.previous is not None and c.previous.type != "FUNCTION":
         hint = f"write {c.previous}(...), with all that is aggregated inside"
+        if c.token.type in ("UPPER", "INT", "FLOAT") and c.previous.type == "PLUS":
+            hint += "; there is no unary `+`"
         return SyntaxMistake(f"the aggregation `{c.previous}` needs parentheses", c.span, hint=hint)
     if c.token.type == "COMMA" and "RPAR" in c.accepted and "SEMICOLON" not in c.accepted:
         hint = "combine the operands with an operator; constraints stand after the closing parenthesis"
@@ -330,6 +336,10 @@ def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
     if "\n" not in between and assigns is None:
         return None
     hint = "statements are separated by semicolons"
+    if (found := re.match(r"[ \t]*//(?=[ \t]*(?:\d|[A-Z]\w*(?:\[[^\[\]\n]*\])?[ \t]*(?:\n|;)))", between)) is not None:
+        begun = (c.previous.end_pos or 0) + found.end()
+        told = "`//` begins a comment: a quotient is written with `/`, and rounds toward zero between integers"
+        return SyntaxMistake(f"expected `;` before `{c.token}`", Span(begun - 2, begun), hint=told)
     if "\n" not in between:
         hint += f": write `; {assigns[0] if assigns else c.token} ...`"
     end = token_span(c.previous).stop
@@ -339,6 +349,9 @@ def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
 def _multiplication(c: Complaint) -> SyntaxMistake | None:
     if c.previous is None or "STAR" not in c.accepted or c.token.type not in ("UPPER", "LOWER", "INT", "FLOAT", "LPAR"):
         return None
+    words = [w for w in (str(c.previous), str(c.token)) if len(w) > 2 and w.islower() and w not in FUNCTIONS]
+    if words:
+        return SyntaxMistake(f"there is no word `{words[0]}` here", c.span, hint=f"expected {_expected(c.accepted)}")
     product = f"{c.previous}*{c.token}"
     if not (str(c.previous)[-1].isalnum() and str(c.token)[0].isalnum()):
         product = f"`...{c.previous} * {c.token}...`"
@@ -363,9 +376,25 @@ def _header(c: Complaint) -> SyntaxMistake | None:
         return SyntaxMistake(
             f"a dimension of an input is a name or an integer, and here stands `{c.token}`",
             c.span,
-            hint=f"expected {_expected(c.accepted)}; sizes are computed in the body",
+            hint=Hint(f"write `{c.token.upper()}`", Edit(c.span, c.token.upper()))
+            if c.token.type == "LOWER"
+            else f"expected {_expected(c.accepted)}; sizes are computed in the body",
         )
     return None
+
+
+def _empty_statement(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "SEMICOLON" or c.previous is not None and c.previous.type not in ("SEMICOLON", "LBRACE"):
+        return None
+    hint = Hint("leave it out", Edit(c.span, ""))
+    return SyntaxMistake("there is no statement before this `;`", c.span, hint=hint)
+
+
+def _braces(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type != "LBRACE" or c.before:
+        return None
+    hint = "write function (X) -> (Y) { Y = X; }, or the statements without braces"
+    return SyntaxMistake("a function's braces come after its head", c.span, hint=hint)
 
 
 def _colon(c: Complaint) -> SyntaxMistake | None:
@@ -377,6 +406,8 @@ def _colon(c: Complaint) -> SyntaxMistake | None:
 
 COMPLAINT_RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
     _empty,
+    _empty_statement,
+    _braces,
     _end,
     _reserved,
     _closer,
