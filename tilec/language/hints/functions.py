@@ -11,13 +11,18 @@ from tilec.ir.functions import FUNCTIONS
 LETTERS = "ijklmnop"
 _Writer = Callable[[Sequence[str]], str]
 SUBSCRIBED = re.compile(rf"({'|'.join(AGGREGATIONS)})_([a-z])")  # sum_i
-PAIRS = {"maximum": "max", "minimum": "min", "fmax": "max", "fmin": "min"}  # of two tensors, never along an axis
+ELEMENTWISE_PAIRS = {
+    "maximum": "max",
+    "minimum": "min",
+    "fmax": "max",
+    "fmin": "min",
+}  # of two tensors, never along an axis
 
 
 def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
     """What to write in the place of `function(args)`, None where nothing is known. `source` tells the ranks of tensors,
     `output` names what is assigned."""
-    pair = PAIRS.get(function)
+    pair = ELEMENTWISE_PAIRS.get(function)
     if pair is not None and len(args) == 2 and "=" not in args[1]:
         return f"{pair}({args[0]}, {args[1]})"
     function = FOREIGN_NAMES.get(function, function)

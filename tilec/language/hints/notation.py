@@ -102,8 +102,8 @@ NOTATION: tuple[Idiom, ...] = (
         written_hint(lambda m: " " + _size(m)),
     ),
     idiom_of(r"(?P<at>\\(?P<f>[A-Za-z]+))", "this is LaTeX, not Tile", _latex),
-    idiom_of(r"(?P<at>⊤|ᵀ)", "`{at}` is no character of the language", lambda m, source: TRANSPOSED),
-    idiom_of(r"(?P<at>⊗)", "`{at}` is no character of the language", lambda m, source: OUTER),
+    idiom_of(r"(?P<at>⊤|ᵀ)", "`{at}` is no character of the language", lambda m, source: TRANSPOSED_HINT),
+    idiom_of(r"(?P<at>⊗)", "`{at}` is no character of the language", lambda m, source: OUTER_HINT),
     idiom_of(
         r"^\s*(?P<at>--|%|;;)(?=\s)", "comments begin with // or #", lambda m, source: f"write `//` for `{m['at']}`"
     ),
@@ -126,5 +126,5 @@ NOTATION: tuple[Idiom, ...] = (
         lambda m, source: BINDS,
     ),
 )
-TRANSPOSED = "the indices say what is transposed: X[j, i] in the place of X[i, j]"
-OUTER = "an outer product is Y[i, j] = A[i] * B[j]"
+TRANSPOSED_HINT = "the indices say what is transposed: X[j, i] in the place of X[i, j]"
+OUTER_HINT = "an outer product is Y[i, j] = A[i] * B[j]"
