@@ -7,6 +7,11 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "one side of a tensor that a constraint gives already": (
+        "function (A[N, M], B[]) -> (T)"
+        " { U[i - 2, k : 4, 3] = +(A[j, i] - 2.0); T[] = +(pad(U[i, -1 - i], pad(B[], B[]))), i < 2; }",
+        [F[:5].reshape(5, 1), ONE],
+    ),
     "places of a scatter that are added up in 16 bits": (
         "function (A[M, N, K], I[J]) -> (T) { T[i : 2] = +(A[I[j], k, i] * A[k, j, k]); }",
         [np.arange(48.0).reshape(4, 3, 4) - 20, np.array([2, -1, 0, 3], np.int32)],

@@ -126,7 +126,7 @@ def _confined(s: Statement, shapes: Shapes) -> Statement:
     for test in kept:
         guard = test if guard is None else Call("and", (guard, test))
     return (
-        keep_constraint_variables(replace(s, guard=guard, constraints=tuple(constraints)))
+        keep_constraint_variables(replace(s, guard=guard, constraints=tuple(dict.fromkeys(constraints))))
         if len(kept) < len(tests)
         else s
     )
