@@ -9,7 +9,8 @@ IX = np.arange(6)
 FOUND = {
     "one side of a tensor that a constraint gives already": (
         "function (A[N, M], B[]) -> (T)"
-        " { U[i - 2, k : 4, 3] = +(A[j, i] - 2.0); T[] = +(pad(U[i, -1 - i], pad(B[], B[]))), i < 2; }",
+        " { U[i - 2, k : 4, 3] = +(A[j, i] - 2.0);"
+        " T[] = +(pad(U[i, -1*i - 1], pad(B[], B[]))), i - i + 1 < 3, i < 2; }",
         [F[:5].reshape(5, 1), ONE],
     ),
     "places of a scatter that are added up in 16 bits": (

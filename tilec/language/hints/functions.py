@@ -160,7 +160,9 @@ WRITERS: dict[str, _Writer] = {
     "cumprod": lambda a: f"Y[i : N] = prod({_name(a[0])}[k]), i - k < N",
     "isinf": lambda a: f"abs({a[0]}) == inf",
     "isfinite": lambda a: f"abs({a[0]}) < inf",
-    "hypot": lambda a: f"sqrt({operand_text(a[0])} * {operand_text(a[0])} + {operand_text(a[1])} * {operand_text(a[1])})",
+    "hypot": lambda a: (
+        f"sqrt({operand_text(a[0])} * {operand_text(a[0])} + {operand_text(a[1])} * {operand_text(a[1])})"
+    ),
     "lerp": lambda a: f"{operand_text(a[0])} + {operand_text(a[2])} * ({a[1]} - {a[0]})",
     "masked_fill": lambda a: f"{a[1]} ? {a[2]} : {a[0]}",
     "trunc": lambda a: f"{operand_text(a[0])} < 0 ? ceil({a[0]}) : floor({a[0]})",
@@ -205,7 +207,7 @@ def _clamped(x: str, limits: Sequence[str]) -> str:
 
 def _taken(args: Sequence[str]) -> str:
     """torch's gather(X, dim, I)."""
-    x, dim, ix = args[0], re.sub(r"dim\s*=\s*", "", args[1]), args[2]
+    x, dim, ix = _name(args[0]), re.sub(r"dim\s*=\s*", "", args[1]), _name(args[2])
     return f"Y[i, j] = {x}[{ix}[i, j], j]" if dim == "0" else f"Y[i, j] = {x}[i, {ix}[i, j]]"
 
 
