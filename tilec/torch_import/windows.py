@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,35 @@ def _index(step: int, out: str, dilation: int, inner: str, before: int) -> str:
     return f"{text} - {before}" if before > 0 else f"{text} + {-before}" if before else text
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Index variables of a convolution: `lead` of the batch, if there is one, `out` and `channel` of the channels that
+    are kept and summed, `at` and `taps` of places and kernels; `space`: where the taps of a place lie."""
+
+    lead: list[str]
+    out: str
+    channel: str
+    at: list[str]
+    taps: list[str]
+    space: list[str]
+
+
+def _window(w: Writer, x: Term, weight: Term, stride: object, padding: object, dilation: object) -> _Window:
+    count = weight.rank - 2
+    steps, before, apart = (_each(v, count) for v in (stride, padding, dilation))  # type: ignore[arg-type]
+    batch, out, channel, *inside = w.indices(2 * count + 3)
+    at, taps = inside[:count], inside[count:]
+    space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
+    return _Window([batch] if x.rank == count + 2 else [], out, channel, at, taps, space)
+
+
+def _with_bias(w: Writer, meta: torch.Tensor, found: Term, bias: Term | None, channel: int) -> Term:
+    if bias is None:
+        return found
+    i = w.indices(meta.dim())
+    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [i[channel]])}", meta.dtype)
+
+
 def _convolution(
     w: Writer,
     meta: torch.Tensor,
@@ -34,58 +64,30 @@ def _convolution(
     groups: int = 1,
 ) -> Term:
     """Channels in second place; without a batch the first."""
-    count = weight.rank - 2
     if isinstance(padding, str):
         raise refuse(f"a convolution with padding={padding!r}")
-    steps, before, apart = (_each(v, count) for v in (stride, padding, dilation))  # type: ignore[arg-type]
-    inside = w.indices(2 * count + 3)
-    batch, out, channel = inside[0], inside[1], inside[2]
-    at, taps = inside[3 : 3 + count], inside[3 + count :]
-    space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
-    per, inner = w.size(weight.shape[1]), channel
-    read = channel
-    if groups > 1 and per == "1":
-        per_group = int(weight.shape[0]) // groups
-        if per_group != 1:
-            return _grouped(w, meta, x, weight, bias, groups, space, batch, channel, at, taps)
-        read, inner = out, "0"
-    elif groups > 1:
-        return _grouped(w, meta, x, weight, bias, groups, space, batch, channel, at, taps)
-    lead = [batch] if x.rank == count + 2 else []
-    body = f"sum({w.access(x, [*lead, read, *space])} * {w.access(weight, [out, inner, *taps])})"
+    o = _window(w, x, weight, stride, padding, dilation)
+    read, inner = o.channel, o.channel
+    if groups > 1:
+        if w.size(weight.shape[1]) != "1" or int(weight.shape[0]) != groups:
+            return _grouped(w, meta, x, weight, bias, groups, o)
+        read, inner = o.out, "0"  # each channel by itself
+    body = f"sum({w.access(x, [*o.lead, read, *o.space])} * {w.access(weight, [o.out, inner, *o.taps])})"
     if bias is not None:
-        body += f" + {w.access(bias, [out])}"
-    return w.state([*lead, out, *at], meta.shape, body, meta.dtype)
+        body += f" + {w.access(bias, [o.out])}"
+    return w.state([*o.lead, o.out, *o.at], meta.shape, body, meta.dtype)
 
 
-def _grouped(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    weight: Term,
-    bias: Term | None,
-    groups: int,
-    space: list[str],
-    batch: str,
-    channel: str,
-    at: list[str],
-    taps: list[str],
-) -> Term:
+def _grouped(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | None, groups: int, o: _Window) -> Term:
     """The output's channel is `group * size + member`."""
-    lead = [batch] if x.rank == len(at) + 2 else []
     size, per = int(weight.shape[0]) // groups, w.size(weight.shape[1])
     group, member = "g", "d"
     out = f"{size}*{group} + {member}"
-    read = f"{per}*{group} + {channel}"
-    factors = f"{w.access(x, [*lead, read, *space])} * {w.access(weight, [out, channel, *taps])}"
-    left = [*lead, out, *at]
+    read = f"{per}*{group} + {o.channel}"
+    factors = f"{w.access(x, [*o.lead, read, *o.space])} * {w.access(weight, [out, o.channel, *o.taps])}"
     limits = [f"{member} < {size}", f"{group} < {groups}"]
-    found = w.state(left, meta.shape, f"+({factors})", meta.dtype, constraints=limits)
-    if bias is None:
-        return found
-    i = w.indices(meta.dim())
-    channel_at = i[len(lead)]
-    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [channel_at])}", meta.dtype)
+    found = w.state([*o.lead, out, *o.at], meta.shape, f"+({factors})", meta.dtype, constraints=limits)
+    return _with_bias(w, meta, found, bias, len(o.lead))
 
 
 def _transposed(
@@ -102,19 +104,10 @@ def _transposed(
 ) -> Term:
     if groups != 1:
         raise refuse("a transposed convolution of several groups")
-    count = weight.rank - 2
-    steps, before, apart = (_each(v, count) for v in (stride, padding, dilation))  # type: ignore[arg-type]
-    inside = w.indices(2 * count + 3)
-    batch, out, channel = inside[0], inside[1], inside[2]
-    at, taps = inside[3 : 3 + count], inside[3 + count :]
-    lead = [batch] if x.rank == count + 2 else []
-    space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
-    body = f"+({w.access(x, [*lead, channel, *at])} * {w.access(weight, [channel, out, *taps])})"
-    found = w.state([*lead, out, *space], meta.shape, body, meta.dtype)
-    if bias is None:
-        return found
-    i = w.indices(meta.dim())
-    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [i[len(lead)]])}", meta.dtype)
+    o = _window(w, x, weight, stride, padding, dilation)
+    body = f"+({w.access(x, [*o.lead, o.channel, *o.at])} * {w.access(weight, [o.channel, o.out, *o.taps])})"
+    found = w.state([*o.lead, o.out, *o.space], meta.shape, body, meta.dtype)
+    return _with_bias(w, meta, found, bias, len(o.lead))
 
 
 def any_convolution(
