@@ -197,9 +197,7 @@ EXCEPTIONS = {
     "normal": "the generator in NumPy and in torch",
     "Tensor": "torch's, shortened",
     "aten": "torch's, shortened",
-    "Evaluator": "scalar bodies in torch and in Triton",
     "HANDLERS": "each module of operations of torch lists its own",
-    "ScalarValue": "a value in torch's text and in Triton's",
 }
 
 

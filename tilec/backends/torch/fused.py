@@ -15,7 +15,7 @@ from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import Evaluator, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, reads, walk
@@ -116,7 +116,7 @@ def _lines(domain: Domain, order: tuple[str, ...], members: Sequence[Member]) ->
     steps = blocks([(v, domain.extent[v]) for v in order], limit)
     loops = Loops(first, domain, order, steps)
     frame = TensorFrame(domain, order, first.types, first.local, first.names, loops.ends)
-    evaluator = Evaluator(frame, *(m.body for m in members))
+    evaluator = TorchScalars(frame, *(m.body for m in members))
     before: list[str] = []
     after: list[str] = []
     for m in members:
@@ -128,7 +128,7 @@ def _write(
     m: Member,
     domain: Domain,
     frame: TensorFrame,
-    evaluator: Evaluator,
+    evaluator: TorchScalars,
     loops: Loops,
     before: list[str],
     after: list[str],

@@ -16,7 +16,7 @@ from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import Evaluator, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Int, Statement
@@ -164,7 +164,7 @@ class _Pass:
         steps = blocks([(v, domain.extent[v]) for v in order], block_limit(task, domain))
         loops = Loops(task, domain, order, steps)
         frame = TensorFrame(domain, order, task.types, task.local, task.names, loops.ends)
-        evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        evaluator = TorchScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
         mask = frame.mask()
         if s.guard is not None:
             test = evaluator.condition(evaluator.value(s.guard))

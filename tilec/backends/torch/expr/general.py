@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.scalar import Evaluator, ScalarValue, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import RANDOM
@@ -160,7 +161,7 @@ class _Body:
 
     def lines(self, direct: bool) -> list[str]:
         s, frame = self.domain.statement, self.frame
-        evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        evaluator = TorchScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
         mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
         dtype = self._dtype(value)
@@ -178,7 +179,7 @@ class _Body:
             variables = variables | frozenset(self.outputs)
         return [*lines, *self._write(code, dtype, variables, value, direct)]
 
-    def _mask(self, evaluator: Evaluator) -> tuple[str | None, frozenset[str]]:
+    def _mask(self, evaluator: TorchScalars) -> tuple[str | None, frozenset[str]]:
         mask = self.frame.mask()
         variables = frozenset(v for c in self.domain.conditions for v in free(c.form))
         guard = self.domain.statement.guard
@@ -199,7 +200,7 @@ class _Body:
     def _needs_reached(self) -> bool:
         return self.task.flat.default is not None
 
-    def _masked(self, evaluator: Evaluator, value: ScalarValue, dtype: str, mask: str | None) -> str:
+    def _masked(self, evaluator: TorchScalars, value: ScalarValue, dtype: str, mask: str | None) -> str:
         """The value with the identity where the point is not valid."""
         before = dtype
         if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:

@@ -7,17 +7,17 @@ where they are compared, cast or returned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
-from tilec.backends.common.scalars import count_uses, fit, fold_literals, identity, value_children
+from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
+from tilec.backends.common.scalars import fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
-from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import NARROW, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, promote
+from tilec.ir.program import Access, Call, Expr, Index
+from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, promote
 
 TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
 _ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -28,53 +28,19 @@ WITH_OUT = frozenset(
 DEEPEST = 24  # operators nested in one Python expression
 
 
-@dataclass(frozen=True)
-class ScalarValue:
-    """`code` is Python text; `held` the dtype of the tensor it gives, None for a Python number, which is `number`.
-    `call`: a statement that writes the value into an existing tensor, `{0}`. `exact`: a 16-bit value that is held in
-    float32 has been rounded."""
-
-    code: str
-    type: ElementType
-    held: str | None
-    variables: frozenset[str] = frozenset()
-    number: bool | int | float | None = None
-    depth: int = 0
-    call: str | None = None
-    exact: bool = False
-
-
-class Evaluator:
-    """Writes into `frame` what an expression needs and returns its value; equal subexpressions are computed once."""
+class TorchScalars(ScalarWriter):
+    most_nested = DEEPEST
 
     def __init__(self, frame: TensorFrame, *roots: Expr):
+        super().__init__(*roots)
         self.frame = frame
-        self._values: dict[Expr, ScalarValue] = {}
-        self._uses = count_uses(roots)
         self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
 
     def held_as(self, dtype: str) -> str:
-        """The dtype in which a value of this type is computed."""
         return "float32" if self.wide and dtype in NARROW else dtype
 
-    def value(self, root: Expr) -> ScalarValue:
-        """The value of an expression; iterative in depth, so long chains are no problem."""
-        stack = [root]
-        while stack:
-            e = stack[-1]
-            if e in self._values:
-                stack.pop()
-                continue
-            missing = [c for c in value_children(e) if c not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            stack.pop()
-            v = self._make(e)
-            if v.held is not None and isinstance(e, Call) and (self._uses[e] > 1 or v.depth > DEEPEST):
-                v = ScalarValue(self.frame.assign("t", v.code), v.type, v.held, v.variables, exact=v.exact)
-            self._values[e] = v
-        return self._values[root]
+    def _assigned(self, v: ScalarValue) -> str:
+        return self.frame.assign("t", v.code)
 
     def cast(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
@@ -102,52 +68,26 @@ class Evaluator:
             return self.frame.assign("number", f"torch.full((), {bool(v.number)}, device=device)")
         return v.code if v.held == "bool" else f"({v.code} != 0)"
 
-    def _make(self, e: Expr) -> ScalarValue:
-        match e:
-            case Int(n) | Float(n):
-                return _number(n)
-            case Inside():
-                return _number(1)
-            case Index(name):
-                return ScalarValue(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
-            case Access():
-                code, variables = self.frame.read(e)
-                t = self.frame.types[e.tensor]
-                held = self.held_as(t.dtype)
-                if held != t.dtype:
-                    code = self.frame.assign("wide", f"{code}.to(torch.{held})")
-                return ScalarValue(code, t.element(), held, variables, exact=True)
-            case Pad():
-                return self._pad(e)
-            case Call("ident" | "reverse_grad", (x, *_)):
-                return self._values[x]
-            case Call():
-                return self._call(e)
-        raise AssertionError(f"{type(e).__name__} is no value in a body")
+    def _index(self, name: str) -> ScalarValue:
+        return ScalarValue(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
 
-    def _pad(self, e: Pad) -> ScalarValue:
-        access = e.access if isinstance(e.access, Access) else e.access.access
-        inside = self.frame.inside(access)
-        value = self._values[e.value]
-        read = self._make(e.access)
-        t = promote(read.type, value.type)
+    def _access(self, e: Access) -> ScalarValue:
+        code, variables = self.frame.read(e)
+        t = self.frame.types[e.tensor]
         held = self.held_as(t.dtype)
-        if inside is None:
-            if read.number is not None:
-                n = fit(read.number, t.dtype)
-                return ScalarValue(literal(n), t, None, number=n)
-            return ScalarValue(self.cast(read, held), t, held, read.variables)
-        code = f"torch.where({inside[0]}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return ScalarValue(self.frame.assign("padded", code), t, held, inside[1] | read.variables | value.variables)
+        if held != t.dtype:
+            code = self.frame.assign("wide", f"{code}.to(torch.{held})")
+        return ScalarValue(code, t.element(), held, variables, exact=True)
 
-    def _call(self, e: Call) -> ScalarValue:
-        args = [self._values[a] for a in e.args]
-        result = call_type(e.function, [a.type for a in args], e.span)
+    def _padded(
+        self, inside: Any, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
+    ) -> ScalarValue:
+        held, (test, variables) = self.held_as(t.dtype), inside
+        code = f"torch.where({test}, {self.tensor(read, held)}, {self.tensor(value, held)})"
+        return ScalarValue(self.frame.assign("padded", code), t, held, variables | read.variables | value.variables)
+
+    def _call(self, e: Call, args: list[ScalarValue], result: ElementType) -> ScalarValue:
         variables = frozenset().union(*(a.variables for a in args))
-        if all(a.number is not None for a in args):
-            folded = fold_literals(e.function, [a.number for a in args if a.number is not None], result)
-            if folded is not None:
-                return ScalarValue(literal(folded), result, None, number=folded)
         depth = 1 + max(a.depth for a in args)
         combined = self._multiply_add(e, self.held_as(result.dtype))
         if combined is not None:
@@ -295,11 +235,6 @@ class Evaluator:
 
 def _all_numbers(args: list[ScalarValue]) -> bool:
     return all(a.number is not None for a in args)
-
-
-def _number(n: bool | int | float) -> ScalarValue:
-    t = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
-    return ScalarValue(literal(n), t, None, number=n)
 
 
 def identity_text(aggregation: str, dtype: str) -> str:

@@ -17,7 +17,7 @@ from tilec.backends.common.code import indented, literal, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.terms import split_factors
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.scalar import Evaluator
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import value_variables
 from tilec.ir.functions import ONE, ZERO
@@ -174,7 +174,7 @@ def _matrix(
     if e == ONE:
         return "1"
     frame = TensorFrame(domain, order, task.types, task.local, task.names)
-    evaluator = Evaluator(frame, e)
+    evaluator = TorchScalars(frame, e)
     value = evaluator.value(e)
     code = evaluator.condition(value) if dtype == "bool" else evaluator.tensor(value, dtype)
     lines += [*frame.prologue, *frame.lines]

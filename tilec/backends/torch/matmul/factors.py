@@ -10,7 +10,7 @@ from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.domain import Condition, Domain, access_conditions, free
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.access import TensorFrame, read_box
-from tilec.backends.torch.expr.scalar import Evaluator
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
 from tilec.ir.aggregations import Semiring as Algebra
 from tilec.ir.constraining import constraining
@@ -243,7 +243,7 @@ def emit(
         one = f"torch.full((), {literal(semiring.one)}, dtype=torch.{dtype}, device=device)"
         zero = f"torch.full((), {literal(semiring.zero)}, dtype=torch.{dtype}, device=device)"
         return frame.prologue, frame.lines, f"torch.where({' & '.join(tests)}, {one}, {zero})"
-    evaluator = Evaluator(frame, *operand.factors)
+    evaluator = TorchScalars(frame, *operand.factors)
     values = [evaluator.value(e) for e in operand.factors]
     texts = [evaluator.tensor(v, dtype) for v in values]
     text = texts[0]

@@ -11,7 +11,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.skew import level_domain
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.general import REDUCE
-from tilec.backends.torch.expr.scalar import Evaluator, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.matmul.exponentials import exponent_sides, exponent_terms, parts_of
 from tilec.backends.torch.matmul.factors import LOG, SUM
 from tilec.backends.torch.recurrence.steps import Level, reads_own
@@ -72,7 +72,7 @@ def _broadcast(level: Level, e: Aggregate, bound: Sequence[str], element: Elemen
     tests = [] if (mask := level.mask()) is None else [mask]
     if e.guard is not None:
         tests.append(level.prepared(e.guard))
-    evaluator = Evaluator(level.step, body, *tests)
+    evaluator = TorchScalars(level.step, body, *tests)
     value = evaluator.value(body)
     variables = value.variables
     dtype = accumulation_dtype(e.aggregation, element.dtype)
@@ -176,7 +176,7 @@ def _operand(
     if guard is not None:
         e = Call("select", (guard, e, ZERO))
     made = level.prepared(e)
-    evaluator = Evaluator(level.step, made)
+    evaluator = TorchScalars(level.step, made)
     value = evaluator.value(made)
     feed = isinstance(made, Access) and made.tensor.startswith("feed")
     still = feed and isinstance(made, Access) and "[" not in level.locals[made.tensor].text
@@ -253,7 +253,7 @@ def _step_matrix(
 ) -> str:
     """An expression in one step as a batch of matrices."""
     made = level.prepared(e)
-    evaluator = Evaluator(level.step, made)
+    evaluator = TorchScalars(level.step, made)
     value = evaluator.value(made)
     code = evaluator.condition(value) if dtype == "bool" else evaluator.tensor(value, dtype)
     needed = {*batch, *rows, *columns}

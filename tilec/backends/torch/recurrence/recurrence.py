@@ -18,7 +18,7 @@ from tilec.backends.common.domain import Domain
 from tilec.backends.common.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.circular_shift import Turn, untwisted
-from tilec.backends.torch.expr.scalar import Evaluator
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.recurrence.aggregates import nested
 from tilec.backends.torch.recurrence.numpy_steps import HostStep
@@ -225,7 +225,7 @@ class _Loop:
         for semiring, scale, offset in affine_steps(self.s.body, access, task.type.dtype):
             texts = []
             for e in (scale, offset):
-                evaluator = Evaluator(level.frame, e)
+                evaluator = TorchScalars(level.frame, e)
                 texts.append(evaluator.tensor(evaluator.value(e), task.type.dtype))
             first = level.start - skew.first[0]
             row = first + self.domain.extent[level.time] if skew.falling else first - 1
@@ -236,7 +236,7 @@ class _Loop:
     def _torch(self, body: Expr) -> list[str]:
         """The loop in torch calls."""
         level, lists = self.level, [*self.level.lists, (self.rows, self._target())]
-        written = self._write(Evaluator(level.step, body, *self.tests), body)
+        written = self._write(TorchScalars(level.step, body, *self.tests), body)
         step = [*level.step.lines, *written]
         for pair in self._margins(self._slice()):
             target, source = (self.task.names.fresh("edge") for _ in pair)
@@ -330,7 +330,7 @@ class _Loop:
         extent = {v: b - a + 1 for v, a, b in zip(names, low, high, strict=True)}
         domain = Domain(self.s, dict(zip(names, low, strict=True)), extent, (), None)
         frame = TensorFrame(domain, names, task.types, task.local, task.names)
-        evaluator = Evaluator(frame, value)
+        evaluator = TorchScalars(frame, value)
         found = evaluator.value(value)
         code = evaluator.tensor(found, found.type.dtype)
         place = ", ".join(
@@ -369,7 +369,7 @@ class _Loop:
         places = [skew.names.index(e.name) for e in self.task.flat.index or () if isinstance(e, Index)]
         return text if places == sorted(places) else f"{text}.permute({', '.join(map(str, places))})"
 
-    def _write(self, evaluator: Evaluator, body: Expr) -> list[str]:
+    def _write(self, evaluator: TorchScalars, body: Expr) -> list[str]:
         value = evaluator.value(body)
         dtype = self.task.type.dtype
         conditions = [evaluator.value(test) for test in self.tests]

@@ -15,7 +15,7 @@ from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.skew import Skew, plan_read
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.scalar import Evaluator
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.index import Affine
@@ -178,7 +178,7 @@ class Level:
             return self.feeds[e]
         if not isinstance(e, (Access, Index, Pad, Inside)) and self._large(e):
             return rebuild(e, self.feed)
-        evaluator = Evaluator(self.frame, e)
+        evaluator = TorchScalars(self.frame, e)
         value = evaluator.value(e)
         if value.number is not None:
             return e

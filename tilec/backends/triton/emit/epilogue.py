@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import NARROW, Evaluator, ScalarValue, held_as
+from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, held_as
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
@@ -97,7 +98,7 @@ def finish(frame: Frame, space: Space, value: str, held: str, statements: Sequen
         frame.kernel.emit(f"{name} = {text}")
         given = ScalarValue(name, t.element(), held_as(t.dtype), variables, exact=True)
         access = Access(before.output, tuple(r.to_expr() for r in space.rows))
-        evaluator = Evaluator(frame, s.body, given={access: given})
+        evaluator = TritonScalars(frame, s.body, given={access: given})
         result = evaluator.value(s.body)
         out = frame.types[s.output].dtype
         if out == "bool":

@@ -8,38 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from tilec.backends.common.code import literal
-from tilec.backends.common.scalars import count_uses, fit, fold_literals, value_children
+from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
+from tilec.backends.common.scalars import fit, value_children
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad
-from tilec.ir.types import NARROW, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, is_floating, is_integer, promote
+from tilec.ir.program import Access, Call, Expr
+from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
 MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
-
-
-@dataclass(frozen=True)
-class ScalarValue:
-    """`code`: text of a tensor of dtype `held`, or, where `held` is None, of the number `number`. `exact`: a 16-bit
-    value as it is stored, though it is held in float32."""
-
-    code: str
-    type: ElementType
-    held: str | None
-    variables: frozenset[str] = frozenset()
-    number: bool | int | float | None = None
-    depth: int = 0
-    exact: bool = False
 
 
 def held_as(dtype: str) -> str:
@@ -47,21 +33,15 @@ def held_as(dtype: str) -> str:
     return "float32" if dtype in NARROW else dtype
 
 
-class Evaluator:
-    """Writes what expressions need into the kernel; equal subexpressions are computed once.
-
-    `given`: values of accesses that are at hand already.
-    """
+class TritonScalars(ScalarWriter):
+    most_nested = MOST_NESTED
 
     def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, ScalarValue] | None = None):
+        super().__init__(*roots, given=given)
         self.frame = frame
-        self._values: dict[Expr, ScalarValue] = dict(given or {})
-        self._uses = count_uses(roots)
 
-    def give(self, e: Expr, v: ScalarValue) -> ScalarValue:
-        """Take a value that is at hand from now on."""
-        self._values[e] = v
-        return v
+    def held_as(self, dtype: str) -> str:
+        return held_as(dtype)
 
     def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
         """Read what the values of these need before any of them is computed, where some function looks at all of a
@@ -79,23 +59,8 @@ class Evaluator:
             if access not in self._values and access.tensor not in made:
                 self.value(access)
 
-    def value(self, root: Expr) -> ScalarValue:
-        stack = [root]
-        while stack:
-            e = stack[-1]
-            missing = [] if e in self._values else [c for c in value_children(e) if c not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            stack.pop()
-            if e in self._values:
-                continue
-            v = self._make(e)
-            named = self._uses[e] > 1 or v.depth > MOST_NESTED
-            if v.held is not None and isinstance(e, Call) and named:
-                v = ScalarValue(self.frame.assign("t", v.code, v.variables), v.type, v.held, v.variables, exact=v.exact)
-            self._values[e] = v
-        return self._values[root]
+    def _assigned(self, v: ScalarValue) -> str:
+        return self.frame.assign("t", v.code, v.variables)
 
     def cast(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
@@ -126,59 +91,33 @@ class Evaluator:
             return v.code
         return f"{_operand(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
 
-    def _make(self, e: Expr) -> ScalarValue:
-        match e:
-            case Int(n) | Float(n):
-                return _number(n)
-            case Inside():
-                return _number(1)
-            case Index(name):
-                text = self.frame.variable(name)
-                text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
-                names = frozenset((name,))
-                return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
-            case Access():
-                t = self.frame.types[e.tensor]
-                code = self.frame.read(e, None)
-                held = held_as(t.dtype)
-                variables = free_of(e)
-                if held != t.dtype:
-                    code = self.frame.assign("wide", f"{code}.to({triton_type(held)})", variables)
-                return ScalarValue(code, t.element(), held, variables, exact=True)
-            case Pad():
-                return self._pad(e)
-            case Call("ident" | "reverse_grad", (x, *_)):
-                return self._values[x]
-            case Call():
-                return self._call(e)
-        raise AssertionError(f"{type(e).__name__} is no value in a body")
+    def _index(self, name: str) -> ScalarValue:
+        text = self.frame.variable(name)
+        text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
+        names = frozenset((name,))
+        return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
 
-    def _pad(self, e: Pad) -> ScalarValue:
-        access = e.access if isinstance(e.access, Access) else e.access.access
-        inside = self.frame.inside(access)
-        value = self._values[e.value]
-        read = self._make(e.access)
-        t = promote(read.type, value.type)
+    def _access(self, e: Access) -> ScalarValue:
+        t = self.frame.types[e.tensor]
+        code = self.frame.read(e, None)
         held = held_as(t.dtype)
-        variables = free_of(access) | value.variables
-        if inside is None:
-            if read.number is not None:
-                return _number(fit(read.number, t.dtype), t)
-            return ScalarValue(self.cast(read, held), t, held, read.variables, depth=read.depth + 1)
+        variables = free_of(e)
+        if held != t.dtype:
+            code = self.frame.assign("wide", f"{code}.to({triton_type(held)})", variables)
+        return ScalarValue(code, t.element(), held, variables, exact=True)
+
+    def _padded(
+        self, inside: str, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
+    ) -> ScalarValue:
+        held, variables = held_as(t.dtype), free_of(access) | value.variables
         code = f"tl.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
         return ScalarValue(self.frame.assign("padded", code, variables), t, held, variables, depth=1)
 
-    def _call(self, e: Call) -> ScalarValue:
-        args = [self._values[a] for a in e.args]
+    def _call(self, e: Call, args: list[ScalarValue], result: ElementType) -> ScalarValue:
         if FUNCTIONS[e.function].result == "random":
             four = self._four(e, args)
             if four is not None:
                 return four
-        result = call_type(e.function, [a.type for a in args], e.span)
-        if all(a.number is not None for a in args):
-            folded = fold_literals(e.function, [a.number for a in args if a.number is not None], result)
-            if folded is not None:
-                return _number(folded, result)
         code, held = self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
@@ -289,8 +228,3 @@ class Evaluator:
 
 def _operand(code: str) -> str:
     return code if code.replace("_", "").isalnum() else f"({code})"
-
-
-def _number(n: bool | int | float, t: ElementType | None = None) -> ScalarValue:
-    weak = ElementType("bool", True, True) if isinstance(n, bool) else WEAK_FLOAT if isinstance(n, float) else WEAK_INT
-    return ScalarValue(literal(n), t or weak, None, number=n)

@@ -18,7 +18,7 @@ from tilec.backends.common.domain import Condition
 from tilec.backends.common.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
@@ -141,7 +141,7 @@ class WeightedWriter(ExponentialWriter):
     def _again(self) -> None:
         k, found = self.kernel, self.found
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = Evaluator(frame, found.beside)
+        evaluator = TritonScalars(frame, found.beside)
         factor = evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)
         k.emit(f"acc = tl.where({WITHIN}, acc * {factor}, 0.0)")
         self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
@@ -150,7 +150,7 @@ class WeightedWriter(ExponentialWriter):
         """The product with the greatest terms of this block of outputs and of each block of the reduction."""
         k, found, dtype = self.kernel, self.found, self.dot.dtype
         axis, ours, theirs = (1, "[:, None]", "[None, :]") if found.first else (0, "[None, :]", "[:, None]")
-        evaluator = Evaluator(frame, found.near)
+        evaluator = TritonScalars(frame, found.near)
         near = evaluator.tensor(evaluator.value(found.near), dtype)
 
         def multiply(rows: Frame, columns: Frame) -> None:
@@ -175,7 +175,7 @@ class WeightedWriter(ExponentialWriter):
         k, found, dtype = self.kernel, self.found, self.dot.dtype
         zeros = self.plain.zero_left if found.first else self.plain.zero_right
         inside = () if found.inside is None else (found.inside,)
-        evaluator = Evaluator(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
         exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])
         factors = [f"({evaluator.tensor(evaluator.value(f), dtype)})" for f in found.weights]
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]

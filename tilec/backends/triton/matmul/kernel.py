@@ -20,7 +20,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
@@ -249,7 +249,7 @@ class DotWriter:
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
         k, dtype = self.kernel, dtype or self.dot.dtype
-        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         lone = factors[0] if len(factors) == 1 else None
         if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):
             inner = lone.args[0]
@@ -281,7 +281,7 @@ class DotWriter:
         k.emit(f"{name} = {code}")
         return name
 
-    def _tests(self, frame: Frame, evaluator: Evaluator, zeros) -> list[str]:
+    def _tests(self, frame: Frame, evaluator: TritonScalars, zeros) -> list[str]:
         conditions = [z for z in zeros if isinstance(z, Condition)]
         tests = frame.tests(conditions)
         for z in zeros:
@@ -320,7 +320,7 @@ class DotWriter:
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, loop)
         zeros = (*dot.zero_left, *dot.zero_right)
         factors = (*dot.left, *dot.right)
-        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         values = [_parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
         tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
         for line in step(values, " & ".join(dict.fromkeys(tests))):
@@ -334,7 +334,7 @@ class DotWriter:
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""
         k, dot = self.kernel, self.dot
-        evaluator = Evaluator(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
             k.emit(

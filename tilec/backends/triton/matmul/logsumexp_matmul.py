@@ -19,7 +19,7 @@ from tilec.backends.common.scalars import LEAST_CERTAIN
 from tilec.backends.common.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
@@ -211,7 +211,7 @@ class ExponentialWriter(DotWriter):
         """A name of a block of one operand's terms, -inf where they are not valid."""
         k, dtype = self.kernel, self.dot.dtype
         zeros = self.plain.zero_left if frame.axes[0] == "row" else self.plain.zero_right
-        evaluator = Evaluator(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
         code = evaluator.tensor(evaluator.value(side), dtype)
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         shape = tuple_text([BLOCKS[a] for a in frame.axes])
@@ -235,7 +235,7 @@ class ExponentialWriter(DotWriter):
                 scopes.append(frozenset((*variables, axis)))
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
         zeros = (*self.plain.zero_left, *self.plain.zero_right)
-        evaluator = Evaluator(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
         tests = self._tests(frame, evaluator, zeros)
         for line in step(values, tests):
@@ -256,7 +256,7 @@ class LogWriter(ExponentialWriter):
         """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = Evaluator(frame, *log.reads, *map(finite_text, log.reads))
+        evaluator = TritonScalars(frame, *log.reads, *map(finite_text, log.reads))
         raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
         left, right = (evaluator.tensor(evaluator.value(finite_text(r)), log.dot.dtype) for r in log.reads)
         none = [f"({r} == {LOG_ZERO})" for r in raw]
@@ -315,7 +315,7 @@ class LogWriter(ExponentialWriter):
 
     def _finish(self, frame: Frame) -> None:
         k, dot = self.kernel, self.dot
-        evaluator = Evaluator(frame)
+        evaluator = TritonScalars(frame)
         tests = self._tests(frame, evaluator, dot.zero_result)
         if self.log.added:
             k.emit(f"acc = acc + {literal(float(self.log.added))}")

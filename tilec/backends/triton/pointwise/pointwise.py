@@ -18,7 +18,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table, python_name
@@ -184,7 +184,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     s = k.space.statement
     k.blockwise = True
     roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    evaluator = Evaluator(frame, *roots)
+    evaluator = TritonScalars(frame, *roots)
     evaluator.read_first(*roots)
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
@@ -200,7 +200,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     return f"tl.where(valid, {code}, {Accumulator(s.aggregation, held).identity_text})", held, None
 
 
-def _mask(k: Kernel, frame: Frame, evaluator: Evaluator) -> str | None:
+def _mask(k: Kernel, frame: Frame, evaluator: TritonScalars) -> str | None:
     texts = frame.tests(k.space.valid)
     if k.space.statement.guard is not None:
         texts.append(evaluator.condition(evaluator.value(k.space.statement.guard)))
@@ -224,7 +224,7 @@ def _reduction(
     walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
     frame = walk.frame
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
-    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
     truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
     if lanes is not None and lanes.narrow:

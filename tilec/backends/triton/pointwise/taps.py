@@ -18,7 +18,7 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -161,7 +161,7 @@ class TapWriter:
         change = {how.across: place, how.tap: Affine.of((), self.space.low[0][how.tap] + n)}
         s = substitute_affine(self.whole.statement, change)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = Evaluator(frame, *roots)
+        evaluator = TritonScalars(frame, *roots)
         tests: list[str] = []
         if tested:
             tests = [

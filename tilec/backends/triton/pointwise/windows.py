@@ -20,7 +20,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
@@ -209,7 +209,7 @@ class _StripeWriter:
     def _term(self, frame: Frame, u: int, n: int | None, tested: bool) -> None:
         k, s, a = self.k, self.at(u, n), self.sums[u]
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = Evaluator(frame, *roots)
+        evaluator = TritonScalars(frame, *roots)
         tests = frame.tests(point_conditions(roots, s.constraints, self.seen.types)) if tested else []
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))

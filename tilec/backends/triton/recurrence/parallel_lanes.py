@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.domain import Condition
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, held_as
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -283,7 +284,7 @@ class _Writer(StepWriter):
             self.ride(frame, s, name)
         return name
 
-    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
+    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> TritonScalars:
         """With states for the reads that need no test."""
         given = self.insides(frame, roots)
         if self.local.start is not None:
@@ -293,7 +294,7 @@ class _Writer(StepWriter):
                 held, code = held_as(t.dtype), frame.read(e.access, None)
                 code = code if held == held_as(self.dtype) else f"{code}.to({triton_type(held)})"
                 given[e] = ScalarValue(code, t, held, self.moving, exact=True)
-        return Evaluator(frame, *roots, given=given)
+        return TritonScalars(frame, *roots, given=given)
 
     def places(self, first: Mapping[str, str], count: int) -> list[dict[str, str]]:
         """Names of the moving lanes' places at as many steps, of which the first are given."""
@@ -325,7 +326,7 @@ class _Writer(StepWriter):
         given = ScalarValue(state, t.element(), held_as(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         state_read = Access(course.own, course.statement.index or ())
-        evaluator = Evaluator(frame, *roots, given={**self.insides(frame, roots), state_read: given})
+        evaluator = TritonScalars(frame, *roots, given={**self.insides(frame, roots), state_read: given})
         code, held = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, course.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
@@ -335,7 +336,7 @@ class _Writer(StepWriter):
         held, start = held_as(self.dtype), self.local.start
         if start is None or _is_zero(start):
             return self.state(f"tl.full((BM,), 0, {triton_type(held)})")
-        evaluator = Evaluator(frame, start)
+        evaluator = TritonScalars(frame, start)
         value = evaluator.value(start)
         return self.state(evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held))
 

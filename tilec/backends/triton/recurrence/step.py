@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, held_as
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
@@ -146,7 +147,7 @@ class StepWriter:
         return self.selected(frame, self.course.statement, evaluator, self.kernel.space.valid)
 
     def selected(
-        self, frame: StepFrame, s: Statement, evaluator: Evaluator, valid: Sequence[Condition]
+        self, frame: StepFrame, s: Statement, evaluator: TritonScalars, valid: Sequence[Condition]
     ) -> tuple[str, str]:
         """Text and dtype of a statement's elements: its body where the point is valid, elsewhere 0 or the default's."""
         dtype = self.course.types[s.output].dtype
@@ -182,14 +183,14 @@ class StepWriter:
 
     # nested aggregations
 
-    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> Evaluator:
+    def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> TritonScalars:
         """`points`: elements of a block of the frame."""
         given: dict[Expr, ScalarValue] = {
             e: self._aggregate(e, frame, points) for e in _reached(roots) if isinstance(e, Aggregate)
         }
         given |= self.insides(frame, roots)
         given |= {e: self._padded(e, frame) for e in _reached(roots) if isinstance(e, Pad) and self._is_timed(e)}
-        return Evaluator(frame, *roots, given=given)
+        return TritonScalars(frame, *roots, given=given)
 
     def _is_timed(self, e: Pad) -> bool:
         """Whether a state is padded with elements of tensors, and time alone says where."""
@@ -205,12 +206,12 @@ class StepWriter:
     def _padded(self, e: Pad, frame: StepFrame) -> ScalarValue:
         """Such a state: what it is padded with is loaded in the few steps that need it."""
         assert isinstance(e.access, Access)
-        state = Evaluator(frame, e.access).value(e.access)
+        state = TritonScalars(frame, e.access).value(e.access)
         inside, t = frame.inside(e.access), expression_type(e, self.course.types)
         if inside is None:
             return state
         frame.only = f"({inside} ^ True)"
-        evaluator = Evaluator(frame, e.value)
+        evaluator = TritonScalars(frame, e.value)
         value = evaluator.value(e.value)
         frame.only = None
         held, variables = held_as(t.dtype), state.variables | value.variables | {self.course.time}

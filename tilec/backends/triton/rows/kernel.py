@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import tuple_text
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, held_as
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, python_name
@@ -301,7 +302,7 @@ class RowWriter:
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
-        evaluator = Evaluator(frame, *roots, given=self.values)
+        evaluator = TritonScalars(frame, *roots, given=self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
         for s in statements:
@@ -333,7 +334,7 @@ class RowWriter:
                 self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
         self._reduce(frame, evaluator, pending)
 
-    def _reduce(self, frame: Frame, evaluator: Evaluator, pending: list[_Reduction]) -> None:
+    def _reduce(self, frame: Frame, evaluator: TritonScalars, pending: list[_Reduction]) -> None:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
             r = pending[0]
@@ -347,7 +348,7 @@ class RowWriter:
                 evaluator.give(target, self._give_statistic(frame, s, o.accumulator, result))
 
     def _plain(
-        self, frame: Frame, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str]
+        self, frame: Frame, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str]
     ) -> ScalarValue:
         """The value of a statement that aggregates nothing, the identity where the point is not valid."""
         t = self.types[s.output]
@@ -373,7 +374,7 @@ class RowWriter:
         return replace(Accumulator.of(s.aggregation, self.types[s.output].dtype), suffix=suffix)
 
     def _spread(
-        self, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
+        self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> str:
         """A name of the block of values, the identity where the point does not count."""
         truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
@@ -384,7 +385,7 @@ class RowWriter:
         return name
 
     def _add(
-        self, s: Statement, evaluator: Evaluator, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
+        self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> None:
         for line in accumulator.step(self._spread(s, evaluator, value, tests, accumulator)):
             self.k.emit(line)

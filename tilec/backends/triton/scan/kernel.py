@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator, ScalarValue
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -105,7 +106,7 @@ class ScanWriter:
         else:
             self._at("0")
             frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
-            evaluator = Evaluator(frame, self.scan.step.before)
+            evaluator = TritonScalars(frame, self.scan.step.before)
             value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
             k.emit(f"{names[0]} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
         return names
@@ -219,7 +220,7 @@ class ScanWriter:
         k, scan, s = self.kernel, self.scan, self.scan.statement
         guard = () if s.guard is None else (s.guard,)
         bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
-        evaluator = Evaluator(frame, *guard, *bodies)
+        evaluator = TritonScalars(frame, *guard, *bodies)
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
         if scan.step is None:
             valid = " & ".join(dict.fromkeys([inside, *tests]))
@@ -241,7 +242,7 @@ class ScanWriter:
             names.append(name)
         return names
 
-    def _term(self, evaluator: Evaluator, body: Expr) -> str:
+    def _term(self, evaluator: TritonScalars, body: Expr) -> str:
         value = evaluator.value(body)
         aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
         truth = aggregation in ("any", "all") or self.seen.types[self.scan.statement.output].dtype == "bool"
@@ -308,7 +309,7 @@ class ScanWriter:
         dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
         held = ScalarValue(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
         guard = () if s.guard is None else (s.guard,)
-        evaluator = Evaluator(frame, *guard, s.body, given={scan.step.state: held})
+        evaluator = TritonScalars(frame, *guard, s.body, given={scan.step.state: held})
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
         value = evaluator.tensor(evaluator.value(s.body), dtype)
         if tests:

@@ -13,7 +13,7 @@ from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -101,10 +101,10 @@ def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     return _launch(k, runs, programs)
 
 
-def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[Evaluator, str]:
+def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[TritonScalars, str]:
     """What evaluates the terms, and the text of the test that a point counts."""
     s = runs.statement
-    evaluator = Evaluator(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     tests = [*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(wanted)]
     if s.guard is not None:
         tests.append(evaluator.condition(evaluator.value(s.guard)))

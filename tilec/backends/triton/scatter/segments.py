@@ -16,7 +16,7 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, python_name
@@ -198,7 +198,7 @@ class _Writer:
         k.decode(Axis("red", runs.keyed, "BM * BR"))
         frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
         roots: Sequence = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = Evaluator(frame, *roots)
+        evaluator = TritonScalars(frame, *roots)
         tests = [frame.spread("red_in", "red"), *frame.tests(runs.space.valid)]
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
