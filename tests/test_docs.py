@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import tilec
+
 ROOT = Path(__file__).resolve().parent.parent
 REFRESH = runpy.run_path(str(ROOT / "docs" / "refresh.py"), run_name="refresh")
 PRINTING = [page for page in REFRESH["pages"]() if REFRESH["BLOCK"].search(page.read_text())]
@@ -32,6 +34,16 @@ def test_notebooks_show_what_they_print(notebook: Path, monkeypatch: pytest.Monk
 
 def test_pages_with_blocks() -> None:
     assert len(PRINTING) > 20
+
+
+def test_blocks_of_tile_are_tile() -> None:
+    count = 0
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for block in re.findall(r"```tile\n(.*?)```", page.read_text(), re.DOTALL):
+            if not block.startswith("%%tile"):  # the notebook's page, one of its cells fails
+                tilec.compile(block)
+                count += 1
+    assert count
 
 
 def test_links_lead_somewhere() -> None:

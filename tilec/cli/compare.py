@@ -196,7 +196,7 @@ def comparison_text(rows: Sequence[Figures]) -> str:
     body = [
         [
             f"{r.direction}, {r.name}",
-            f"{r.microseconds:.4g}",
+            f"{r.microseconds:.4g}" if r.microseconds < 1000 else f"{r.microseconds:.0f}",
             "" if r.name == "tilec" else f"{r.microseconds / ours[r.direction]:.2f}",
             f"{r.error:.1e}",
             "" if r.floor is None else f"{r.floor:.2f}",
