@@ -16,6 +16,7 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.columns import columns
+from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, config_of, recognise_distances
 from tilec.backends.triton.matmul.dot import (
     Dot,
     operand_accesses,
@@ -210,6 +211,13 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     return _exponential_steps(found, p.space, p.seen, p.flat, p.wide, p.setting, p.riding)
 
 
+def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
+    if p.riding and not p.space.covers:
+        return None
+    config = config_of(found, p.space, p.setting)
+    return launched(DistanceWriter(found, p.space, p.seen, p.wide, config, p.riding), p.flat)
+
+
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
     seen, wide = p.seen, p.wide
     before: list[Step] = []
@@ -262,6 +270,7 @@ FAMILIES = (
         lambda p: recognise_log(p.space, p.seen) or recognise_weighted(p.space, p.seen),
         _of_exponentials,
     ),
+    Family("distances", lambda p: recognise_distances(p.space, p.seen), _of_distances),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
 
