@@ -28,7 +28,9 @@ PROGRAMS = {
         lambda s: s.amin(-1),
     ),
     "batched": (
-        "(X[B, N, D], Y[B, M, D]) -> (S) { S[b, i, j : B, N, M] = +((X[b, i, d] - Y[b, j, d]) * (X[b, i, d] - Y[b, j, d])); }",
+        """(X[B, N, D], Y[B, M, D]) -> (S) {
+            S[b, i, j : B, N, M] = +((X[b, i, d] - Y[b, j, d]) * (X[b, i, d] - Y[b, j, d]));
+        }""",
         lambda s: s,
     ),
     "of functions": (

@@ -88,3 +88,18 @@ def test_a_missing_cotangent_and_torch_func():
     xs, weights = torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
     found = torch.func.vmap(torch.func.grad(lambda x: (f(x, r)[0] * weights).sum()))(xs)
     assert torch.equal(found, weights.T.expand(5, 2, 3))
+
+
+def test_inputs_of_which_the_shape_alone_is_read_are_settled(monkeypatch):
+    """A backward pass that needs the shape of something it did not keep goes straight to what runs as well."""
+    from tilec.torch_op import node
+
+    f = tilec.compile("function (X[N, D], T[M]) -> (Y) { Y[m, d : M, D] = X[T[m], d]; }")
+    x, t = torch.randn(7, 3, requires_grad=True), torch.tensor([2, 0, 2, 6])
+    cotangent = torch.randn(4, 3)
+    wanted = torch.zeros(7, 3).index_add(0, t, cotangent)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(f(x, t), x, cotangent)
+    monkeypatch.setattr(node.TileCall, "pulled_back", None)  # what is unusual goes there
+    (found,) = torch.autograd.grad(f(x, t), x, cotangent)
+    torch.testing.assert_close(found, wanted)

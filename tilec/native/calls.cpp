@@ -262,13 +262,14 @@ std::shared_ptr<Recorded> recorded(
 // Let later backward passes like this one go straight to what they run.
 void settle_pass(
     Recorded& recorded, const std::vector<bool>& needed, py::tuple kept, py::tuple cotangents, py::object run,
-    std::vector<int> sources, py::list gradients) {
+    std::vector<int> sources, py::list beside, py::list gradients) {
   auto pass = std::make_shared<Pass>();
   uint64_t bits = 0;
   for (size_t i = 0; i < needed.size(); ++i) bits |= uint64_t(needed[i]) << i;
   if (!pass_key(pass->key, bits, unwrapped(kept.ptr()), unwrapped(cotangents.ptr()))) return;
   if (!run.is_none()) pass->run = run_of(run);
   pass->sources = std::move(sources);
+  for (auto tensor : beside) pass->beside.push_back(THPVariable_Unpack(tensor.ptr()));
   for (auto item : gradients) {
     auto [place, view, axes, shape] = item.cast<std::tuple<int, bool, std::vector<int>, std::vector<int64_t>>>();
     pass->gradients.push_back({place, view, std::move(axes), std::move(shape)});

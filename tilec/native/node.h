@@ -93,7 +93,8 @@ struct Gradient {
 struct Pass {
   Key key;
   std::shared_ptr<Run> run;
-  std::vector<int> sources;  // places in what was kept and the cotangents
+  std::vector<int> sources;  // places in what was kept, the cotangents and what stands in for others
+  Tensors beside;            // these
   std::vector<Gradient> gradients;  // for each input
 };
 
@@ -138,8 +139,12 @@ struct TileCallBackward final : ag::Node {
     if (!pass) return in_python(recorded, kept, cotangents, bits);
     Tensors given;
     given.reserve(pass->sources.size());
-    for (size_t place : pass->sources)
-      given.push_back(place < kept.size() ? kept[place] : cotangents[place - kept.size()]);
+    for (size_t place : pass->sources) {
+      size_t beyond = kept.size() + cotangents.size();
+      const auto& tensor = place < kept.size() ? kept[place] : place < beyond ? cotangents[place - kept.size()]
+                                                                              : pass->beside[place - beyond];
+      given.push_back(tensor);
+    }
     Tensors results;
     try {
       if (pass->run) results = (*pass->run)(given);

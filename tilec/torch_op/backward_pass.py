@@ -103,12 +103,26 @@ class BackwardPass:
     """A backward pass, made ready. `run`: the function, None where all gradients are views. `sources`: for each of its
     inputs its place in what was kept and the cotangents, in that order, or the type of what is not there; `results`:
     for each input of the recorded function the place of its gradient, or that of the cotangent that it is a view of;
-    `replaced`: what takes the place of something kept, by its place."""
+    `replaced`: what takes the place of something kept, by its place. `unread`: what is not there lends its shape
+    alone."""
 
     run: Ready | None
     sources: tuple[int | TensorType, ...]
     results: tuple[GradientSource, ...]
     replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
+    unread: bool = True
+
+    def placed(
+        self, kept: Sequence[torch.Tensor], d_outputs: Outputs
+    ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
+        """For each input of the function its place among what was kept, the cotangents and what stands in for others;
+        the latter; the inputs."""
+        like = next(d for d in d_outputs if d is not None)
+        beside = [standing_in(s, like) for s in self.sources if isinstance(s, TensorType)]
+        given: Any = (*kept, *d_outputs, *beside)
+        places = iter(range(len(given) - len(beside), len(given)))
+        sources = [s if isinstance(s, int) else next(places) for s in self.sources]
+        return sources, beside, [given[s] for s in sources]
 
     def gradients(self, found: Outputs, given: Sequence[Any]) -> Outputs:
         """The gradients, of what the function found and what was kept and the cotangents."""

@@ -321,6 +321,7 @@ class Recorded:
                 tuple(given[n] if n in given else self._numbers(backward.types[n]) for n in function.inputs),
                 tuple(results),
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
+                all(n in given or n in backward.shapes for n in function.inputs),
             )
         return self._passes[key]
 

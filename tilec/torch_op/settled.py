@@ -36,12 +36,14 @@ class Settled:
 
 
 class FastPass:
-    """A backward pass over what was kept and the cotangents, as `run` of those that `pick` picks."""
+    """A backward pass over what was kept, the cotangents and what stands in for others, as `run` of those that `pick`
+    picks."""
 
-    def __init__(self, backward: BackwardPass, tensors: Sequence[torch.Tensor]):
+    def __init__(self, backward: BackwardPass, kept: Sequence[torch.Tensor], d_outputs: Outputs):
         how = backward.run
+        sources, self.beside, tensors = backward.placed(kept, d_outputs)
         self.run = _nothing if how is None else how.function.prepared(tensors, how.weak, how.values).direct
-        self.pick = _picker(tuple([s for s in backward.sources if isinstance(s, int)]))
+        self.pick = _picker(sources)
         self.places = (None, *(r if isinstance(r, int) else None for r in backward.results))
         self.gradients = backward.gradients if any(isinstance(r, tuple) for r in backward.results) else None
 
@@ -100,7 +102,7 @@ class SettledCall(torch.autograd.Function):
             return (None, *results)
         if not _plain(settled.device, kept, d_outputs):
             return (None, *settled.recorded.pulled_back(key[0][1:], kept, d_outputs))
-        given = (*kept, *d_outputs)
+        given = (*kept, *d_outputs, *fast.beside)
         results = fast.run(*fast.pick(given))
         if fast.gradients is not None:
             return (None, *fast.gradients(results, given))
@@ -120,9 +122,8 @@ def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_output
     needed, there = key[0][1:], key[1]
     if any(needed) and any(there) and _plain(settled.device, kept, d_outputs):
         backward = settled.recorded.backward(needed, there)
-        if not backward.replaced and all(isinstance(s, int) for s in backward.sources):
-            given: Any = (*kept, *d_outputs)
-            settled.passes[key] = FastPass(backward, [given[s] for s in backward.sources if isinstance(s, int)])
+        if not backward.replaced and backward.unread:
+            settled.passes[key] = FastPass(backward, kept, d_outputs)
 
 
 def _addressed(tensors: Sequence[torch.Tensor]) -> torch.device | None:
@@ -158,13 +159,12 @@ class NativeBackward:
         there = tuple([d is not None for d in d_outputs])
         if any(needed) and any(there) and _plain(self._device, kept, d_outputs):
             backward = self._recorded.backward(needed, there)
-            sources = [s for s in backward.sources if isinstance(s, int)]
-            if not backward.replaced and len(sources) == len(backward.sources):
-                how, given = backward.run, (*kept, *d_outputs)
-                tensors = [given[s] for s in sources]
+            if not backward.replaced and backward.unread:
+                how = backward.run
+                sources, beside, tensors = backward.placed(kept, d_outputs)
                 run = None if how is None else how.function.prepared(tensors, how.weak, how.values).native(tensors)
                 gradients = [_gradient(r) for r in backward.results]
-                self._library.settle_pass(native, needed, kept, d_outputs, run, sources, gradients)
+                self._library.settle_pass(native, needed, kept, d_outputs, run, sources, beside, gradients)
         return results
 
 
