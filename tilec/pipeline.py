@@ -18,6 +18,7 @@ from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.lower.float_counts import float_counts
 from tilec.transforms.lower.own_outputs import own_outputs
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.split_clamps import split_clamps
@@ -52,6 +53,7 @@ TRANSFORMS: dict[str, Transform] = {
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),
+    "float_counts": lambda program, setting: float_counts(program, setting.types),
     "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
     "own_outputs": lambda program, setting: own_outputs(program, setting.types),
@@ -78,7 +80,7 @@ CONTRACTIONS = (
 )
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
-    Pass("flat", (*CONTRACTIONS, "identities", "own_outputs")),
+    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "own_outputs")),
     Pass("reduced", ("reduce",)),
     Pass("defracted", ("defract",)),
 )
@@ -93,8 +95,8 @@ def apply(names: Sequence[str], program: Program, setting: CallContext) -> Progr
 
 
 def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Program:
-    """The flat stage before identities, which look at what a program needs besides: a program to be taken apart and
-    lowered again."""
+    """The flat stage before counts and identities, which look at what a program needs besides: a program to be taken
+    apart and lowered again."""
     return apply(("bind", *CONTRACTIONS), program, CallContext(types, values))
 
 

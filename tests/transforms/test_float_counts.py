@@ -1,0 +1,64 @@
+"""Counts that are divided by, and quotients by them: which become what, and that values stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+from tilec import spec
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
+
+POOL = "function (I[H, W]) -> (O) { O[y, x : H/2, W/2] = >(I[2*y + j, 2*x + i]), j < 2, i < 2; }"
+MAXPLUS = "function (A[I, K], B[K, J]) -> (O) { O[i, j : I, J] = >(A[i, k] + B[k, j]); }"
+
+
+def flat_statements(f, *specs):
+    """The statements of the flat program by output, and the types of all tensors."""
+    types = {n: TensorType(t.shape, t.dtype) for n, t in zip(f.program.input_names(), specs, strict=True)}
+    lowered = lower(f.program, types, {})
+    return {s.output: s for s in lowered.stages["flat"].statements}, lowered.types
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes"),
+    [(POOL, [(6, 8), (3, 4)]), (MAXPLUS, [(3, 5), (5, 4), (3, 4)])],
+    ids=["pool", "max-plus"],
+)
+def test_ties_are_summed_and_divided_once(source, shapes):
+    gradient = tilec.compile(source).grad()
+    for dtype, kind in (("float32", "float32"), ("float64", "float32"), ("bfloat16", "int64")):
+        statements, types = flat_statements(gradient, *(spec(s, dtype) for s in shapes))
+        assert types["Ties"].dtype == kind
+        assert ("DO_share" in statements) == (kind == "float32")
+
+
+@pytest.mark.parametrize("text", [
+    "C[i : N] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[i]; Z = C;",  # an output
+    "C[i : N] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[i]; Z[i : N] = C[i] / 2;",  # divided itself
+    "C[i : N] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[i]; Z[i : N] = X[C[i] % N, 0];",  # an index
+    "C[] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[]; Z = Y;",  # of rank 0
+])  # fmt: skip
+def test_other_counts_are_integers(text):
+    f = tilec.compile(f"function (X[N, M]) -> (Y, Z) {{ {text} }}")
+    _, types = flat_statements(f, spec((4, 5)))
+    counts = [t.dtype for name, t in types.items() if name in ("C", "Z") and t.dtype == "int64"]
+    assert counts
+
+
+def test_many_points_are_counted_exactly():
+    f = tilec.compile("function (X[N, M], D[N]) -> (Y) { C[i : N] = +(X[i, j] > 0); Y[i : N] = D[i] / C[i]; }")
+    for m, kind in ((2**24 - 1, "float32"), (2**24, "int64")):
+        assert flat_statements(f, spec((2, m)), spec((2,)))[1]["C"].dtype == kind
+
+
+def test_values_stay():
+    f = tilec.compile("""function (X[N, M], D[N]) -> (Y) {
+        C[i : N] = +(X[i, j] > 0);
+        Y[i, j : N, M] = D[i] / C[i] * X[i, j];
+    }""")
+    x, d = torch.randn(4, 5).abs() * torch.tensor([[1.0], [-1.0], [1.0], [1.0]]), torch.randn(4)
+    want = (d / (x > 0).sum(1))[:, None] * x
+    torch.testing.assert_close(f(x, d), want, equal_nan=True)
+    assert "D_share" in flat_statements(f, spec((4, 5)), spec((4,)))[0]

@@ -1,0 +1,114 @@
+"""Counts that floating values are divided by, in their type, and quotients by them once an element.
+
+How many points hold a condition, such as how many share a maximum, is an integer of 64 bits. Where it stays below 2^24
+and float32 or float64 values alone are divided by it, it is summed as float32, which is as exact, and half as large in
+memory and in registers. Where an element of as large a tensor is divided by it at several points, as the share of each
+that has the maximum is, the quotient is a statement of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    children,
+    expressions,
+    index_variables,
+    map_expressions,
+    reads,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType, Types
+from tilec.lattice.sets import bounds
+from tilec.transforms.util.naming import Names, all_variables
+
+_EXACT = 2**24  # integers that float32 holds
+_DIVIDED = ("float32", "float64")
+
+
+def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
+    """The flat program with such counts in float32; `inputs` are the types of its inputs."""
+    counts = [s for s in program.statements if _is_count(s) and s.output not in program.outputs]
+    if not counts:
+        return program
+    types = infer(program, inputs)
+    shapes = {name: t.shape for name, t in types.items()}
+    found = {s.output for s in counts if shapes[s.output] and _divides(s.output, program, types)}
+    found = {s.output for s in counts if s.output in found and _points(s, shapes) < _EXACT}
+    if not found:
+        return program
+    statements = (replace(s, body=Call("float32", (s.body,))) if s.output in found else s for s in program.statements)
+    return _divided_once(replace(program, statements=tuple(statements)), found, types)
+
+
+def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:
+    """The program with quotients of elements by these counts as statements of their own, where several points of a
+    statement read one."""
+    names = Names.of(program)
+    made: dict[tuple[str, str], Statement] = {}
+
+    def divided(e: Expr, several: Collection[str]) -> Expr:
+        match e:
+            case Call("div", (Access(x, index), Access(count, same))) if count in counts and index == same:
+                if set(index_variables(*index)) < set(several) and types[x].shape == types[count].shape:
+                    if (x, count) not in made:
+                        made[x, count] = _quotient(names.fresh(f"{x}_share"), x, count, types[x].shape)
+                    return Access(made[x, count].output, index)
+        return rebuild(e, lambda c: divided(c, several))
+
+    statements: list[Statement] = []
+    for s in program.statements:
+        known, several = len(made), all_variables(s)
+        changed = map_expressions(s, partial(divided, several=several))
+        statements += [*list(made.values())[known:], changed]
+    return replace(program, statements=tuple(statements))
+
+
+def _quotient(name: str, x: str, count: str, shape: tuple[int, ...]) -> Statement:
+    index = tuple(Index(f"i{d}") for d in range(len(shape)))
+    return Statement(name, index, tuple(map(Int, shape)), Call("div", (Access(x, index), Access(count, index))))
+
+
+def _is_count(s: Statement) -> bool:
+    holds = isinstance(s.body, Call) and FUNCTIONS[s.body.function].result == "bool"
+    return holds and s.aggregation == "sum" and s.default is None and s.init is None
+
+
+def _divides(name: str, program: Program, types: Types) -> bool:
+    """Whether a tensor is read as a divisor of float32 or float64 values alone."""
+    readers = [s for s in program.statements if name in reads(s)]
+    for s in readers:
+        every = sum(isinstance(e, Access) and e.tensor == name for root in expressions(s) for e in walk(root))
+        if s.default == name or every != sum(_divisors(root, name, types) for root in expressions(s)):
+            return False
+    return bool(readers)
+
+
+def _divisors(e: Expr, name: str, types: Types) -> int:
+    """How many times it is divided by the tensor's elements."""
+    own = 0
+    match e:
+        case Call("div", (x, Access(tensor))) if tensor == name:
+            t = expression_type(x, types)
+            own = int(t.dtype in _DIVIDED and not t.weak)
+    return own + sum(_divisors(c, name, types) for c in children(e))
+
+
+def _points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many points an element has at most."""
+    box = bounds(s, dict(shapes))
+    outputs = set(index_variables(*s.index or ()))
+    return 0 if box is None else prod(high - low + 1 for v, (low, high) in box.items() if v not in outputs)
