@@ -55,7 +55,7 @@ POINTS = {
 
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
-    monkeypatch.setattr(distances, "FEWEST_PAIRS", 0)
+    monkeypatch.setattr(distances, "LEAST_POINTS", 0)
     monkeypatch.setattr(distances, "BLOCK", Config(32, 32, 16, 4, 2))
 
 
@@ -66,7 +66,7 @@ def test_values_and_gradients(program, points):
     source, formula = PROGRAMS[program]
     generator = torch.Generator().manual_seed(0)
     lead = (2,) if program == "batched" else ()
-    x, y = (torch.randn(*lead, n, 37, generator=generator) for n in (41, 50))
+    x, y = (torch.randn(*lead, n, 37, generator=generator) for n in (65, 70))
     x, y = POINTS[points](x, y)
     f = tilec.compile(f"function {source}", backend="triton")
     assert any("distances" in k.name for k in f.lower(x, y).kernels)

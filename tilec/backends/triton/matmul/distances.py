@@ -2,9 +2,9 @@
 
 With both operands relative to the first column's, l and r, the sum over k of (l_ik - r_jk)^2 is
 |l_i|^2 + |r_j|^2 - 2 l_i . r_j, of which the last is a product of matrices. What cancels is rounded relative to the
-first two terms, so the result is accurate where it is an eighth of these or more. Elements that are smaller (points
-that are near each other beside their distance from the first), not finite, or out of range are computed again in the
-same kernel, difference by difference, and no other element depends on them.
+first two terms, so the result is accurate where it is not small beside them. Elements that are (of points near each
+other, and far from the first), not finite, or out of range are computed again in the same kernel, difference by
+difference, and no other element depends on them. Both operands and their squares are made before.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.scalar import Evaluator
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
-from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter
+from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of
 from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.pointwise.semiring_matmul import NEVER
 from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Call, Expr
+from tilec.ir.program import Access, Call, Expr, Statement
 
 FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
-FEWEST_PAIRS = 2**16
-KEPT = 0.125  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with
+LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
+KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
 LEAST_SQUARES, MOST_SQUARES = "1.0e-28", "1.0e38"  # between which products of parts neither vanish nor overflow
 BLOCK = Config(64, 128, 32, 4, 3)  # measured on an H200; 128 x 128 takes a tenth longer
 
@@ -54,7 +56,9 @@ def recognise_distances(space: Space, seen: Viewed) -> Distances | None:
     found = sides_of([x, y], space)
     if found is None or len(found.left) != 1 or len(found.right) != 1 or not worthwhile(found, space):
         return None
-    if space.count(found.summed) < FEWEST_TERMS or space.count(found.rows) * space.count(found.columns) < FEWEST_PAIRS:
+    points = space.count((*found.batch, *found.rows, *found.columns, *found.summed))
+    fewest = min(space.count(found.rows), space.count(found.columns))
+    if space.count(found.summed) < FEWEST_TERMS or fewest < LEAST_REUSE or points < LEAST_POINTS:
         return None
     (left,), (right,) = found.left, found.right
     own = {*found.batch, *found.summed}
@@ -71,38 +75,60 @@ def config_of(found: Distances, space: Space, setting: Setting) -> Config:
     return BLOCK if smaller.bm * smaller.bn >= BLOCK.bm * BLOCK.bn else smaller
 
 
+def squares_of(found: Dot, space: Space, seen: Viewed) -> tuple[Statement, Statement]:
+    """The sums of squares of both operands, which are elements of tensors, as statements."""
+    s = space.statement
+    made = []
+    for side, (operand,), variables in (("left", found.left, found.rows), ("right", found.right, found.columns)):
+        body = Call("mul", (operand, operand))
+        total = top_of(s, side, (*found.batch, *variables), body, "float32", space, seen.types)
+        made.append(replace(total, output=f"{s.output}.{side}_squares", aggregation="sum"))
+    return made[0], made[1]
+
+
 class DistanceWriter(ExponentialWriter):
-    def __init__(self, found: Distances, space: Space, seen: Viewed, wide: bool, config: Config, riding: Sequence):
-        super().__init__("_distances", found.dot, found.dot, space, seen, wide, "tf32x3", config, riding, None)
+    """`product` is of operands that are there, as are their `squares`."""
+
+    def __init__(
+        self,
+        found: Distances,
+        product: Dot,
+        squares: tuple[Statement, Statement],
+        space: Space,
+        seen: Viewed,
+        wide: bool,
+        config: Config,
+        riding: Sequence[Statement],
+    ):
+        super().__init__("_distances", product, product, space, seen, wide, "tf32x3", config, riding, None)
         self.found = found
-
-    def _loop(self) -> None:
-        self.kernel.emit("squares = tl.full((BM,), 0, tl.float32)")
-        self.kernel.emit("others = tl.full((BN,), 0, tl.float32)")
-        super()._loop()
-
-    def _multiplied(self, rows: Frame, columns: Frame) -> None:
-        k, dot = self.kernel, self.dot
-        left, right = self._operand(rows, dot.left, ()), self._operand(columns, dot.right, ())
-        k.emit(f"squares += tl.sum({left} * {left}, 1)")
-        k.emit(f"others += tl.sum({right} * {right}, 0)")
-        k.emit(f"acc = tl.dot({left}, {right}, acc{self._options()})")
+        self.squares = [Access(s.output, s.index or ()) for s in squares]
 
     def _again(self) -> None:
         k = self.kernel
-        k.emit("base = squares[:, None] + others[None, :]")
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        evaluator = Evaluator(frame, *self.squares)
+        left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
+        k.emit(f"base = {left} + {right}")
         k.emit("acc = base - 2 * acc")
-        within = f"(base > {LEAST_SQUARES}) & (base < {MOST_SQUARES})"
-        k.emit(f"sure = (acc >= {KEPT} * base) & {within}")
-        self._in_turn("sure & row_in[:, None] & col_in[None, :] ^ (row_in[:, None] & col_in[None, :])", [self._exact()])
+        sure = f"(acc >= {KEPT} * base) & (base > {LEAST_SQUARES}) & (base < {MOST_SQUARES})"
+        k.emit(f"sure = {sure} | (row_in[:, None] & col_in[None, :] ^ True)")
+        self._in_turn("sure ^ True", [self._exact(frame)])
 
-    def _exact(self) -> list[str]:
+    def _exact(self, frame: Frame) -> list[str]:
+        """Difference by difference. The block is laid out as its output is for that, by a read of it that reads
+        nothing."""
+
         def step(values: list[str], tests: list[str]) -> Sequence[str]:
             assert not tests
             return (f"difference = {values[0]}", "total += difference * difference")
 
+        s = self.space.statement
+        output = self.riding[-1].output if self.riding else s.output
+        place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         return [
-            "total = tl.full((BM, BN), 0, tl.float32)",
+            f"zeros = tl.load({place}, mask={NEVER}, other=0)",
+            "total = tl.where(zeros == 0, tl.full((BM, BN), 0, tl.float32), tl.full((BM, BN), 1, tl.float32))",
             *self._each((self.found.difference,), step),
             "acc = tl.where(sure, acc, total)",
         ]

@@ -16,7 +16,13 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.columns import columns
-from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, config_of, recognise_distances
+from tilec.backends.triton.matmul.distances import (
+    Distances,
+    DistanceWriter,
+    config_of,
+    recognise_distances,
+    squares_of,
+)
 from tilec.backends.triton.matmul.dot import (
     Dot,
     operand_accesses,
@@ -49,7 +55,7 @@ from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Int, Statement, reads
+from tilec.ir.program import Access, Int, Statement, reads
 from tilec.ir.types import TensorType, Types
 
 
@@ -212,10 +218,19 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
 
 
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
+    """Both operands and their squares, then the product."""
     if p.riding and not p.space.covers:
         return None
+    computed = hoisted(found.dot, p.space, p.seen, p.wide, found.dot.summed[-1])
+    product = None if computed is None else computed[3]
+    if computed is None or product is None or not all(isinstance(e, Access) for e in (*product.left, *product.right)):
+        return _pointwise(p, p.space)
+    squares = squares_of(product, p.space, computed[1])
+    seen = viewed_with_tops(squares, replace(computed[1], statement=p.seen.statement))
+    steps = [*computed[0], *(step for s in squares for step in _allocated_steps(s, seen, p.setting))]
     config = config_of(found, p.space, p.setting)
-    return launched(DistanceWriter(found, p.space, p.seen, p.wide, config, p.riding), p.flat)
+    writer = DistanceWriter(found, product, squares, p.space, seen, p.wide, config, p.riding)
+    return [*steps, *launched(writer, p.flat), *computed[4], Release(tuple(s.output for s in squares))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
