@@ -56,7 +56,7 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
-    monkeypatch.setattr(distances, "BLOCK", Config(32, 32, 16, 4, 2))
+    monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Statement
 
-FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
+_FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
 LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
-KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
-LEAST_SQUARES, MOST_SQUARES = "1.0e-28", "1.0e38"  # between which products of parts neither vanish nor overflow
-BLOCK = Config(64, 128, 32, 4, 3)  # measured on an H200; 128 x 128 takes a tenth longer
+_KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
+_LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "1.0e38"  # between which products of parts neither vanish nor overflow
+DISTANCE_BLOCK = Config(64, 128, 32, 4, 3)  # measured on an H200; 128 x 128 takes a tenth longer
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def recognise_distances(space: Space, seen: Viewed) -> Distances | None:
         return None
     points = space.count((*found.batch, *found.rows, *found.columns, *found.summed))
     fewest = min(space.count(found.rows), space.count(found.columns))
-    if space.count(found.summed) < FEWEST_TERMS or fewest < LEAST_REUSE or points < LEAST_POINTS:
+    if space.count(found.summed) < _FEWEST_TERMS or fewest < LEAST_REUSE or points < LEAST_POINTS:
         return None
     (left,), (right,) = found.left, found.right
     own = {*found.batch, *found.summed}
@@ -72,7 +72,7 @@ def recognise_distances(space: Space, seen: Viewed) -> Distances | None:
 def config_of(found: Distances, space: Space, setting: Setting) -> Config:
     """The block; smaller where there are few pairs."""
     smaller = replace(choose_config(found.dot, space, setting.device.shared), parts=1)
-    return BLOCK if smaller.bm * smaller.bn >= BLOCK.bm * BLOCK.bn else smaller
+    return DISTANCE_BLOCK if smaller.bm * smaller.bn >= DISTANCE_BLOCK.bm * DISTANCE_BLOCK.bn else smaller
 
 
 def squares_of(found: Dot, space: Space, seen: Viewed) -> tuple[Statement, Statement]:
@@ -111,7 +111,7 @@ class DistanceWriter(ExponentialWriter):
         left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
         k.emit(f"base = {left} + {right}")
         k.emit("acc = base - 2 * acc")
-        sure = f"(acc >= {KEPT} * base) & (base > {LEAST_SQUARES}) & (base < {MOST_SQUARES})"
+        sure = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"
         k.emit(f"sure = {sure} | (row_in[:, None] & col_in[None, :] ^ True)")
         self._in_turn("sure ^ True", [self._exact(frame)])
 
