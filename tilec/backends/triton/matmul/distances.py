@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.scalar import Evaluator
+from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
@@ -107,7 +107,7 @@ class DistanceWriter(ExponentialWriter):
     def _again(self) -> None:
         k = self.kernel
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = Evaluator(frame, *self.squares)
+        evaluator = TritonScalars(frame, *self.squares)
         left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
         k.emit(f"base = {left} + {right}")
         k.emit("acc = base - 2 * acc")
