@@ -218,7 +218,8 @@ def _call(e: Call, least: int) -> str:
         return AROUND[name].format(*map(_text, args))
     if name == "select":
         c, a, b = map(_text, args)
-        return _cases(a, c, b)
+        cases = _cases(a, c, b)
+        return f"\\left({cases}\\right)" if least > LOOSEST_LATEX else cases
     if name == "pow":
         return f"{{{_text(args[0], TIGHTEST_LATEX)}}}^{{{_text(args[1])}}}"
     own = FUNCTIONS[name].precedence

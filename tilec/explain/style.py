@@ -17,8 +17,9 @@ table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: 
 th, td { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top; }
 th { font-weight: 500; white-space: nowrap; } tr { border-bottom: 1px solid var(--line); }
 .classes td:not(:last-child), .roles td, .kernels td { white-space: nowrap; } td code { font-size: 13px; }
-.formula { margin: .7rem 0 0; overflow-x: auto; overflow-y: hidden; font-size: 1.1rem; padding: .1rem 0; }
-.formula math { display: inline-block; } .conditions { overflow-x: auto; opacity: .75; margin-left: 1.5rem; }
+.formula { margin: .4rem 0 0; overflow-x: auto; overflow-y: hidden; font-size: 1.1rem; padding: .4rem 0 .2rem; }
+.formula math { display: inline-block; }
+.conditions { overflow-x: auto; overflow-y: hidden; opacity: .75; margin-left: 1.5rem; padding: .1rem 0 .35rem; }
 .reach { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 1rem; margin: .5rem 0; } figure { margin: 0; }
 .from { align-self: center; opacity: .75; } figcaption { font-size: 12px; line-height: 1.35; }
 .lines { stroke: var(--line); fill: none; pointer-events: none; } .tick { font-size: 9px; fill: currentColor; }
