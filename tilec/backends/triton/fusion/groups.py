@@ -26,6 +26,7 @@ from tilec.backends.triton.fusion.grow_groups import (
     taken_by_products,
 )
 from tilec.backends.triton.fusion.units import Units, ordered
+from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
@@ -98,12 +99,14 @@ class Grouped:
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay."""
     program, selected = with_selections(program)
+    moments = with_moments(program, types)
+    program, types = moments.program, moments.types
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
-    for output in (*taken_by_products(kept, types, forms), *members):
+    for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
         forms.pop(output, None)
     found: list[GroupCandidate] = []
     around = Neighbourhood(kept, forms)
@@ -122,7 +125,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     barred = {*members, *grouped_outputs}
     reading = _reads(made.program, chains)
     program, computing = with_producers(made.program, made.types, barred, reading)
-    rewritten = made.rewritten | selected | chains.rewritten | computing
+    rewritten = made.rewritten | selected | moments.rewritten | chains.rewritten | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 
 

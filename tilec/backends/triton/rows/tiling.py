@@ -17,6 +17,7 @@ from tilec.ir.program import Call, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
+FEWEST_NEIGHBOURS = 16  # rows of a block where memory runs along them and there are few
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
 
@@ -46,11 +47,12 @@ def choose_row_tiling(
     together = rows_together(group, strides)
     if not statistics:
         block = min(needed, 2048)
-        down = min(power_of_two(rows), max(together, 2048 // block, 1))
+        elements, warps = (4096, 8) if group.sums else (2048, 4)
+        down = min(power_of_two(rows), max(together, elements // block, 1))
         across = -(-columns // block)
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return RowTiling("tiled", down, block, parts, 4)
+        return RowTiling("tiled", down, block, parts, warps)
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
     halves = all(types[name].dtype in NARROW for name in full if name in types)
@@ -71,6 +73,10 @@ def choose_row_tiling(
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
     block = min(needed, max(1, elements // down))
+    if 1 < down and rows < down * MULTIPROCESSORS and not exponentials:  # parts to combine: more of them at a time
+        down = min(down, FEWEST_NEIGHBOURS)
+        block = min(needed, 8192 // down)
+        return RowTiling("looped", down, block, 0, max(4, min(16, down * block // 512)))
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)

@@ -1,0 +1,175 @@
+"""Variances of columns in one walk over the rows.
+
+`M[c] = mean(X[i, c]); V[c] = +((X[i, c] - M[c]) * (X[i, c] - M[c]))` reads X twice. With z the mean of a share of the
+rows, read first, and s = sum(x - z), q = sum((x - z)^2) over all n of them,
+
+    sum((x - c)^2) = max(q - s^2 / n, 0) + n ((z - c) + s / n)^2
+
+whatever rounding c went through (see `rows/shifted_variance.py`), and the three sums of x share a kernel. The rows that
+z is the mean of are 1 of PIVOTS at least, so that the difference loses a factor of PIVOTS at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.cost import size_in_bytes
+from tilec.ir.index import linear
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Program,
+    Statement,
+    reads_itself,
+)
+from tilec.ir.types import FLOATS, NARROW, TensorType, Types
+from tilec.transforms.util.naming import Names
+
+PIVOTS = 256  # rows for each that z is the mean of, at most
+LEAST_READ = 2**24  # bytes of X from which a walk is worth three small launches
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A program whose variances of columns are made of sums about a pivot: its types, the outputs that are not the old
+    program's, and those of the pivots, which are computed before anything else."""
+
+    program: Program
+    types: Types
+    rewritten: frozenset[str]
+    pivots: frozenset[str]
+
+
+def with_moments(program: Program, types: Types) -> Moments:
+    names, known = Names.of(program), dict(types)
+    made = {s.output: s for s in program.statements}
+    statements: list[Statement] = []
+    rewritten: set[str] = set()
+    pivots: set[str] = set()
+    for s in program.statements:
+        found = _variance(s, made, types)
+        if found is None:
+            statements.append(s)
+            continue
+        new = _about_pivot(s, found, names, known)
+        pivots |= {new[0].output, new[1].output}
+        rewritten |= {t.output for t in new}
+        before = next(k for k, t in enumerate(statements) if t.output == found.total)
+        statements[before:before] = new[:2]
+        statements += new[2:]
+    if not rewritten:
+        return Moments(program, types, frozenset(), frozenset())
+    return Moments(replace(program, statements=tuple(statements)), known, frozenset(rewritten), frozenset(pivots))
+
+
+@dataclass(frozen=True)
+class _Variance:
+    """A sum of squares of `x` about `mean`, which is that of `total`; the variables that it sums over and their
+    extents."""
+
+    x: Access
+    mean: Access
+    total: str
+    summed: tuple[str, ...]
+    extent: Mapping[str, int]
+
+
+def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Variance | None:
+    if not _is_sum(s) or types[s.output].dtype != "float32":
+        return None
+    match _stripped(s.body):
+        case Call("mul", (Call("sub", (Access() as x, Access() as mean)) as a, b)) if a == b:
+            pass
+        case _:
+            return None
+    index, own = [linear(e).bare for e in s.index or ()], [linear(e).bare for e in x.index]
+    names = [v for v in own if v is not None]
+    if len(set(names)) != len(own) or not {v for v in index if v is not None} <= set(names) or mean.index != s.index:
+        return None
+    extent = dict(zip(names, types[x.tensor].shape, strict=True))
+    summed = tuple(v for v in names if v not in index)
+    many = [v for v in names if extent[v] > 1]
+    columns = bool(many) and many[-1] not in summed and any(extent[v] > 1 for v in summed)
+    if (
+        not columns
+        or None in index
+        or size_in_bytes(types[x.tensor]) < LEAST_READ
+        or types[x.tensor].dtype not in FLOATS
+    ):
+        return None
+    if types[x.tensor].dtype == "float64":
+        return None
+    total = _total(mean, x, made, math.prod(extent[v] for v in summed))
+    return None if total is None else _Variance(x, mean, total, summed, extent)
+
+
+def _is_sum(s: Statement) -> bool:
+    plain = s.guard is None and s.default is None and s.init is None and not s.constraints and not reads_itself(s)
+    return s.aggregation == "sum" and plain and s.index is not None
+
+
+def _stripped(e: Expr) -> Expr:
+    while isinstance(e, Call) and e.function in FLOATS:
+        (e,) = e.args
+    return e
+
+
+def _total(mean: Access, x: Access, made: Mapping[str, Statement], count: int) -> str | None:
+    """The sum that the mean of x is of; None where it is another value."""
+    s = made.get(mean.tensor)
+    if s is None or s.aggregation != "assign" or s.guard is not None or s.constraints or s.index is None:
+        return None
+    match _stripped(s.body):
+        case Call("div", (Access(total, index), Int(n) | Float(n))) if n == count and index == s.index:
+            pass
+        case _:
+            return None
+    t = made.get(total)
+    if t is None or not _is_sum(t):
+        return None
+    body = _stripped(t.body)
+    if not isinstance(body, Access) or body.tensor != x.tensor:
+        return None
+    theirs = {linear(e).bare: d for d, e in enumerate(body.index)}
+    mine = {linear(e).bare: d for d, e in enumerate(x.index)}
+    kept = [theirs.get(linear(e).bare) for e in t.index or ()]
+    wanted = [mine.get(linear(e).bare) for e in mean.index]
+    return total if None not in theirs and len(theirs) == len(body.index) and kept == wanted else None
+
+
+def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, TensorType]) -> list[Statement]:
+    """The pivot's sum and the pivot; the sums about it, and the sum about the mean."""
+    count = math.prod(v.extent[w] for w in v.summed)
+    first = next(w for w in v.summed if v.extent[w] > 1)
+    rows = -(-v.extent[first] // PIVOTS)
+    wide: Expr = Call("float32", (v.x,)) if types[v.x.tensor].dtype in NARROW else v.x
+    place = s.index or ()
+
+    def named(what: str) -> str:
+        name = names.fresh(f"{s.output}_{what}")
+        types[name] = types[s.output]
+        return name
+
+    head, pivot, away, squares = map(named, ("head", "pivot", "away", "squares"))
+    at = {n: Access(n, place) for n in (head, pivot, away, squares)}
+    bound = Constraint(Index(first), Int(rows))
+    share = rows * count / v.extent[first]
+    deviation = wide - at[pivot]
+    n = Float(float(count))
+    spread = Call("max", (at[squares] - at[away] * (at[away] / n), Float(0.0)))
+    finite = Call("select", (Call("lt", (at[squares], Float(float("inf")))), spread, at[squares]))
+    offset = (at[pivot] - v.mean) + at[away] / n
+    return [
+        replace(s, output=head, body=wide, constraints=(bound,)),
+        replace(s, output=pivot, body=at[head] * Float(1 / share), aggregation="assign"),
+        replace(s, output=away, body=deviation),
+        replace(s, output=squares, body=deviation * deviation),
+        replace(s, body=finite + offset * offset * n, aggregation="assign"),
+    ]
