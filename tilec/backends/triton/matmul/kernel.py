@@ -35,6 +35,7 @@ from tilec.ir.types import CASTS, FLOATS, NARROW
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
+AGAIN = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -150,20 +151,39 @@ class DotWriter:
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         s = self.space.statement
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
-        k.emit(f"address = {address}")
         kind_ = triton_type(self.accumulator.dtype)
-        k.emit(f"acc = tl.load(address, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
-        k.nest(SOME_NOT_FINITE, [*self._exact_sums(), *self._stored(frame)])
+        k.emit(f"value = tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
+        k.nest(
+            SOME_NOT_FINITE.replace("acc", "value"),
+            [f"for over in range(0, BM, {self._at_once}):", *indented(self._again_by_rows())],
+        )
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
         return k.file(flat)
 
-    def _stored(self, frame: Frame) -> list[str]:
-        k = self.kernel
+    @property
+    def _at_once(self) -> int:
+        return min(AGAIN, self.config.bm)
+
+    def _again_by_rows(self) -> list[str]:
+        """Lines that compute some rows of the block again and store them: few at a time, since what this holds in
+        registers counts for programs that only look, too."""
+        k, dot = self.kernel, self.dot
         k.scopes.append(Scope())
+        first = "(group * GROUP + tile % (GROUP * across) % members) * BM"
+        k.emit(f"part = {first} + over + tl.arange(0, {self._at_once})")
+        k.emit(f"part_in = part < {k.count(dot.rows)}")
+        k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
+        k.decode(Axis("part", dot.rows, str(self._at_once)))
+        own = frozenset(("part", *dot.rows))
+        frame = Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, own)
+        s = self.space.statement
+        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("part", "col")))
+        k.emit(f"acc = tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.scopes[-1].lines += self._points(self._added, "part", own)
         self._finish(frame)
-        dtype = self.seen.types[self.space.statement.output].dtype
+        dtype = self.seen.types[s.output].dtype
         cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
-        k.emit(f"tl.store(address, acc{cast}, mask=row_in[:, None] & col_in[None, :])")
+        k.emit(f"tl.store({address}, acc{cast}, mask=part_in[:, None] & col_in[None, :])")
         return k.scopes.pop().lines
 
     def _place(self) -> None:
@@ -299,7 +319,9 @@ class DotWriter:
     def _added(self, values: list[str], valid: str) -> list[str]:
         return [f"acc += tl.where({valid}, {' * '.join(values)}, 0.0)"]
 
-    def _points(self, step: Callable[[list[str], str], list[str]]) -> list[str]:
+    def _points(
+        self, step: Callable[[list[str], str], list[str]], rows: str = "row", *around: frozenset[str]
+    ) -> list[str]:
         """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
         values and the test that the point is valid."""
         k, dot = self.kernel, self.dot
@@ -317,7 +339,7 @@ class DotWriter:
         k.emit(f"red = {place} * {block} + lane")
         k.decode(Axis("red", inner, None))
         loop = frozenset((*dot.summed, "red", "window"))
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, loop)
+        frame = Frame(k, (rows, "col"), {rows: f"{rows}_in", "col": "col_in"}, *around, loop)
         zeros = (*dot.zero_left, *dot.zero_right)
         factors = (*dot.left, *dot.right)
         evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
