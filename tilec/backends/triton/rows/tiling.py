@@ -17,7 +17,7 @@ from tilec.ir.program import Call, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
-FEWEST_NEIGHBOURS = 16  # rows of a block where memory runs along them and there are few
+ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 NOTHING: Mapping[str, str] = {}
 
@@ -74,7 +74,7 @@ def choose_row_tiling(
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
     block = min(needed, max(1, elements // down))
     if 1 < down and rows < down * MULTIPROCESSORS and not exponentials:  # parts to combine: more of them at a time
-        down = min(down, FEWEST_NEIGHBOURS)
+        down = min(down, ROWS_TO_COMBINE)
         block = min(needed, 8192 // down)
         return RowTiling("looped", down, block, 0, max(4, min(16, down * block // 512)))
     if few and not exponentials:
