@@ -40,15 +40,25 @@ def compile(
 ) -> Function:
     """Compile Tile text to a Function.
 
-    `entry` names the function to compile where the text holds several (default: the last). `backend` is "torch",
-    "triton" or None: chosen by the inputs' device. `tune`: on the first call with new shapes or types, measure the
-    candidates for each kernel and keep the choices on disk, gradients included; where the torch backend serves a call
-    there are none, and nothing happens. `exact` forbids re-association in recurrences: every state is then
-    computed from the one before it by the operations in the text, in their order, as an eager loop would; otherwise a
-    step that is affine in a semiring (`a*h + b`, `max(c, d + h)`, `logaddexp(c, d + h)`) may be composed with others
-    where that is faster, which rounds differently. `warnings="error"` raises what would be a TileWarning, at once or at
-    the call whose sizes show it. It holds for gradients too. Raises TileError subclasses;
-    InputMistake for backend="torch" with `tune`.
+    Args:
+        source: Tile text: functions, or a list of statements.
+        entry: The function to compile where the text holds several (default: the last).
+        backend: "torch", "triton" or None: chosen by the inputs' device.
+        tune: On the first call with new shapes or types, measure the candidates for each kernel and keep the choices on
+            disk, gradients included. Where the torch backend serves a call there are none, and nothing happens.
+        exact: Forbid re-association in recurrences: every state is then computed from the one before it by the
+            operations in the text, in their order, as an eager loop would. Otherwise a step that is affine in a
+            semiring (`a*h + b`, `max(c, d + h)`, `logaddexp(c, d + h)`) may be composed with others where that is
+            faster, which rounds differently.
+        warnings: "error" raises what would be a TileWarning, at once or at the call whose sizes show it. It holds for
+            gradients too.
+
+    Returns:
+        A Function, for inputs of any shapes that the text allows: it is specialised at the first call with new ones.
+
+    Raises:
+        TileError: The text is no Tile program: the subclass, the place and the hint say what is wrong.
+        InputMistake: An option that does not exist, backend="torch" with `tune`, a path in the place of a text.
     """
     return _compile(source, "<tile>", entry, backend, tune, exact, warnings)
 
@@ -63,7 +73,23 @@ def load(
     exact: bool = False,
     warnings: str = "default",
 ) -> Function:
-    """Compile the Tile text in a file (UTF-8); errors name the file. Raises InputMistake if it cannot be read."""
+    """Compile the Tile text in a file; errors name the file.
+
+    Args:
+        path: The file, in UTF-8.
+        entry: This and the other options are those of `compile`.
+        backend: As for `compile`.
+        tune: As for `compile`.
+        exact: As for `compile`.
+        warnings: As for `compile`.
+
+    Returns:
+        A Function.
+
+    Raises:
+        TileError: The text is no Tile program.
+        InputMistake: The file cannot be read.
+    """
     return _compile(read(path), str(path), entry, backend, tune, exact, warnings)
 
 
@@ -109,10 +135,19 @@ def _compile(
 def tune(function: Function, *args: object, gradients: bool = False, **named: object) -> None:
     """Tune a function, and its gradient where asked, for arguments of these shapes and types on the current GPU.
 
-    Arguments as for a call, by position or by name; specs stand for random data. Choices are kept on disk, for later
-    runs too; functions that have already been called with these shapes keep what they run.
-    Raises TileError subclasses; Unsupported without a
-    GPU, for tuned choices hold only where they were measured.
+    Choices are kept on disk, for later runs too. Functions that have already been called with these shapes keep what
+    they run.
+
+    Args:
+        function: What to tune.
+        args: As for a call, by position; specs stand for random data.
+        gradients: Tune the gradient's kernels too.
+        named: As for a call, by name.
+
+    Raises:
+        Unsupported: There is no GPU: tuned choices hold only where they were measured.
+        InputMistake: Arguments that the function does not take, or a function of the torch backend.
+        TileError: What a call with these arguments raises.
     """
     if function.backend == "torch":
         raise InputMistake("the torch backend has nothing to tune", hint="leave backend out")
@@ -137,14 +172,29 @@ def build(
     also: Sequence[Sequence[object]] = (),
     **named: object,
 ) -> Path:
-    """Compile a function, and its gradient where asked, ahead of time into a package: cubins for `target` (such as
-    "sm_90"), a manifest, a launcher in C++ with its header, and a loader for Python. No GPU is needed.
+    """Compile a function, and its gradient where asked, ahead of time into a package. No GPU is needed.
 
-    Arguments as for `Function.lower`; inputs of the package are contiguous. Files go to `directory`, which is made if
-    need be and returned; `name` (default: the function's) is that of the C functions. `also`: arguments of other shapes
-    and types that the package takes too; kernels that serve several are in it once. `tilec.package.load` opens a
-    package, and so does the `package.py` in it where tilec is not installed. Raises TileError subclasses: Unsupported
-    for an unknown target, and for what only torch does.
+    A package holds cubins, a manifest, a launcher in C++ with its header, and a loader for Python. `tilec.package.load`
+    opens it, and so does the `package.py` in it where tilec is not installed.
+
+    Args:
+        function: What to build.
+        args: As for `Function.lower`, by position. Inputs of the package have these shapes and types and are
+            contiguous.
+        target: The architecture, such as "sm_90".
+        directory: Where the files go; it is made if need be.
+        gradients: Build the gradient too.
+        name: That of the C functions (default: the function's).
+        also: Arguments of other shapes and types that the package takes too; kernels that serve several are in it once.
+        named: As for `Function.lower`, by name.
+
+    Returns:
+        The directory.
+
+    Raises:
+        Unsupported: An unknown target, or something in the program that only torch does.
+        InputMistake: A name that cannot be one in C, or arguments that the function does not take.
+        TileError: What `lower` with these arguments raises.
     """
     given = by_name(function.inputs, args, named) if named else args
     if not has_triton():
@@ -172,8 +222,17 @@ def _on_device(args: Sequence[object], device: str) -> list[object]:
 def interpret(source: str, *arrays: object, **named: object) -> np.ndarray | tuple[np.ndarray, ...]:
     """The slow exact meaning of a program: every point enumerated in float64 and int64, sharing no code with a backend.
 
-    Takes NumPy arrays, CPU tensors or numbers, by position or by name; returns NumPy arrays, one output bare, several
-    as a tuple.
+    Args:
+        source: Tile text.
+        arrays: The inputs in order: NumPy arrays, CPU tensors or numbers, of the shapes that the text declares.
+        named: Inputs by name.
+
+    Returns:
+        One NumPy array for each output, of the shapes that the text gives them; one output bare, several as a tuple.
+
+    Raises:
+        TileError: The text is no Tile program, or the inputs do not fit it.
+        Unsupported: bfloat16, which NumPy has not, or more memory than there is.
     """
     try:
         program = parse(source)

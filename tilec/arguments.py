@@ -32,9 +32,18 @@ class Spec:
 
 @public
 def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
-    """Describe an argument for `Function.lower`: its shape (elements per dimension) and element type.
+    """Describe an argument for `Function.lower` and others that need no data.
 
-    Raises TypeMistake for an element type that Tile does not have, InputMistake for a negative size.
+    Args:
+        shape: Elements along each dimension.
+        dtype: The element type: a name, or torch's or NumPy's type.
+
+    Returns:
+        A Spec.
+
+    Raises:
+        TypeMistake: An element type that Tile does not have.
+        InputMistake: A shape that is no sequence of integers, or holds a negative one.
     """
     name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
     if name not in DTYPES:

@@ -101,8 +101,25 @@ class Function(Displayed):
         return Function.of, (self._specialiser,)
 
     def __call__(self, *inputs, **named):
-        """Outputs for these inputs, given by position or by name; shapes and types as the function declares and
-        language rules infer."""
+        """The outputs for these inputs.
+
+        Args:
+            inputs: torch tensors, NumPy arrays or Python numbers, in the order of `inputs`, of the shapes that the text
+                declares. A size or a seed is an int.
+            named: Inputs by name.
+
+        Returns:
+            One tensor for each output, of the shape that the text gives it, and its type by the rules of the language;
+            one output bare, several as a tuple. NumPy arrays where all inputs are arrays or numbers and one is an
+            array.
+
+        Raises:
+            RankMistake: An input has another number of dimensions than declared.
+            SizeMistake: Sizes that must agree do not.
+            TypeMistake: An element type that Tile does not have.
+            InputMistake: Too few or too many inputs, or one that is none of these things.
+            TileError: Whatever else these shapes show, such as two points that assign one element.
+        """
         try:
             if named:
                 inputs = by_name(self.inputs, inputs, named)
@@ -113,10 +130,20 @@ class Function(Displayed):
 
     @public
     def saved(self, *args, **named) -> tuple[Saved, ...]:
-        """What torch's autograd keeps from a call with these arguments (as for `lower`) for its backward pass.
+        """What torch's autograd keeps from a call with these arguments for its backward pass.
 
-        Gradients are taken to be needed of the tensors that require them; where none does, of every floating input
-        that is no Python number.
+        Gradients are taken to be needed of the tensors that require them; where none does, of every floating input that
+        is no Python number.
+
+        Args:
+            args: As for `lower`, by position.
+            named: As for `lower`, by name.
+
+        Returns:
+            One Saved, with name, shape and type, for each tensor kept.
+
+        Raises:
+            TileError: What a call with these arguments raises.
         """
         args = by_name(self.inputs, args, named) if named else args
         types, values = self.types_of(args)
@@ -131,9 +158,16 @@ class Function(Displayed):
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
 
-        `wrt` names the inputs to differentiate by (default all). One d_output an output, of its shape, ignored where
-        the output is an integer; a result is None where its input is not floating. Raises NameMistake for an
-        unknown input.
+        Args:
+            wrt: The inputs to differentiate by, one name or several (default: all).
+
+        Returns:
+            A Function. It takes the inputs, and for each output a gradient of its shape, ignored where the output is an
+            integer. It gives, for each input asked for, a gradient of its shape and type; None where that is not
+            floating.
+
+        Raises:
+            NameMistake: There is no input of that name.
         """
         names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
         if ("grad", names) not in self._derived:
@@ -144,10 +178,19 @@ class Function(Displayed):
     def jvp(self, wrt: str | Sequence[str] | None = None) -> Function:
         """Values and tangents: (inputs..., tangents...) -> (outputs..., d_outputs...), a Function like any other.
 
-        `wrt` names the inputs to differentiate by (default all), each of which has a tangent of its shape, ignored
-        where the input is not floating; one d_output an output, zeros where that is not floating. The tangent is the
-        transpose of the gradient: ties of an extremum share, and that of `reverse_grad(X, s)` is -s times X's. Raises
-        NameMistake for an unknown input.
+        The tangent is the transpose of the gradient: ties of an extremum share, and that of `reverse_grad(X, s)` is -s
+        times X's.
+
+        Args:
+            wrt: The inputs to differentiate by, one name or several (default: all).
+
+        Returns:
+            A Function. It takes the inputs, and for each one of `wrt` a tangent of its shape, ignored where the input
+            is not floating. It gives the outputs, and for each its tangent, of its shape; zeros where that is not
+            floating.
+
+        Raises:
+            NameMistake: There is no input of that name.
         """
         names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
         return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
@@ -156,12 +199,20 @@ class Function(Displayed):
     def vmap(self, in_dims: AxesSpec = 0, out_dims: AxesSpec = 0, randomness: str = "same") -> Function | Deferred:
         """The function over a batch, a Function like any other, equal to a loop over the batch's elements.
 
-        `in_dims` says which dimension of each input is the batch's: one number for all inputs that are no sizes, one
-        for each input in order, or a mapping by name; None for an input that all elements share. `out_dims` likewise
-        where the outputs have it. Random numbers are those of a loop ("same"), another series for each element
-        ("different") or refused ("error"). Where the text leaves open how many dimensions inputs have and that
-        matters, the Function is made at its first call with so many. Raises SizeMistake where a size would depend on
-        the element, InputMistake for dimensions that do not fit.
+        Args:
+            in_dims: The dimension of each input that is the batch's: one number for all inputs that are no sizes, one
+                for each input in order, or a mapping by name; None for an input that all elements share.
+            out_dims: Likewise, where the outputs have it.
+            randomness: Random numbers are those of a loop ("same"), another series for each element ("different") or
+                refused ("error").
+
+        Returns:
+            A Function whose inputs and outputs have one dimension more, at those places. Where the text leaves open how
+            many dimensions inputs have and that matters, it is made at its first call with so many.
+
+        Raises:
+            SizeMistake: A size would depend on the element.
+            InputMistake: Dimensions that do not fit, or random numbers where they are refused.
         """
         axes = in_axes(self.program, in_dims), out_axes(self.program, out_dims)
         try:
@@ -189,11 +240,20 @@ class Function(Displayed):
 
     @public
     def lower(self, *args, backend: str | None = None, target: str | None = None, **named) -> Lowered:
-        """Lower for these arguments (tensors, arrays, numbers or `tilec.spec(shape, dtype)`), given by position or by
-        name, without running.
+        """Lower for these arguments, without running. Nothing is measured; choices that tuning found before are used.
 
-        `backend`: as in `compile`. `target`: an architecture such as "sm_90", for backends that compile for one.
-        Nothing is measured; choices that tuning found before are used.
+        Args:
+            args: Tensors, arrays, numbers or `tilec.spec(shape, dtype)`, in the order of `inputs`.
+            backend: As for `compile`.
+            target: An architecture such as "sm_90", for backends that compile for one; no GPU is needed.
+            named: Arguments by name.
+
+        Returns:
+            A Lowered: the stages, the generated code, what it costs, the shapes and types of the outputs.
+
+        Raises:
+            Unsupported: An unknown target, or something that the backend does not do.
+            TileError: What a call with these arguments raises.
         """
         args = by_name(self.inputs, args, named) if named else args
         types, values = self.types_of(args)
@@ -208,7 +268,17 @@ class Function(Displayed):
         """What the function does for these arguments, as one page of HTML: formulas, roles of the indices, which
         elements a tile of an output reads, every stage, the generated code, what it costs; the gradient beside it.
 
-        Arguments as for `lower`. Notebooks show the page; `.save(path)` writes it, `.html` is its text.
+        Args:
+            args: As for `lower`, by position.
+            backend: As for `lower`.
+            target: As for `lower`.
+            named: As for `lower`, by name.
+
+        Returns:
+            A Page, which notebooks show; `.save(path)` writes it, `.html` is its text.
+
+        Raises:
+            TileError: What `lower` raises.
         """
         from tilec.explain import explanation_page  # with all that generates code
 
@@ -232,11 +302,21 @@ class Function(Displayed):
         """Where the outputs lie if inputs lie so over the ranks of a mesh, and what a call communicates for that, in
         bytes, and why. Nothing runs.
 
-        `placements`: of inputs by name, each torch's `Shard`, `Replicate` or `Partial`, the number of the dimension
-        that is sharded, or None, and a list of these for a mesh of several dimensions; one left out is on every rank,
-        or lies as the DTensor given for it. Arguments as for `lower`. `ranks`: how many, along each dimension of the
-        mesh; that of a DTensor's mesh by default. Raises NameMistake for an unknown input, InputMistake for a dimension
-        that it does not have or where nothing says how many ranks there are.
+        Args:
+            placements: Of inputs by name, each torch's `Shard`, `Replicate` or `Partial`, the number of the dimension
+                that is sharded, or None, and a list of these for a mesh of several dimensions. An input left out is on
+                every rank, or lies as the DTensor given for it.
+            args: As for `lower`, by position: whole shapes, not those of a rank.
+            ranks: How many, along each dimension of the mesh; that of a DTensor's mesh by default.
+            named: As for `lower`, by name.
+
+        Returns:
+            A Sharding: the outputs' placements, and each collective with its bytes.
+
+        Raises:
+            NameMistake: There is no input of that name.
+            InputMistake: A dimension that the input does not have, or nothing says how many ranks there are.
+            TileError: What a call with these arguments raises.
         """
         args = by_name(self.inputs, args, named) if named else args
         types, values = self.types_of(args)

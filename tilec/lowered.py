@@ -13,11 +13,13 @@ from tilec.cost import Cost, KernelCost, cost, kernel_costs
 from tilec.display.html import stages_html
 from tilec.display.latex import latex
 from tilec.display.people import PublicNames
-from tilec.errors import NameMistake
+from tilec.errors import InputMistake, NameMistake
 from tilec.errors.tracebacks import public
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
+
+ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "cubin")
 
 
 class Stages(dict[str, Program]):
@@ -58,25 +60,51 @@ class Lowered(PublicNames):
 
     @public
     def source(self) -> str:
-        """The generated code, with the Tile statements it comes from; it runs when pasted into a file. Of a program in
-        chunks of time the chunks' programs, each by itself."""
+        """The generated code, with the Tile statements it comes from.
+
+        Returns:
+            Python that runs when pasted into a file; of a program in chunks of time the chunks' programs, each by
+            itself.
+        """
         return self._executable.source()
 
     @public
     def asm(self, kind: str) -> str:
-        """Assembly of all kernels ("ptx", "cubin", ...); empty for a backend that makes none."""
-        return self._executable.asm(kind)
+        """Assembly of all kernels.
+
+        Args:
+            kind: "ttir", "ttgir", "llir", "ptx" or "cubin" (in hexadecimal digits), as Triton has them for NVIDIA.
+
+        Returns:
+            The text, kernel after kernel; empty for a backend that makes none.
+
+        Raises:
+            InputMistake: The kernels' compiler makes nothing of that kind.
+        """
+        try:
+            return self._executable.asm(kind)
+        except KeyError:
+            raise InputMistake(f"the compiler makes no {kind!r}", hint="one of " + ", ".join(ASSEMBLY)) from None
 
     @public
     def cost(self) -> Cost:
-        """Floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must move."""
+        """Operations and bytes of one call.
+
+        Returns:
+            A Cost: floating-point operations, bytes moved kernel by kernel, and the least bytes that any program must
+            move.
+        """
         flat = self.stages["flat"]
         found = cost(self.stages.get("grouped", flat), self._types, flat, self._shared())
         return replace(found, bytes_moved=found.bytes_moved + self._executable.repeated_bytes)
 
     @public
     def kernel_costs(self) -> list[KernelCost]:
-        """Operations and bytes of each kernel; of a backend that makes none, of each statement."""
+        """Operations and bytes of each kernel.
+
+        Returns:
+            One KernelCost a kernel, in the order in which they run; of a backend that makes none, one a statement.
+        """
         flat = self.stages["flat"]
         return kernel_costs(self.stages.get("grouped", flat), self._types, flat, self._shared())
 
@@ -93,8 +121,14 @@ class Lowered(PublicNames):
 
     @public
     def dump(self, folder: str | Path) -> None:
-        """Write every stage, the plan where the backend has one, each kernel and the whole source to numbered files in
-        a folder, which is made if need be. Raises OSError where it cannot."""
+        """Write every stage, the plan where the backend has one, each kernel and the whole source to numbered files.
+
+        Args:
+            folder: Where they go; it is made if need be.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         for number, (name, text) in enumerate(self._files()):
@@ -113,8 +147,17 @@ class Lowered(PublicNames):
 
     @public
     def latex(self, stage: str = "flat") -> str:
-        """A stage in mathematical notation: an `aligned` environment of LaTeX (amsmath). Raises NameMistake for an
-        unknown stage."""
+        """A stage in mathematical notation.
+
+        Args:
+            stage: One of `stages`.
+
+        Returns:
+            An `aligned` environment of LaTeX (amsmath).
+
+        Raises:
+            NameMistake: There is no stage of that name.
+        """
         if stage not in self.stages:
             raise NameMistake(f"no stage is called {stage}", hint="stages: " + ", ".join(self.stages))
         return latex(self.stages[stage])

@@ -37,7 +37,11 @@ class Displayed(PublicNames):
     __signature__ = _Signature()
 
     def latex(self) -> str:
-        """The program in mathematical notation: an `aligned` environment of LaTeX (amsmath)."""
+        """The program in mathematical notation.
+
+        Returns:
+            An `aligned` environment of LaTeX (amsmath).
+        """
         return latex(self.program)
 
     def _repr_html_(self) -> str:

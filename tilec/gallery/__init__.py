@@ -57,12 +57,22 @@ class Entry:
 
 
 def names() -> list[str]:
-    """The names of all operations, in alphabetical order."""
+    """All operations.
+
+    Returns:
+        Their names in alphabetical order.
+    """
     return sorted(_entries())
 
 
 def entry(name: str) -> Entry:
-    """The operation of that name.
+    """An operation with its title, text and example.
+
+    Args:
+        name: One of `names()`.
+
+    Returns:
+        An Entry.
 
     Raises:
         NameMistake: There is none; the error proposes names that are close.
@@ -77,7 +87,14 @@ def entry(name: str) -> Entry:
 
 
 def load(name: str, **options: object) -> Function:
-    """The operation of that name, compiled; options are those of `tilec.compile`.
+    """An operation, compiled.
+
+    Args:
+        name: One of `names()`.
+        options: Those of `tilec.compile`.
+
+    Returns:
+        A Function, whose inputs have the shapes that the text of the entry declares.
 
     Raises:
         NameMistake: There is no operation of that name.
@@ -87,8 +104,14 @@ def load(name: str, **options: object) -> Function:
 
 
 def find(word: str) -> list[str]:
-    """Names of the operations whose name, kind, title or remarks hold all words of a text, in alphabetical order. A
-    plural finds its singular; small words do not count."""
+    """Search for operations. A plural finds its singular; small words do not count.
+
+    Args:
+        word: One word or several.
+
+    Returns:
+        Names of the operations whose name, kind, title or remarks hold all of the words, in alphabetical order.
+    """
     parts = [part.removesuffix("s") for part in _plain(word).split() if part not in SMALL_WORDS]
     texts = {n: _plain(f"{n} {e.kind} {e.title} {e.remarks}") for n, e in _entries().items()}
     return sorted(n for n, text in texts.items() if all(part in text for part in parts))

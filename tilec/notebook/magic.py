@@ -32,7 +32,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_ipython_extension(shell: Shell) -> None:
-    """Called by `%load_ext tilec`: gives notebooks the cell magic `%%tile`."""
+    """Give a notebook the cell magic `%%tile`; `%load_ext tilec` calls this.
+
+    Args:
+        shell: IPython's shell.
+    """
 
     def tile(line: str, cell: str) -> Function | None:
         return _defined(shell, line, cell)

@@ -33,12 +33,19 @@ class PackageError(Exception):
 
 
 def load(directory: str | Path, device: int | str | torch.device | None = None) -> Package:
-    """The package in a directory, its kernels loaded on a device (default: torch's current one).
+    """The package in a directory, its kernels loaded on a device.
 
-    Call it on CUDA tensors of the shapes and types it was built for, in order or by name; numbers stand for inputs of
-    rank 0. One output comes back as a tensor, several as a tuple. Where the package holds a gradient, torch's autograd
-    works through calls, and `.grad(*inputs, *d_outputs)` calls it by hand. Raises PackageError where the directory
-    holds no package, or the device is of another architecture than the kernels.
+    Args:
+        directory: What `tilec.build` wrote.
+        device: A CUDA device (default: torch's current one).
+
+    Returns:
+        A Package. Call it on CUDA tensors of the shapes and types it was built for, in order or by name; numbers stand
+        for inputs of rank 0. One output comes back as a tensor, several as a tuple. Where the package holds a gradient,
+        torch's autograd works through calls, and `.grad(*inputs, *d_outputs)` calls it by hand.
+
+    Raises:
+        PackageError: The directory holds no package, or the device is of another architecture than the kernels.
     """
     package = Package(Path(directory))
     if device is None:
