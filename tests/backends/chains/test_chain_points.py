@@ -134,6 +134,29 @@ def test_gradients_through_extrema(name, many, monkeypatch):
     assert not {"S", "DS"} & {o for kernel in ran.kernels for o in kernel} and len(ran.kernels) == 4
 
 
+def test_gradients_through_extrema_both_ways(monkeypatch):
+    """Each side's share of ties is read by both gradients: neither kernel computes it for the other."""
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    g = np.random.default_rng(0)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 3)), ("Y", (37, 3)))}
+    types = {k: TensorType(a.shape, "float32") for k, a in arrays.items()}
+    text = f"""function (X[N, D], Y[M, D]) -> (A, B) {{
+        S[i, j : N, M] = +({SQUARES});
+        A[i : N] = <(S[i, j]);
+        B[j : M] = <(S[i, j]);
+    }}"""
+    backward = partition(tilec.compile(text).program, ("X", "Y"), types, {}, True).backward
+    cotangents = {n: g.standard_normal(s).astype(np.float32) for n, s in (("DA", 50), ("DB", 37))}
+    ran = run(backward.program, dict(backward.types), arrays | cotangents, Tiling(32, 16))
+    leaves = [torch.tensor(a).double().requires_grad_() for a in arrays.values()]
+    s = squares(*leaves)
+    given = [torch.tensor(c).double() for c in cotangents.values()]
+    exact = torch.autograd.grad((s.amin(1), s.amin(0)), leaves, given)
+    for output, wanted in zip(backward.program.outputs, exact, strict=True):
+        assert np.linalg.norm(ran.values[output] - wanted.numpy()) <= 3e-6 * wanted.norm()
+    assert len(ran.kernels) == 6
+
+
 def test_each_point_has_its_own_sums():
     """What is added up along the walk is combined after it."""
     types = {n: TensorType(s, "float32") for n, s in (("X", (64, 3)), ("Y", (64, 3)), ("B", (64,)))}

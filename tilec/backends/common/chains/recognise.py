@@ -78,10 +78,15 @@ def _chained(program: Program, types: Types) -> Chained:
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not _pays(kernels, matrices, types):
         return Chained(program, types, {})
-    kernels = _rounded_alike(with_rows(program, kernels, matrices.types), matrices)
-    order = _order(program, kernels, matrices.values)
+    rowed = with_rows(program, kernels, matrices.types)
+    order = _order(program, rowed, matrices.values)
+    if order is not None:
+        kernels = rowed
+    else:  # kernels may need each other's rows: these are statements of their own then
+        order = _order(program, kernels, matrices.values)
     if order is None:
         return Chained(program, types, {})
+    kernels = _rounded_alike(kernels, matrices)
     statements = {s.output: s for s in program.statements}
     found = {k.first: k for k in kernels}
     left = tuple(statements[o] for unit in order for o in unit)
