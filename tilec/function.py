@@ -159,7 +159,7 @@ class Function(Displayed):
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
 
         Args:
-            wrt: The inputs to differentiate by, one name or several (default: all).
+            wrt: The inputs to differentiate with respect to, one name or several (default: all).
 
         Returns:
             A Function. It takes the inputs, and for each output a gradient of its shape, ignored where the output is an
@@ -182,7 +182,7 @@ class Function(Displayed):
         times X's.
 
         Args:
-            wrt: The inputs to differentiate by, one name or several (default: all).
+            wrt: The inputs to differentiate with respect to, one name or several (default: all).
 
         Returns:
             A Function. It takes the inputs, and for each one of `wrt` a tangent of its shape, ignored where the input
