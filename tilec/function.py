@@ -265,8 +265,9 @@ class Function(Displayed):
 
     @public
     def explain(self, *args, backend: str | None = None, target: str | None = None, **named) -> Page:
-        """What the function does for these arguments, as one page of HTML: formulas, roles of the indices, which
-        elements a tile of an output reads, every stage, the generated code, what it costs; the gradient beside it.
+        """A page of HTML about the function for these arguments, the gradient beside the forward pass: formulas, memory
+        and time against the floor, roles of the indices, which elements a tile of an output reads, residue classes,
+        every stage, and the generated code, each line linked to its statement. The page needs no network.
 
         Args:
             args: As for `lower`, by position.
