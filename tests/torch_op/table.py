@@ -144,7 +144,7 @@ def refused(name: str, mode: str, row: str, device: str, outside: bool, ours: Ex
 def compared(found: list, wanted: list, row: str) -> str:
     close = CLOSE.get(row, 1e-7)
     same = len(found) == len(wanted) and all(
-        torch.allclose(a, b.to(a.dtype), rtol=close, atol=close) for a, b in zip(found, wanted, strict=True)
+        torch.allclose(a, b.to(a.device, a.dtype), rtol=close, atol=close) for a, b in zip(found, wanted, strict=True)
     )
     return "ok" if same else "wrong"
 
@@ -239,59 +239,55 @@ def everything(device: str, jobs: int, path: Path, only: str) -> None:
         while waiting and len(running) < jobs:
             cell = waiting.pop(0)
             command = [sys.executable, "-m", "tests.torch_op.table", "--device", device, "--cell", *cell]
-            running[cell] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            running[cell] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         for cell, process in list(running.items()):
             try:
                 out, _ = process.communicate(timeout=0.1)
             except subprocess.TimeoutExpired:
                 continue
             del running[cell]
-            last = out.strip().splitlines()[-1] if out.strip() else "{}"
-            state["cells"]["/".join(cell)] = json.loads(last)
+            if process.returncode:
+                print(*cell, "ended with", process.returncode, file=sys.stderr, flush=True)
+                continue
+            column = state["cells"]["/".join(cell)] = json.loads(out.strip().splitlines()[-1])
             path.write_text(json.dumps(state, indent=1) + "\n")
-            print(*cell, sorted(set(v.split(":")[0] for v in json.loads(last).values())), file=sys.stderr, flush=True)
+            print(*cell, sorted({v.split(":")[0] for v in column.values()}), file=sys.stderr, flush=True)
 
 
 def page(paths: list[Path]) -> str:
-    """A table for each file: transforms down, modes across; a cell stands for all programs."""
-    parts, notes = [], []
+    """A table for each device: transforms down, modes across; a cell stands for all programs."""
+    states: dict[str, dict] = {}
     for path in paths:
         state = json.loads(path.read_text())
-        where = "On the CPU" if state["device"] == "cpu" else "On a GPU (H200)"
-        modes = [m for m in (*MODES, PACKAGES) if any(f"{n}/{m}" in state["cells"] for n in EXAMPLES)]
-        rows = list(dict.fromkeys(row for column in state["cells"].values() for row in column))
-        rows.sort(key=lambda row: [*ROWS, *(f"CUDA: {w}" for w in CUDA_WAYS)].index(row))
-        parts.append(f"{where}, torch {state['torch'].split('+')[0]}:\n")
-        parts.append("| | " + " | ".join(modes) + " |\n| --- |" + " --- |" * len(modes))
-        for row in rows:
-            line = [row.removeprefix("CUDA: ")]
+        states.setdefault(state["device"], state)["cells"].update(state["cells"])
+    parts, notes = [], []
+    for device, state in sorted(states.items()):
+        where = "On the CPU" if device == "cpu" else "On a GPU (H200)"
+        modes = [m for m in (*MODES, PACKAGES) if all(f"{n}/{m}" in state["cells"] for n in EXAMPLES)]
+        parts += [f"{where}, torch {state['torch'].split('+')[0]}:\n", "| | " + " | ".join(modes) + " |"]
+        parts.append("| --- |" + " --- |" * len(modes))
+        for row in (*ROWS, *(f"CUDA: {way}" for way in CUDA_WAYS if device == "cuda")):
+            cells = []
             for mode in modes:
-                every = {n: state["cells"].get(f"{n}/{mode}", {}).get(row) for n in EXAMPLES}
-                line.append(_summary({n: v for n, v in every.items() if v is not None}, notes))
-            parts.append("| " + " | ".join(line) + " |")
+                every = {n: state["cells"][f"{n}/{mode}"].get(row) for n in EXAMPLES}
+                cells.append(_summary({n: v for n, v in every.items() if v}, notes))
+            parts.append("| " + " | ".join([row.removeprefix("CUDA: "), *cells]) + " |")
         parts.append("")
-    parts += [f"[{k}] {note}  " for k, note in enumerate(notes, 1)]
-    return "\n".join(parts).rstrip()
+    parts += [f"{k}. `{note}`" for k, note in enumerate(notes, 1)]
+    return "\n".join(parts)
 
 
 def _summary(every: dict[str, str], notes: list[str]) -> str:
-    """`ok`, and what torch refuses of its own with the number of its words among the notes."""
-    if not every:
-        return ""
-    refused: dict[str, list[str]] = {}
-    for name, value in every.items():
-        if value != "ok":
-            refused.setdefault(value, []).append(name)
-    if not refused:
-        return "ok"
-    found = [] if len([n for names in refused.values() for n in names]) == len(every) else ["ok"]
-    for value, names in refused.items():
-        kind, _, reason = value.partition(": ")
-        note = f"`{reason}`" if reason else kind
-        if note not in notes:
-            notes.append(note)
-        which = "" if len(names) == len(every) else f" ({', '.join(names)})"
-        found.append(f"{kind} [{notes.index(note) + 1}]{which}")
+    """`ok`, and what torch refuses of its own operations too, by the numbers of its words among the notes; of which
+    programs, where not of all."""
+    found = ["ok"] if "ok" in every.values() else []
+    for kind in ("torch", "fails", "wrong"):
+        names = [n for n, v in every.items() if v.partition(": ")[0] == kind]
+        told = [reason for n in names if (reason := every[n].partition(": ")[2])]
+        notes += [t for t in dict.fromkeys(told) if t not in notes]
+        numbers = ", ".join(str(k) for k in sorted({1 + notes.index(t) for t in told}))
+        if names:
+            found.append(f"{kind} [{numbers}]" + (f": {', '.join(names)}" if len(names) < len(every) else ""))
     return "; ".join(found)
 
 
