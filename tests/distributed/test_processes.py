@@ -129,6 +129,30 @@ def everything(mesh) -> None:
     training(mesh)
 
 
+PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+ON_MESHES = (
+    (PRODUCT, ((6, 8), (8, 4)), ([Shard(0), Shard(1)], [Replicate(), Shard(0)])),
+    (WINDOW, ((11, 4), (3, 4, 4)), ([Shard(0), Shard(1)], [Replicate(), Shard(1)])),
+    (STATES, ((40, 4), (4,)), ([Shard(0), Shard(1)], [Replicate(), Shard(0)])),
+    (NORMALISED, ((4, 40),), ([Shard(0), Shard(1)],)),
+)
+
+
+def of_two_dimensions(mesh) -> None:
+    square = dist.init_device_mesh(mesh.device_type, (2, mesh.size() // 2))
+    for source, shapes, placements in ON_MESHES:
+        f, alone = tilec.compile(source), [t.requires_grad_() for t in tensors(*shapes, device=mesh.device_type)]
+        given = [
+            distribute_tensor(t.detach(), square, p).requires_grad_() for t, p in zip(alone, placements, strict=True)
+        ]
+        found = []
+        for x in (alone, given):
+            y = f(*x)
+            found.append([y, *torch.autograd.grad((y * y).sum(), x)])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(b.full_tensor(), a, rtol=1e-4, atol=1e-4, msg=source)
+
+
 def test_two_processes() -> None:
     in_processes(2, everything)
 
@@ -142,6 +166,11 @@ def test_two_devices() -> None:
 @pytest.mark.slow
 def test_four_processes() -> None:
     in_processes(4, everything)
+
+
+@pytest.mark.slow
+def test_a_mesh_of_two_dimensions() -> None:
+    in_processes(4, of_two_dimensions)
 
 
 @pytest.mark.slow
