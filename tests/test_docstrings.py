@@ -18,6 +18,7 @@ def public_calls() -> Iterator[tuple[str, Callable]]:
         for name in module.__all__:
             if inspect.isfunction(value := getattr(module, name)):
                 yield f"{module.__name__}.{name}", value
+    yield "tilec.nn.Tile", tilec.nn.Tile
     f = tilec.compile("Y = X + 1;")
     for thing in (f, f.lower(1.0)):
         kind = type(thing)
@@ -31,7 +32,7 @@ NEVER_RAISE = {  # nothing that a caller gives can be wrong
     *("tilec.gallery.names", "tilec.gallery.find", "Function.latex", "Lowered.source", "Lowered.cost"),
     *("Lowered.kernel_costs", "tilec.load_ipython_extension"),
 }
-RETURN_NOTHING = {"tilec.tune", "tilec.load_ipython_extension", "Lowered.dump"}
+RETURN_NOTHING = {"tilec.nn.Tile", "tilec.tune", "tilec.load_ipython_extension", "Lowered.dump"}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -27,18 +27,33 @@ class Tile(torch.nn.Module):
         )
         y = norm(x)
 
-    `source` is Tile text or a compiled Function. `parameters` and `buffers` map names of inputs to a shape or to a
-    tensor, whose values are then the initial ones (it is copied; a torch.nn.Parameter is taken as it is, and stays
-    shared). `init` maps names, of those given by shape, to functions that fill a tensor in place, such as
-    `torch.nn.init.ones_`. Without, a parameter of two or more dimensions is uniform within 1/sqrt(n), as a linear
-    layer's is, where n is how many of its elements are summed for one element of the result; anything else is zero.
-    `device` and `dtype` are those of what is given by shape, as in torch's modules. `requires_grad_`, `.to()`,
-    `state_dict`, `torch.save`, copies, pickling and sharding are torch's own: parameters are plain torch.nn.Parameters,
-    under their names in the text.
+    Called with the other inputs, by position in the order of the text or by name, of the shapes that the text declares;
+    returns what the Function returns, and raises what it raises. `requires_grad_`, `.to()`, `state_dict`, `torch.save`,
+    copies, pickling and sharding are torch's own: parameters are plain torch.nn.Parameters, under their names in the
+    text.
 
-    Called with the other inputs, by position in the order of the text or by name; returns what the Function returns.
-    Raises TileError subclasses: NameMistake for a name that is no input, InputMistake for one that is both a parameter
-    and a buffer, RankMistake and SizeMistake for shapes that the text does not allow.
+    Args:
+        source: Tile text or a compiled Function.
+        parameters: Names of inputs, each with a shape or a tensor, whose values are then the initial ones. It is
+            copied; a torch.nn.Parameter is taken as it is, and stays shared.
+        buffers: The same for inputs that are no parameters.
+        init: Names, of those given by shape, each with a function that fills a tensor in place, such as
+            `torch.nn.init.ones_`. Without, a parameter of two or more dimensions is uniform within 1/sqrt(n), as a
+            linear layer's is, where n is how many of its elements are summed for one element of the result; anything
+            else is zero.
+        device: Of what is given by shape, as in torch's modules.
+        dtype: Of what is given by shape, as in torch's modules.
+        entry: This and the further options are those of `tilec.compile`, for a text.
+        backend: As for `tilec.compile`.
+        tune: As for `tilec.compile`.
+        exact: As for `tilec.compile`.
+
+    Raises:
+        NameMistake: A name that is no input.
+        InputMistake: A name that is both a parameter and a buffer.
+        RankMistake: A shape of another rank than the text declares.
+        SizeMistake: Sizes that the text does not allow.
+        TileError: The text is no Tile program.
     """
 
     @public

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import random
 
 import pytest
 from language.test_constraint_hints import EQUIVALENT, WORDS, source
 from language.test_errors import BODIES, HEAD, SOURCES
 from language.test_idioms import CASES
+from support.texts import SOURCES as SOUND
+from support.texts import mutated
 
 import tilec
 from tilec.errors import Edit, Hint, Span, TileError, edited
 from tilec.language import parse
 
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 TEXTS = [
     *(f"{HEAD}{body}\n}}" for _, body, _ in BODIES),
     *(text for _, text, _ in SOURCES),
@@ -118,6 +123,23 @@ def test_warnings(text: str) -> None:
     with pytest.raises(TileError) as caught:
         tilec.compile(text, warnings="error")
     assert (edited(text, caught.value.edits) if caught.value.edits else None) == WARNED[text]
+
+
+def test_edits_of_mutated_texts() -> None:
+    """Within the text, apart from each other, in order; what is wrong afterwards is something else."""
+    count = 0
+    for seed in range(250 * SCALE):
+        r = random.Random(seed)
+        text = mutated(r, r.choice(SOUND)[0])
+        error = mistake(text)
+        if error is None or not error.edits:
+            continue
+        count += 1
+        places = [p for e in error.edits for p in (e.span.start, e.span.stop)]
+        assert places == sorted(places) and places[0] >= 0 and places[-1] <= len(text), text
+        again = mistake(edited(text, error.edits))
+        assert again is None or (again.message, again.span) != (error.message, error.span), text
+    assert count > 20
 
 
 def test_a_hint_is_its_words() -> None:
