@@ -80,9 +80,9 @@ def by_kind() -> dict[str, list[gallery.Entry]]:
 def section(e: gallery.Entry, measured: list[str], detailed: bool) -> str:
     """One operation: its text, in detail formulas, a picture, the gradient, kernels and figures; measurements."""
     parts = [f"## {e.name.replace('_', ' ')}\n\n{e.title} {e.remarks}\n", f"```tile\n{e.source}```\n"]
+    parts += measurements(e, measured)
     if detailed:
         parts += details(e)
-    parts += measurements(e, measured)
     return "\n".join(parts)
 
 

@@ -175,6 +175,13 @@ def k(A, B, X):
     assert stored_outputs(source, ("A", "B", "C")) == {"A", "B"}
 
 
+def test_functions_of_a_kernel_serve_its_statement() -> None:
+    source = "@triton.jit\ndef divide_(a, b):\n    return a / b\n\n\n@gluon.jit\ndef copy(O):\n    x = 1\n\n\n"
+    source += "@gluon.jit\ndef product(O):\n    copy(O)\n"
+    served = {text.strip(): owners for text, owners in kernel_lines(source, ("O",))}
+    assert served["x = 1"] == served["copy(O)"] == ("O",) and served["return a / b"] == ()
+
+
 def test_costs_count_what_kernels_compute_inside() -> None:
     lowered = tilec.compile(ATTENTION).lower(
         *[tilec.spec((2, 64, 32), "float16")] * 3, backend="triton", target="sm_90"

@@ -1,8 +1,8 @@
 """Which statement each line of generated text serves.
 
-A kernel that carries out one statement serves that. In the text of a kernel of several, a line serves the first output
-whose stores depend on it: a backward slice over names, which asks nothing of the order of lines. In the function that
-launches kernels, lines follow the comment that names their statements.
+A kernel that carries out one statement serves that, with the functions that it calls. In the text of a kernel of
+several, a line serves the first output whose stores depend on it: a backward slice over names, which asks nothing of
+the order of lines. In the function that launches kernels, lines follow the comment that names their statements.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def kernel_lines(source: str, outputs: Sequence[str]) -> list[Line]:
         served |= _sliced(f, outputs)
     lines = source.splitlines()
     if len(set(outputs)) == 1:
-        kernel = max(functions, key=lambda f: (f.end_lineno or 0) - f.lineno, default=None)
-        inside = range(kernel.lineno, (kernel.end_lineno or 0) + 1) if kernel is not None else ()
+        own = [f for f in functions if not f.name.endswith("_")]  # those are shared by kernels, as divide_ is
+        inside = [line for f in own for line in range(f.lineno, (f.end_lineno or f.lineno) + 1)]
         served = {**dict.fromkeys(inside, outputs[0]), **served}
     first = min((min(f.lineno, *(d.lineno for d in f.decorator_list), f.lineno) for f in functions), default=1)
     found: list[Line] = []
