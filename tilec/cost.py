@@ -129,9 +129,12 @@ def _unit_operations(program: Program, unit: Sequence[Statement], shapes: Mappin
     def needed(s: Statement) -> float:
         if s.output in own:
             return 1.0
-        return max((needed(r) * _share(r.guard, bounds(r, dict(shapes)) or {}) for r in readers[s.output]), default=1.0)
+        return max((needed(r) * share(r) for r in readers[s.output]), default=1.0)
 
-    return sum(round(needed(s) * operations(s, shapes)) for s in unit)
+    def share(s: Statement) -> float:
+        return _share(s.guard, bounds(s, dict(shapes)) or {})
+
+    return sum(round(needed(s) * round(share(s) * operations(s, shapes))) for s in unit)
 
 
 def _touched(program: Program, unit: Sequence[Statement], units: Sequence[Sequence[Statement]]) -> set[str]:
@@ -146,15 +149,9 @@ def size_in_bytes(t: TensorType) -> int:
 
 
 def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Scalar operations of one statement."""
-    return _operations(s) * _points(s, shapes)
-
-
-def _points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Scalar operations of one statement over the box of its valid points, whose sizes may be open."""
     box = bounds(s, dict(shapes))
-    if box is None:
-        return 0
-    return round(prod(high - low + 1 for low, high in box.values()) * _share(s.guard, box))
+    return 0 if box is None else _operations(s) * prod(high - low + 1 for low, high in box.values())
 
 
 def _share(guard: Expr | None, box: Box) -> float:

@@ -159,13 +159,13 @@ class Specialiser:
 
     def open_program(self, opened: Opened, program: Program) -> OpenProgram[Specialiser]:
         """A program derived from this one whose inputs leave sizes open."""
-        made = self.made(program)
 
-        def run(opened: Opened, device: str) -> Prepared:
+        def run(opened: Opened, symbols: Mapping[str, int], device: str) -> Prepared:
             how = self.backend, device, None, False
+            made = self.made(with_numbers(program, symbols))
             return made.lower(opened.types, {}, *how, opened.recorder)[1]
 
-        return OpenProgram(opened, made, run)
+        return OpenProgram(opened, self.made(program), run)
 
     def lower(
         self,

@@ -32,7 +32,8 @@ def library(built: None, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture(params=["python", "native"])
-def way(request: pytest.FixtureRequest) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TILEC_NATIVE", "0")
     if request.param == "native":
         request.getfixturevalue("library")
     return request.param

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Generic
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
 
 from tilec import knobs
 from tilec.errors import TileError
+from tilec.ir.at_sizes import with_numbers
 from tilec.ir.shape_class import MOST_TRIES, Opening, Outcome, ShapeClass, predicate
 from tilec.ir.symbolic import Pinned, Recorder, gcd, is_symbolic
 from tilec.ir.types import TensorType, Types
@@ -71,30 +72,43 @@ class Classes(Generic[Outcome]):
 
 class OpenProgram(Generic[Outcome]):
     """A program whose inputs' types leave sizes open, derived from another in the same compilation. `lower` makes what
-    runs of types on a device."""
+    runs of types and symbols on a device; where what it asked of the sizes does not hold, it is made once more."""
 
-    def __init__(self, opened: Opened, program: Outcome, lower: Callable[[Opened, str], Prepared]):
+    def __init__(
+        self, opened: Opened, program: Outcome, lower: Callable[[Opened, Mapping[str, int], str], Prepared | None]
+    ):
         self.opened, self.program = opened, program
         self._lower = lower
-        self._made: dict[object, tuple[Prepared, Callable[..., bool]] | None] = {}
+        self._made: dict[object, _MadePrograms] = {}
 
     def prepared(self, sizes: Mapping[str, int], types: Types, device: str) -> Prepared | None:
-        """What runs for these sizes and inputs; None where what was made with open sizes does not serve them."""
+        """What runs for these sizes and inputs; None where sizes cannot be left open."""
         key = device, *[(t.dtype, t.weak) for t in types.values()]
-        if key not in self._made:
-            self._made[key] = self._make(types, device)
-        made = self._made[key]
-        names = self.opened.symbols
-        if made is None or not made[1](*[sizes[name] for name in names]):
+        made = self._made.setdefault(key, _MadePrograms())
+        numbers = [sizes[name] for name in self.opened.symbols]
+        for prepared, holds in made.found:
+            if holds(*numbers):
+                return prepared.at(sizes)
+        if made.tries >= MOST_TRIES:
             return None
-        return made[0].at(sizes)
+        made.tries += 1
+        found = self._make(sizes, types, device)
+        if found is None:
+            made.tries = MOST_TRIES
+            return None
+        made.found.insert(0, found)
+        return found[0].at(sizes) if found[1](*numbers) else None
 
-    def _make(self, types: Types, device: str) -> tuple[Prepared, Callable[..., bool]] | None:
-        recorder = self.opened.recorder
-        given = {n: replace(t, dtype=types[n].dtype, weak=types[n].weak) for n, t in self.opened.types.items()}
+    def _make(self, sizes: Mapping[str, int], types: Types, device: str) -> tuple[Prepared, Callable[..., bool]] | None:
+        recorder = Recorder()
+        symbols: dict[str, Any] = {name: recorder.symbol(name, sizes[name]) for name in self.opened.symbols}
+        given = {
+            n: replace(t, shape=with_numbers(t.shape, symbols), dtype=types[n].dtype, weak=types[n].weak)
+            for n, t in self.opened.types.items()
+        }
         try:
-            prepared = self._lower(Opened(recorder, given), device)
-            if recorder.pinned:
+            prepared = self._lower(Opened(recorder, given), symbols, device)
+            if prepared is None or recorder.pinned:
                 return None
             fixed = [n for t in given.values() for n in t.shape if not is_symbolic(n)]
             return prepared, predicate(recorder, self.opened.symbols, fixed)
@@ -104,3 +118,12 @@ class OpenProgram(Generic[Outcome]):
             if knobs.VERIFY.value:
                 raise
             return None
+
+
+@dataclass
+class _MadePrograms:
+    """What was made with open sizes, the latest first, each with the sizes that it serves; and how often that was
+    tried."""
+
+    found: list[tuple[Prepared, Callable[..., bool]]] = field(default_factory=list)
+    tries: int = 0

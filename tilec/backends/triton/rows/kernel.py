@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,8 +111,8 @@ class RowWriter:
             body(self._frame())
             return
         step = self.tiling.rows if self.aligned is None else self.aligned.vector
-        blocks = math.ceil(group.count(group.rows) / step)
-        share = math.ceil(blocks / (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
+        blocks = -(-group.count(group.rows) // step)
+        share = -(-blocks // (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
         part = k.number("part", "part_size", share)
         if self.aligned is None:
             k.emit(f"start = down * {part}")
