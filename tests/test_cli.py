@@ -42,6 +42,12 @@ def test_warnings_are_told_each_time(capsys: pytest.CaptureFixture[str]) -> None
         assert told.startswith("tilec: warning: <tile>:1:17: `Scoers` is an input") and told.count("tilec:") == 1
 
 
+def test_no_command_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    assert "parse and check programs" in told and "run the language server" in told
+
+
 def test_show_prints_what_parses_back(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", matmul]) == 0
     assert tilec.compile(capsys.readouterr().out).program == tilec.compile(MATMUL).program

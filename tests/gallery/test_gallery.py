@@ -78,6 +78,10 @@ def test_names_that_are_close() -> None:
 def test_found_by_words() -> None:
     assert "rotary" in gallery.find("position embedding")
     assert gallery.find("no such thing") == []
+    assert gallery.find("rms") == ["rms_norm"]
+    with pytest.raises(tilec.NameMistake, match="no operation `rms`") as caught:
+        gallery.load("rms")
+    assert caught.value.hint == "did you mean `rms_norm`?"
 
 
 FIRST_DAY = {  # what people come for, in their words

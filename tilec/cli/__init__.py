@@ -21,7 +21,11 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if not given:
+        _parser().print_help(sys.stderr)
+        return 2
+    args = _parser().parse_args(given)
     if "text" in args:
         check_source(args)
     try:

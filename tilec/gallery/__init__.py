@@ -112,7 +112,8 @@ def find(word: str) -> list[str]:
     Returns:
         Names of the operations whose name, kind, title or remarks hold all of the words, in alphabetical order.
     """
-    parts = [part.removesuffix("s") for part in _plain(word).split() if part not in SMALL_WORDS]
+    words = [part for part in _plain(word).split() if part not in SMALL_WORDS]
+    parts = [part.removesuffix("s") if len(part) > 3 else part for part in words]
     texts = {n: _plain(f"{n} {e.kind} {e.title} {e.remarks}") for n, e in _entries().items()}
     return sorted(n for n, text in texts.items() if all(part in text for part in parts))
 
