@@ -144,7 +144,7 @@ def test_odd_sizes(place):
         ("O[k : K << -1] = A[k];", "shifts by -1 bits, and a shift is at least 0"),
         ("O[k : 1 << 100000] = A[k];", "does not fit into 64 bits"),
         ("O[k : N * 9223372036854775807] = A[k];", "does not fit into 64 bits"),
-        ("O[k, j : 4294967296, 4294967296] = A[k];", "no memory holds so many elements"),
+        ("O[k, j : 4294967296, 4294967296] = A[k];", "more elements than memory can hold"),
         ("O = A + same(N, 4);", "sizes that must agree do not"),
     ],
 )

@@ -167,15 +167,15 @@ def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[s
 def size_value(name: str, value: object) -> int:
     """The integer that a rank-0 input gives to a size. Raises InputMistake where it is none."""
     if isinstance(value, Spec):
-        raise InputMistake(f"{name} stands in a size, so its value is needed", hint=f"pass an integer for {name}")
+        raise InputMistake(f"{name} is used in a size, so its value is needed", hint=f"pass an integer for {name}")
     tensor = value if isinstance(value, torch.Tensor) else _to_tensor(name, value)
     if tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
         what = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-        raise InputMistake(f"{name} stands in a size, so it must be one integer; got {what}")
+        raise InputMistake(f"{name} is used in a size, so it must be one integer; got {what}")
     try:
         return int(tensor)
     except RuntimeError:  # of what has no value yet, or many
-        what = f"{name} stands in a size, so its value is needed before the call, and this tensor has none yet"
+        what = f"{name} is used in a size, so its value is needed before the call, and this tensor has none yet"
         raise InputMistake(what, hint=f"pass an int for {name}; a tensor's value cannot be asked for here") from None
 
 

@@ -104,7 +104,7 @@ FUSE_NEIGHBOURS = Knob(
     "TILEC_FUSE_NEIGHBOURS",
     True,
     _parse_switch,
-    "under torch.compile, may operations beside a call on a GPU become part of its kernels: 0 or 1",
+    "under torch.compile, may operations next to a call on a GPU become part of its kernels: 0 or 1",
 )
 
 NATIVE = Knob(

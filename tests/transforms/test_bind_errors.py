@@ -160,14 +160,14 @@ CASES = {
         "function (A, S) -> (C) { C[j : S] = A[j]; }",
         {"A": f(2), "S": f()},
         TypeMistake,
-        "S stands in a size, so it must be an integer, not float32",
+        "S is used in a size, so it must be an integer, not float32",
         "S",
     ),
     "a tensor as a size": (
         "function (A, S) -> (C) { C[j : S] = A[j]; }",
         {"A": f(2), "S": i(3)},
         RankMistake,
-        "S stands in a size, so it must be one integer; its shape is (3,)",
+        "S is used in a size, so it must be one integer; its shape is (3,)",
         "S",
     ),
     "a size without its value": (

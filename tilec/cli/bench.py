@@ -13,7 +13,7 @@ from tilec.errors import InputMistake
 
 
 def add(commands) -> None:
-    bench = commands("bench", _bench, "measure a program and its gradient, beside a function of torch")
+    bench = commands("bench", _bench, "measure a program and its gradient, against a function of torch")
     add_source(bench)
     add_types(bench)
     bench.add_argument("--vs", metavar="FILE.py:FUNCTION", help="a function of the same inputs; eager and compiled")

@@ -166,7 +166,7 @@ class _Run(PointEvaluator):
                 raise SizeMistake(f"{s.output} would have the size {size}", e.span)
         if math.prod(sizes) > MOST_ELEMENTS:
             shape = tuple(sizes)
-            raise SizeMistake(f"{s.output} would have the shape {shape}: no memory holds so many elements", s.span)
+            raise SizeMistake(f"{s.output} would have the shape {shape}: more elements than memory can hold", s.span)
         return sizes
 
     def implied_size(self, s: Statement, e: Expr) -> int:

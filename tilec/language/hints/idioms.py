@@ -57,7 +57,7 @@ def comment_in_brackets(source: str, place: int, opener: int) -> SyntaxMistake |
     text = f"({a} - {a} % {b})/{b}"
     change = (Edit(Span(opener + found.start(), opener + found.end()), text),) if found["b"] else ()
     hint = Hint(f"`/` in an index is exact; the quotient rounded down is {text}", *change)
-    return SyntaxMistake("`//` begins a comment, and here stands inside brackets", span, hint=hint)
+    return SyntaxMistake("`//` begins a comment, and this one is inside brackets", span, hint=hint)
 
 
 def suggestion(text: str) -> Callable[[Match, str], str]:
@@ -222,12 +222,12 @@ IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
     idiom_of(
         r"^\s*(?P<at>for|while|foreach|do)\b.*",
-        "there are no loops in Tile, and here stands `{at}`",
+        "there are no loops in Tile, but here is `{at}`",
         suggestion(NO_LOOPS),
     ),
     idiom_of(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
-        "an assignment has no keyword, and here stands `{at}`",
+        "an assignment has no keyword, but here is `{at}`",
         _declaration,
     ),
     idiom_of(
@@ -278,7 +278,7 @@ IDIOMS: tuple[Idiom, ...] = (
     ),
     idiom_of(
         rf"(?P<x>{NAME})(?:\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))(?:\((?P<args>[^()]*)\))?(?P<item>\[[^\]]*\])?",
-        "a tensor has no attributes or methods, and here stands `{at}`",
+        "a tensor has no attributes or methods, but here is `{at}`",
         _attribute,
     ),
     idiom_of(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),

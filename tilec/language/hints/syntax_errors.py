@@ -263,7 +263,7 @@ def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
         return None
     hint = "move it inside the parentheses, use a named aggregation such as sum(A[i]) * B[i], or a second statement"
     return SyntaxMistake(
-        f"nothing can follow an aggregation's parentheses, and here stands `{c.token}`",
+        f"nothing can follow an aggregation's parentheses, but here is `{c.token}`",
         c.span,
         hint=Hint(hint, *_named_aggregation(c)),
     )
@@ -374,7 +374,7 @@ def _header(c: Complaint) -> SyntaxMistake | None:
         return SyntaxMistake("an output has no dimensions here", c.span, hint=hint)
     if c.open and c.open[-1].type == "LSQB":
         return SyntaxMistake(
-            f"a dimension of an input is a name or an integer, and here stands `{c.token}`",
+            f"a dimension of an input is a name or an integer, but here is `{c.token}`",
             c.span,
             hint=Hint(f"write `{c.token.upper()}`", Edit(c.span, c.token.upper()))
             if c.token.type == "LOWER"

@@ -390,7 +390,7 @@ def _check(program: Program, in_axes: Sequence[int | None], randomness: str) -> 
         raise InputMistake("no input is batched", hint="give at least one input a batch dimension")
     for name in size_inputs(program):
         if name in batched:
-            raise SizeMistake(f"{name} stands in a size, and all elements of a batch have the same sizes")
+            raise SizeMistake(f"{name} is used in a size, and all elements of a batch have the same sizes")
     if randomness not in RANDOMNESS:
         raise InputMistake(f"randomness is one of {', '.join(RANDOMNESS)}, not {randomness!r}")
     if randomness == "error" and any(map(_draws, program.statements)):

@@ -85,7 +85,7 @@ class _Binder:
     def emit(self, s: Statement) -> None:
         t = statement_type(s, self.types)
         if math.prod(t.shape) > MOST_ELEMENTS:
-            raise SizeMistake(f"{s.output} would have the shape {t.shape}: no memory holds so many elements", s.span)
+            raise SizeMistake(f"{s.output} would have the shape {t.shape}: more elements than memory can hold", s.span)
         self.types[s.output] = t
         self.sizes.shapes[s.output] = t.shape
         self.statements.append(resolve(s, self.types))

@@ -91,7 +91,7 @@ class Sizes:
     failed: dict[str, SizeMistake] = field(default_factory=dict)
 
     def value(self, e: Name | Access) -> int:
-        """The integer of a name (or of a rank-0 element) that stands in a size."""
+        """The integer of a name (or of a rank-0 element) that is used in a size."""
         name = e.name if isinstance(e, Name) else e.tensor
         if name in self.values:
             return self.values[name]
@@ -294,11 +294,11 @@ def _bind_dimension(sizes: Sizes, name: str, axis: int, dim: str | int, size: in
 def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int], program: Program) -> None:
     span = next(i.span for i in program.inputs if i.name == name)
     if t.shape:
-        raise RankMistake(f"{name} stands in a size, so it must be one integer; its shape is {t.shape}", span)
+        raise RankMistake(f"{name} is used in a size, so it must be one integer; its shape is {t.shape}", span)
     if not is_integer(t.dtype):
-        raise TypeMistake(f"{name} stands in a size, so it must be an integer, not {t.dtype}", span)
+        raise TypeMistake(f"{name} is used in a size, so it must be an integer, not {t.dtype}", span)
     if name not in values:
-        raise InputMistake(f"{name} stands in a size, so its value is needed", span)
+        raise InputMistake(f"{name} is used in a size, so its value is needed", span)
     sizes.values[name] = as_int(values[name])
     sizes.sources[name] = f"the input {name}"
 

@@ -176,7 +176,7 @@ class ValueBinder:
     def _index_call(self, e: Call) -> Expr:
         tensor = self._tensor(e)
         if self.axes is None:
-            raise RankMistake("index(X, d) stands in elementwise statements", e.span, hint="use the index variable")
+            raise RankMistake("index(X, d) belongs in elementwise statements", e.span, hint="use the index variable")
         shape = self.scope.sizes.shape(tensor)
         d = self.scope.sizes.evaluate(e.args[1])
         if not 0 <= d < len(shape):
@@ -202,12 +202,12 @@ class ValueBinder:
         """A draw with its counter: in an elementwise statement the element's row-major position, if none is given."""
         args = tuple(map(self.bind, e.args))
         if len(args) == 1:
-            assert self.axes is not None, "a draw beside indices has a counter"
+            assert self.axes is not None, "a draw among indices needs a counter"
             args = (*args, self.axes.position().to_expr())
         return replace(e, args=args)
 
     def _structural(self, e: Call) -> Expr:
-        raise Unsupported(f"{e.function} stands in elementwise statements only", e.span)
+        raise Unsupported(f"{e.function} is allowed in elementwise statements only", e.span)
 
     def _same(self, e: Call) -> Expr:
         """The size that all of them are."""
