@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from tilec import knobs
 from tilec.cost import operations, size_in_bytes
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
@@ -301,7 +302,7 @@ class _Joint:
         """What the gradient computes again that sums of floating values go into."""
         found: set[str] = set()
         for s in self.needed(kept):
-            summed = s.aggregation != "assign" and s.aggregation not in ("max", "min", "any", "all")
+            summed = s.aggregation != "assign" and s.aggregation not in ("max", "min", *LOGICAL)
             if is_floating(self.types[s.output].dtype) and (summed or not found.isdisjoint(values_read(s))):
                 found.add(s.output)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
     Access,
@@ -118,7 +118,7 @@ def _aggregated(
     under = "\\substack{" + " \\\\ ".join(rows) + "}" if len(rows) > 1 else "".join(rows)
     sign = LATEX_SIGNS.get(name, f"\\operatorname*{{{name}}}")
     wide = isinstance(body, Call) and (own := FUNCTIONS[body.function].precedence) and own <= SUM_PRECEDENCE
-    if _is_condition(body) and name not in ("any", "all"):
+    if _is_condition(body) and name not in LOGICAL:
         inside = _numeric(body)
     else:
         inside = f"\\left({_text(body)}\\right)" if wide or AGGREGATIONS[name].symbol is None else _text(body)

@@ -93,6 +93,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     )
 }  # fmt: skip
 NUMBERED = ("argmax", "argmin")  # those whose result is the number of a point
+LOGICAL = tuple(a.name for a in AGGREGATIONS.values() if a.result == "bool")  # of what is not zero
 BY_SYMBOL = {a.symbol: a.name for a in AGGREGATIONS.values() if a.symbol}
 
 

@@ -17,6 +17,7 @@ from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, reads, walk
 
@@ -156,7 +157,7 @@ def _write(
         else:
             frame.lines.append(f"{target} = {evaluator.tensor(value, dtype)}")
         return
-    code = evaluator.condition(value) if aggregation in ("any", "all") else evaluator.tensor(value, value.held or dtype)
+    code = evaluator.condition(value) if aggregation in LOGICAL else evaluator.tensor(value, value.held or dtype)
     if aggregation in ("max", "min") and value.held != dtype:
         code = evaluator.tensor(value, dtype)
     if any(v not in value.variables and domain.extent[v] > 1 for v in m.reductions) or not value.variables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.types import ElementType, Kind, is_floating, kind
 
 LAST = np.iinfo(np.int64).max
@@ -61,7 +61,7 @@ class PointAccumulator:
         self.type = element
         start = {"argmax": "max", "argmin": "min", "logsumexp": "max"}.get(self.aggregation, self.aggregation)
         dtype = element.dtype
-        if self.aggregation in ("any", "all"):
+        if self.aggregation in LOGICAL:
             dtype = "bool"
         elif self.aggregation in ("logsumexp", "mean"):
             dtype = "float64"
@@ -79,7 +79,7 @@ class PointAccumulator:
         self.reached[place] = True
         before = self.combined
         values = np.broadcast_to(data, place.shape)
-        values = values != 0 if self.aggregation in ("any", "all") else values.astype(before.dtype)
+        values = values != 0 if self.aggregation in LOGICAL else values.astype(before.dtype)
         if self.aggregation == "assign":
             before[place] = values
             return

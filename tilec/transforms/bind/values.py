@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tilec.errors import NameMistake, RankMistake, SizeMistake, Span, TypeMistake, Unsupported
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.index import integer
 from tilec.ir.infer import expression_type
@@ -35,7 +36,7 @@ _OF_ONE: dict[str, Callable[[Expr], Expr]] = {
     **dict.fromkeys(("min", "max", "assign"), lambda e: e),
     **dict.fromkeys(("sum", "prod"), lambda e: e * Int(1)),
     **dict.fromkeys(("mean", "logsumexp"), lambda e: e * Float(1.0)),
-    **dict.fromkeys(("any", "all"), lambda e: Call("ne", (e, Int(0)))),
+    **dict.fromkeys(LOGICAL, lambda e: Call("ne", (e, Int(0)))),
     **dict.fromkeys(("argmax", "argmin"), lambda e: Int(0)),
 }
 

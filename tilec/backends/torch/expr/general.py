@@ -15,7 +15,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, walk
@@ -205,7 +205,7 @@ class _Body:
         before = dtype
         if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:
             before = value.held  # reductions convert while they read
-        if self.aggregation in ("any", "all"):
+        if self.aggregation in LOGICAL:
             code = evaluator.condition(value)
         elif mask is None:
             code = evaluator.cast(value, before) if value.number is None else evaluator.tensor(value, before)

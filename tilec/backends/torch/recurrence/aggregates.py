@@ -15,6 +15,7 @@ from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.matmul.exponentials import exponent_sides, exponent_terms, parts_of
 from tilec.backends.torch.matmul.factors import LOG, SUM
 from tilec.backends.torch.recurrence.steps import Level, reads_own
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, index_variables
@@ -76,7 +77,7 @@ def _broadcast(level: Level, e: Aggregate, bound: Sequence[str], element: Elemen
     value = evaluator.value(body)
     variables = value.variables
     dtype = accumulation_dtype(e.aggregation, element.dtype)
-    if e.aggregation in ("any", "all"):
+    if e.aggregation in LOGICAL:
         code = evaluator.condition(value)
     else:
         code = evaluator.tensor(value, dtype)

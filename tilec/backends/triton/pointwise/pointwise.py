@@ -41,6 +41,7 @@ from tilec.backends.triton.pointwise.tiling import (
     passes_once,
 )
 from tilec.backends.triton.pointwise.windows import stripe_of, striped_windows
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
@@ -188,7 +189,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     evaluator.read_first(*roots)
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
-    if accumulator.dtype == "bool" or s.aggregation in ("any", "all"):
+    if accumulator.dtype == "bool" or s.aggregation in LOGICAL:
         code, held = evaluator.condition(value), "bool"
     else:
         code, held = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
@@ -226,7 +227,7 @@ def _reduction(
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
     evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
-    truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+    truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
     if lanes is not None and lanes.narrow:
         assert isinstance(s.body, Call)
         reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))

@@ -24,6 +24,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.pointwise.windows import STRIPE_WASTE, index_forms, window_axes
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
 from tilec.ir.types import TensorType, is_floating
@@ -171,7 +172,7 @@ class TapWriter:
             if s.guard is not None:
                 tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
-        truth = a.aggregation in ("any", "all") or a.dtype == "bool"
+        truth = a.aggregation in LOGICAL or a.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})"

@@ -24,6 +24,7 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Constraint, Int, Statement, accesses_in
 from tilec.ir.types import TensorType, is_floating
@@ -214,7 +215,7 @@ class _StripeWriter:
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
-        truth = a.aggregation in ("any", "all") or a.dtype == "bool"
+        truth = a.aggregation in LOGICAL or a.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})"

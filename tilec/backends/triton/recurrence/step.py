@@ -21,6 +21,7 @@ from tilec.backends.triton.emit.scalar import TritonScalars, held_as
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
 from tilec.ir.types import NARROW
@@ -283,7 +284,7 @@ class StepWriter:
         if e.guard is not None:
             tests.append(evaluator.condition(evaluator.value(e.guard)))
         value = evaluator.value(e.body)
-        truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+        truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"

@@ -25,6 +25,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
 )
 from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
@@ -376,7 +377,7 @@ class RowWriter:
         self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> str:
         """A name of the block of values, the identity where the point does not count."""
-        truth = accumulator.aggregation in ("any", "all") or accumulator.dtype == "bool"
+        truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
         mask = " & ".join(dict.fromkeys(tests))
         name = self.k.names.fresh("value")

@@ -20,6 +20,7 @@ from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scan.form import Scan
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Expr, Statement
 
 OWN = (
@@ -245,7 +246,7 @@ class ScanWriter:
     def _term(self, evaluator: TritonScalars, body: Expr) -> str:
         value = evaluator.value(body)
         aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
-        truth = aggregation in ("any", "all") or self.seen.types[self.scan.statement.output].dtype == "bool"
+        truth = aggregation in LOGICAL or self.seen.types[self.scan.statement.output].dtype == "bool"
         if truth:
             return f"{evaluator.condition(value)}.to(tl.int32)"
         return evaluator.tensor(value, dtype)

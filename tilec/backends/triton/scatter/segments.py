@@ -21,6 +21,7 @@ from tilec.backends.triton.iteration.coalesce import Viewed
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Statement
 
 LONGEST = 512  # points of a run that one program combines
@@ -203,7 +204,7 @@ class _Writer:
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
-        truth = a.aggregation in ("any", "all") or a.dtype == "bool"
+        truth = a.aggregation in LOGICAL or a.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
         k.emit(f"valid = {' & '.join(dict.fromkeys(tests))}")
         k.emit(f"value = tl.where(valid, {code}, {a.identity_text})")
