@@ -1,0 +1,40 @@
+"""Attention of heads of odd widths on a device: values and gradients beside float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TEXT = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
+    S[b, i, j : B, N, M] = 0.125 * sum(Q[b, i, e] * K[b, j, e]);
+    L[b, i : B, N] = logsumexp({0}S[b, i, j]);
+    O[b, i, f : B, N, F] = sum({0}exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}}"""
+
+
+@pytest.mark.parametrize("batch, rows", [(3, 300), (132, 768)], ids=["small", "large"])
+@pytest.mark.parametrize("guard", ["i >= j ? ", ""], ids=["causal", "full"])
+@pytest.mark.parametrize("widths", [(65, 65), (72, 72), (96, 96), (104, 120), (127, 127), (128, 72)])
+def test_widths(widths: tuple[int, int], guard: str, batch: int, rows: int) -> None:
+    """The large ones are enough for tensor maps and for warps with work of their own."""
+    e, f = widths
+    generator = torch.Generator("cuda").manual_seed(e)
+    shapes = ((batch, rows, e), (batch, rows, e), (batch, rows, f), (batch, rows, f))
+    *given, cotangent = (torch.randn(s, device="cuda", generator=generator).bfloat16() for s in shapes)
+    given = [t.requires_grad_() for t in given]
+    value = tilec.compile(TEXT.format(guard))(*given)
+    ours = torch.autograd.grad(value, given, cotangent)
+    q, k, v = (t.detach().double().requires_grad_() for t in given)
+    scores = 0.125 * q @ k.mT
+    if guard:
+        scores = scores.masked_fill(torch.ones(rows, rows, device="cuda", dtype=torch.bool).triu(1), -torch.inf)
+    exact = scores.softmax(-1) @ v
+    theirs = torch.autograd.grad(exact, (q, k, v), cotangent.double())
+    for mine, other in zip((value, *ours), (exact, *theirs), strict=True):
+        assert (mine.double() - other).norm() <= 8e-3 * other.norm()
