@@ -66,7 +66,7 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
         short = many and br <= SHORT_ROW
         if short and _shared_by_neighbours(space, outputs, reductions):
-            bn = min(power_of_two(space.largest(outputs[-1])), BLOCK_OF_SHORT_ROWS // br)
+            bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
     elif many and (weighted := _weighted_columns(space, outputs, reductions)) is not None:
@@ -74,15 +74,14 @@ def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
         axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))
         return PointwiseTiling(axes, max(1, min(power_of_two(points), WEIGHTED // bn)), 1, 4)
     else:
-        bo = min(power_of_two(count), 512 if many else 128)
+        bo = min(power_of_two(count), 256 if many else 128)
         br = max(1, min(power_of_two(points), 4096 // bo))
     programs = -(-count // bo) * len(space.classes)
     parts = 1
     if programs < TWO_A_MULTIPROCESSOR and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
-        parts = 2 ** (parts.bit_length() - 1) if bo == 512 and not along else parts
         parts = -(-points // part_of(points, parts, br))
-    warps = 4 if bo * br < 4096 or (bo == 512 and not along) else 16 if br == 8192 else 8
+    warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
     return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
 
 

@@ -47,12 +47,11 @@ def choose_row_tiling(
     together = rows_together(group, strides)
     if not statistics:
         block = min(needed, 2048)
-        elements, warps = (4096, 8) if group.sums else (2048, 4)
-        down = min(power_of_two(rows), max(together, elements // block, 1))
+        down = min(power_of_two(rows), max(together, 2048 // block, 1))
         across = -(-columns // block)
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        return RowTiling("tiled", down, block, parts, warps)
+        return RowTiling("tiled", down, block, parts, 4)
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
     halves = all(types[name].dtype in NARROW for name in full if name in types)
