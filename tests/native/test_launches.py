@@ -13,7 +13,7 @@ import pytest
 import tilec
 from tilec.backends.triton.plan.plan import Launch, Pointer
 from tilec.backends.triton.runtime.compiled import compile_for, interpreting
-from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.launcher import CompiledKernel, Launched, _parameters
 
 DRIVER = r"""
 #include <stdint.h>
@@ -113,7 +113,8 @@ def test_parameters(source: str, inputs: list) -> None:
     for launch in (step for step in plan.steps if isinstance(step, Launch)):
         kernel = compile_for(launch, dict.fromkeys(launch.tensors, "float32"), "sm_90")
         launched = Launched(launch)
-        launched._kernel = SimpleNamespace(function=7, metadata=kernel.metadata, src=kernel.src, asm=kernel.asm)
+        made = SimpleNamespace(function=7, metadata=kernel.metadata, src=kernel.src, asm=kernel.asm)
+        launched._compiled_kernel = CompiledKernel(made, _parameters(made, launch), print, (), print, True)
         found = launched.compiled()
         assert found is not None
         function, threads, shared, together, values = found

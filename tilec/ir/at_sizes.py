@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -36,6 +36,41 @@ def with_numbers(x: Any, numbers: Mapping[str, int]) -> Any:
         }
         return replace(x, **new) if new else x
     return x
+
+
+Filled = Callable[[tuple[Any, ...]], Any]
+
+
+def template(x: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]:
+    """`with_numbers` of one tree for the sizes of many calls: what is open in it is looked for once."""
+    texts: dict[str, int] = {}
+    filled = _filled(x, texts)
+    if filled is None:
+        return lambda numbers: x
+    fill, values = filled, value_at(f"lambda {', '.join(names)}: ({', '.join(texts)},)", {})
+    return lambda numbers: fill(values(*[numbers[name] for name in names]))
+
+
+def _filled(x: Any, texts: dict[str, int]) -> Filled | None:
+    """The tree of the values of `texts`, which is added to; None where the tree is always the same."""
+    if is_symbolic(x):
+        return operator.itemgetter(texts.setdefault(x.text, len(texts)))
+    if type(x) is tuple or type(x) is list:
+        made = type(x)
+        parts = [_filled(y, texts) for y in x]
+        if not any(parts):
+            return None
+        pairs = list(zip(x, parts, strict=True))
+        return lambda values: made([y if p is None else p(values) for y, p in pairs])
+    if isinstance(x, Mapping):
+        fills = {k: p for k, v in x.items() if (p := _filled(v, texts)) is not None}
+        return (lambda values: {**x, **{k: p(values) for k, p in fills.items()}}) if fills else None
+    if is_dataclass(x) and not isinstance(x, type):
+        known = {f.name: getattr(x, f.name) for f in fields(x) if f.init}
+        fills = {k: p for k, v in known.items() if (p := _filled(v, texts)) is not None}
+        kind = type(x)
+        return (lambda values: kind(**{**known, **{k: p(values) for k, p in fills.items()}})) if fills else None
+    return None
 
 
 def mentions(x: Any, names: Collection[str]) -> bool:

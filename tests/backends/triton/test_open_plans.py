@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -40,13 +41,14 @@ def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.
     monkeypatch.setenv(knobs.VERIFY.name, "1")
     served = []
 
-    def counting(x: object, sizes: dict[str, int]) -> object:
-        if isinstance(x, Plan):
-            served.append(sizes)
-        return with_numbers(x, sizes)
+    def counting(x: object, names: tuple[str, ...]) -> Callable:
+        filled = template(x, names)
+        if not isinstance(x, Plan):
+            return filled
+        return lambda sizes: served.append(sizes) or filled(sizes)
 
-    with_numbers = open_plans.with_numbers
-    monkeypatch.setattr(open_plans, "with_numbers", counting)
+    template = open_plans.template
+    monkeypatch.setattr(open_plans, "template", counting)
     recorder, random = Recorder(), Random(name)
     letters = [letter for letter in "nm" if letter in "".join(PROGRAMS[name][1])]
     values = dict(zip("nm", (OPEN, OPEN + 60), strict=True))

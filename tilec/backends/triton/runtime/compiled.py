@@ -148,7 +148,13 @@ def rounds_to_tf32(parameter: str, dtype: str) -> bool:
 
 def kernel_function(launch: Launch) -> Any:
     """The kernel as Triton's function."""
-    return getattr(_module(file_of(launch), interpreting()), launch.kernel)
+    key = launch.text, launch.kernel, interpreting()
+    if key not in _functions:
+        _functions[key] = getattr(_module(file_of(launch), interpreting()), launch.kernel)
+    return _functions[key]
+
+
+_functions: dict[tuple[str, str, bool], Any] = {}
 
 
 def options_of(launch: Launch) -> dict[str, Any]:

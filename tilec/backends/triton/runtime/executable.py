@@ -75,10 +75,17 @@ class PlannedCall:
         return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
 
     def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
+        if self._native is not None:
+            return self._native(*inputs)
         if self._straight is not None:
             return self._straight(inputs, stream)
         if self._first:
             self._compile(inputs)
+            if all(o.ready for o in self._operations if isinstance(o, Launched)):
+                self._native = native_plan(self.plan, self._names, self._operations, self._device)
+            if self._native is not None:
+                self._first = False
+                return self._native(*inputs)
         outputs = self._steps(inputs, stream)
         if self._first:
             self._first = False
@@ -89,7 +96,7 @@ class PlannedCall:
     @property
     def native(self) -> Any | None:
         """The plan as the library's, once it has run."""
-        if self._native is None and self._straight is not None:
+        if self._native is None and not self._first:
             self._native = native_plan(self.plan, self._names, self._operations, self._device)
         return self._native
 
@@ -110,9 +117,9 @@ class PlannedCall:
                     launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
                     launch = step if isinstance(step, Launch) else step.launch
                     if launched is not None and all(name in known for name in launch.tensors):
-                        jobs.setdefault(launch.text, partial(self._compile_one, launched, dict(known)))
-        if len(jobs) > 1:
-            in_parallel(list(jobs.values()))
+                        if not launched.known(known):
+                            jobs.setdefault(launch.text, partial(self._compile_one, launched, dict(known)))
+        in_parallel(list(jobs.values()))
 
     def _compile_one(self, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -44,13 +45,18 @@ class Launched:
         self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it
         self._grid = launch.grid
         self._run: Callable[..., Any] | None = None
-        self._kernel: Any = None
+        self._compiled_kernel: CompiledKernel | None = None
         self._lock = threading.Lock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         run = self._run or self._compiled(tensors, ({},))
         if run is not None:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
+
+    @property
+    def ready(self) -> bool:
+        """Is it compiled?"""
+        return self._run is not None
 
     def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
         """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
@@ -61,20 +67,12 @@ class Launched:
     def compiled(self) -> tuple[int, int, int, bool, list[tuple[str, Any]]] | None:
         """The compiled kernel as the driver launches it: its handle, threads, bytes of shared memory, whether all its
         programs run at once, and its arguments with their types; None where Triton does more than that."""
-        kernel = self._kernel
-        if kernel is None or self._maps:
+        ready = self._compiled_kernel
+        if ready is None or self._maps or ready.parameters is None:
             return None
-        how = kernel.metadata
-        if how.num_ctas != 1 or how.global_scratch_size or how.profile_scratch_size or how.launch_pdl:
-            return None
-        types = kernel.src.signature
-        taken = [(types.get(name), v) for name, v in self._launch.arguments if types.get(name) != "constexpr"]
-        if any(not isinstance(v, Pointer) and t not in NUMBER_TYPES for t, v in taken):
-            return None
-        if kernel.asm["ptx"].split(".entry", 1)[1].split(")", 1)[0].count(".param") != len(taken) + 2:
-            return None
-        scratch: list[tuple[str, Any]] = [("i64", 0), ("i64", 0)]
-        return kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
+        taken = [(ready.parameters[name], v) for name, v in self._launch.arguments if name in ready.parameters]
+        how, scratch = ready.kernel.metadata, [("i64", 0), ("i64", 0)]
+        return ready.kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
@@ -124,19 +122,42 @@ class Launched:
         if interpreting():
             self._function[launch.grid](*arguments, **dict(launch.constants))
             return
-        compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
-        kernel = assembled(compiler, options_of(launch))
         rounded: list[bool] = []
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):
                 made, tensor = arguments[place], tensors[v.tensor]
-                made.base = Address(made.base.dtype)
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
-        self._kernel = kernel
-        with LAUNCHER_LOADING:
-            run, self._middle, self._encode, self._lasting = _entry(kernel, rounded)
-        self._run = run  # last: it tells other threads that the rest is there
+        key = self._key(arguments)
+        ready = _kernels.get(key)
+        if ready is None:
+            compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
+            kernel = assembled(compiler, options_of(launch))
+            with LAUNCHER_LOADING:
+                ready = _kernels[key] = CompiledKernel(kernel, _parameters(kernel, launch), *_entry(kernel, rounded))
+        for made, *_ in self._maps.values():
+            made.base = Address(made.base.dtype)
+        self._adopt(ready)
+
+    def _adopt(self, ready: CompiledKernel) -> None:
+        self._compiled_kernel = ready
+        self._middle, self._encode, self._lasting = ready.middle, ready.encode, ready.lasting
+        self._run = ready.run  # last: it tells other threads that the rest is there
+
+    def known(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Is the kernel for tensors of these types and alignments compiled by now, for this launch or one before?"""
+        if self._run is None and not any(isinstance(v, Descriptor) for _, v in self._launch.arguments):
+            arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for _, v in self._launch.arguments]
+            ready = None if interpreting() else _kernels.get(self._key(arguments))
+            if ready is not None:
+                self._adopt(ready)
+        return self._run is not None
+
+    def _key(self, arguments: Sequence[Any]) -> tuple:
+        """What Triton compiles a kernel for."""
+        launch = self._launch
+        how = launch.text, launch.kernel, launch.constants, launch.warps, launch.stages, launch.fusion, launch.together
+        return (*how, torch._C._cuda_getDevice(), *[_specialised(a) for a in arguments])
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
         """Arguments as the launcher takes them."""
@@ -156,6 +177,50 @@ class Launched:
             else:
                 found.append(v)
         return found
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel and what launches it (`_entry`). `parameters`: the types of those of its arguments that it takes, None
+    where Triton does more than launch it."""
+
+    kernel: Any
+    parameters: Mapping[str, str] | None
+    run: Callable[..., Any]
+    middle: tuple[Any, ...]
+    encode: Callable[[Any, int], list]
+    lasting: bool
+
+
+_kernels: dict[tuple, CompiledKernel] = {}  # launches of other sizes share them
+
+
+def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
+    how, types = kernel.metadata, kernel.src.signature
+    if how.num_ctas != 1 or how.global_scratch_size or how.profile_scratch_size or how.launch_pdl:
+        return None
+    taken = {name: types.get(name) for name, _ in launch.arguments if types.get(name) != "constexpr"}
+    if any(not isinstance(v, Pointer) and taken[n] not in NUMBER_TYPES for n, v in launch.arguments if n in taken):
+        return None
+    text = kernel.asm.get("ptx", "")
+    declared = text.partition(".entry")[2].partition(")")[0].count(".param")
+    return taken if declared == len(taken) + 2 else None  # two pointers to scratch come after them
+
+
+def _specialised(argument: Any) -> object:
+    """What a kernel is compiled for of an argument."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0
+    if isinstance(argument, float):
+        return float
+    return (
+        argument.base.dtype,
+        tuple(argument.block_shape),
+        repr(getattr(argument, "layout", None)),
+        repr(getattr(argument, "round_f32_to_tf32", None)),
+    )
 
 
 def _rounds(parameter: str, tensor: torch.Tensor) -> bool:

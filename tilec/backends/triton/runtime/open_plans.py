@@ -12,7 +12,7 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.errors import TileError
-from tilec.ir.at_sizes import mentions, with_numbers
+from tilec.ir.at_sizes import mentions, template, with_numbers
 from tilec.ir.shape_class import predicate
 from tilec.ir.symbolic import Pinned, is_symbolic
 
@@ -34,7 +34,8 @@ class OpenPlans:
         self._lowering, self._planner, self._usable = lowering, planner, usable
         self._recorder = lowering.recorder
         self._types = [lowering.types[name] for name in names]
-        self._made: dict[Setting, tuple[Plan, Callable[..., bool]] | None] = {}
+        self._made: dict[Setting, tuple[Callable[[Mapping[str, int]], Plan], Callable[..., bool]] | None] = {}
+        self._contiguous = template([contiguous(t.shape) for t in self._types], self._recorder.names)
 
     def plan(
         self,
@@ -44,14 +45,12 @@ class OpenPlans:
         inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Plan:
         """The plan for these sizes and strides."""
-        if self._usable() and [contiguous(with_numbers(t.shape, sizes)) for t in self._types] == list(
-            map(tuple, strides)
-        ):
+        if self._usable() and self._contiguous(sizes) == list(map(tuple, strides)):
             if setting not in self._made:
                 self._open(setting)
             made = self._made[setting]
             if made is not None and made[1](*[sizes[name] for name in self._recorder.names]):
-                return with_numbers(made[0], sizes)
+                return made[0](sizes)
         lowering = with_numbers(replace(self._lowering, recorder=None), sizes)
         return self._planner(lowering)(strides, setting, inputs)
 
@@ -63,7 +62,10 @@ class OpenPlans:
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)
         fixed = [n for t in self._types for n in t.shape if not is_symbolic(n)]
-        self._made[setting] = plan, predicate(self._recorder, self._recorder.names, fixed)
+        self._made[setting] = (
+            template(plan, self._recorder.names),
+            predicate(self._recorder, self._recorder.names, fixed),
+        )
 
     def _open(self, setting: Setting) -> None:
         try:
