@@ -120,8 +120,18 @@ def _recurrences():
             yield KernelCase(f"recurrences/gradient/{name}", source, inputs, True)
 
 
+NEAREST = """function (X[N, D], Y[M, D]) -> (O) {
+    S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]));
+    O[i : N] = <(S[i, j]);
+}"""
+
+
 def _large():
-    """Programs that go through their intermediates piece by piece."""
+    """Programs that go through their intermediates piece by piece, or never store them."""
+    for width in (3, 64):
+        points = (((2048, width), "float32"), ((3000, width), "float32"))
+        yield KernelCase(f"large/nearest of {width} coordinates", NEAREST, points)
+        yield KernelCase(f"large/gradient/nearest of {width} coordinates", NEAREST, points, True)
     for length in (1024, 16384):
         inputs = (((8, length, 64), "bfloat16"),) * 3
         yield KernelCase(f"large/attention {length}", ATTENTION, inputs)
