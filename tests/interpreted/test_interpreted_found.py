@@ -2,8 +2,10 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
+from support.found import FOUND
 
 import tilec
 from tilec.backends.triton.matmul import chain, pack
@@ -142,3 +144,17 @@ def test_many_points_over_small_tensors_count_in_64_bits():
     lowered = tilec.compile(source, backend="triton").lower(*(tilec.spec((2000,)) for _ in range(3)))
     assert "tl.int64" in lowered.kernels[0].source
     assert "tl.int64)" not in tilec.compile(source, backend="triton").lower(*(tilec.spec((20,)),) * 3).kernels[0].source
+
+
+@pytest.mark.parametrize(
+    "case", ["a pad of what one reduction alone reads", "a tensor that one reduction alone asks whether it is inside"]
+)
+def test_what_is_asked_of_an_intermediate(case):
+    """It keeps its sizes: what it is computed from is inside elsewhere."""
+    source, arrays = FOUND[case]
+    inputs = [torch.from_numpy(np.asarray(a)) for a in arrays]
+    ours, theirs = (tilec.compile(source, backend=name) for name in ("triton", "torch"))
+    found = ours(*inputs)
+    torch.testing.assert_close(found, theirs(*inputs))
+    ones = [torch.ones_like(t) for t in (found if isinstance(found, tuple) else (found,))]
+    torch.testing.assert_close(ours.grad()(*inputs, *ones), theirs.grad()(*inputs, *ones))

@@ -7,6 +7,21 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a condition in a branch that reads out of bounds": (
+        "function (A[], B[N, M], C[2, 2]) -> (T)"
+        " { T[i : 5] = sum(A[] ? -1 : B[p, i - 1/2] != B[p, i] ? C[i, i] : C[i, p]), p < 2; }",
+        [ONE, F.reshape(3, 2), F[:4].reshape(2, 2)],
+    ),
+    "a pad of what one reduction alone reads": (
+        "function (A[N, N, M], I[K]) -> (T)"
+        " { G = gather(A, I); T[i, j : 2, 2] = min(sum[p, q](ceil(pad(G[p, q, i], 1.5)))), p < 2, q < 2; }",
+        [np.zeros((3, 3, 0)), np.zeros(0, np.int64)],
+    ),
+    "a tensor that one reduction alone asks whether it is inside": (
+        "function (A[]) -> (V, T) { U[i, j, k : 4, 4, 2] = sum(j < 1 ? A[] : A[]); V = U - U;"
+        " T[i : 3] = sum(U[-1*j, -2*k - 1, k + 1]); }",
+        [ONE],
+    ),
     "one side of a tensor that a constraint gives already": (
         "function (A[N, M], B[]) -> (T)"
         " { U[i - 2, k : 4, 3] = +(A[j, i] - 2.0);"

@@ -279,8 +279,9 @@ class _Resolver:
 
     # accesses
 
-    def held(self, d: Branch, base: IntegerSet, given: tuple[InRange, ...]) -> Expr | None:
-        """The condition that the taken branch's accesses lie inside; None where they surely do."""
+    def held(self, d: Branch, base: IntegerSet, given: tuple[InRange, ...], branch: bool = False) -> Expr | None:
+        """The condition that the taken branch's accesses lie inside; None where they surely do. `branch`: is what it
+        depends on itself asked in a branch alone?"""
         sides: list[Expr] = []
         for side, sense in ((d.yes, True), (d.no, False)):
             conditions = []
@@ -289,9 +290,9 @@ class _Resolver:
             for x in side:
                 if isinstance(x, Branch):
                     if len(found) <= 1:
-                        one = self.held(x, base, (*given, *(found[0] if found else ())))
+                        one = self.held(x, base, (*given, *(found[0] if found else ())), True)
                     else:
-                        one = self.held(x, base, given)
+                        one = self.held(x, base, given, True)
                 elif x in inner or all(self.inside(x, base, (*given, *way)) for way in found):
                     one = None
                 else:
@@ -301,7 +302,7 @@ class _Resolver:
             sides.append(combined_condition(conditions) if conditions else Int(1))
         if sides == [Int(1), Int(1)]:
             return None
-        return Call("select", (self.padded(d.condition, base), *sides))
+        return Call("select", (self.padded(d.condition, base, branch), *sides))
 
     def inside(self, a: Access, base: IntegerSet, given: tuple[InRange, ...]) -> bool:
         """Does the access surely lie inside, at all the points at which the given conditions hold?"""

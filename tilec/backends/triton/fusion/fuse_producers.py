@@ -16,7 +16,9 @@ from tilec.ir.program import (
     Constraint,
     Expr,
     Index,
+    Inside,
     Int,
+    Pad,
     Program,
     Statement,
     accesses_in,
@@ -69,6 +71,9 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
     if len(places) != 1 or any(a.tensor == s.output for a in accesses_in(*hidden)):
         return None
+    asked = (e.access for root in roots for e in walk(root) if isinstance(e, Inside | Pad))
+    if any(a.tensor == s.output for e in asked for a in accesses_in(e)):
+        return None  # at places outside of it too
     (place,) = places
     found = [e.name for e in place if isinstance(e, Index)]
     if len(set(found)) != len(place) or not set(variables_of(reader)) <= set(found):
