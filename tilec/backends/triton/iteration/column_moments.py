@@ -27,6 +27,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    reads,
     reads_itself,
 )
 from tilec.ir.types import FLOATS, NARROW, TensorType, Types
@@ -55,7 +56,7 @@ def with_moments(program: Program, types: Types) -> Moments:
     pivots: set[str] = set()
     for s in program.statements:
         found = _variance(s, made, types)
-        if found is None:
+        if found is None or _has_company(s, found, program):
             statements.append(s)
             continue
         new = _about_pivot(s, found, names, known)
@@ -108,6 +109,12 @@ def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Var
         return None
     total = _total(mean, x, made, math.prod(extent[v] for v in summed))
     return None if total is None else _Variance(x, mean, total, summed, extent)
+
+
+def _has_company(s: Statement, v: _Variance, program: Program) -> bool:
+    """Whether another sum walks the deviations anyhow, once the mean is there (a gradient's): they share that walk."""
+    both = {v.x.tensor, v.mean.tensor}
+    return any(t is not s and t.aggregation == "sum" and both <= set(reads(t)) for t in program.statements)
 
 
 def _is_sum(s: Statement) -> bool:
