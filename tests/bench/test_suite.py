@@ -23,6 +23,7 @@ from tilec.bench.suite.measure import (
     tasks,
 )
 from tilec.bench.works import EAGER, results_of
+from tilec.gallery.samples import sample_spec
 
 EVERY = tasks()
 SAMPLE = set(EVERY[::5])
@@ -75,3 +76,13 @@ def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     record = measured_workload("softmax of rows, forward", SuiteSettings(size="tiny", device="cpu", compiled=False))
     assert "wrong" in record["failed"][OUR_COLUMN] and OUR_COLUMN not in record["us"]
     assert "failed: wrong" in page.line("softmax of rows, forward", record)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", range(3))
+def test_no_workload_is_warned_of(size: int) -> None:
+    """What a warning is about depends on sizes."""
+    for w in WORKLOADS.values():
+        known = {name: values[size] for name, values in w.sizes.items()}
+        inputs = [sample_spec(text, known, w.dtype) for text in w.inputs]
+        tilec.compile(w.source, warnings="error").lower(*inputs, *w.numbers)
