@@ -109,10 +109,17 @@ def run(f: Callable, name: str, mode: str, row: str, device: str, outside: bool)
             found += flat(transform(made, *given) if outside else made(*given))
     finally:
         torch._dynamo.reset()
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)  # what an error leaves there
+        _leave_levels()
     if any(isinstance(t, FakeTensor) for t in found):
         raise Unreal("the result is a fake tensor")
     return found
+
+
+def _leave_levels() -> None:
+    """Those of transforms and of forward mode that an error has left."""
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
+    with suppress(RuntimeError):
+        torch._C._exit_dual_level(level=0)
 
 
 def expected(name: str, mode: str, row: str, device: str) -> list:
@@ -172,12 +179,14 @@ def packages(name: str, rows: list[str], device: str) -> dict[str, str]:
     try:
         found = packaged(compiled(name), name, rows, device)
     except Exception as error:
+        _leave_levels()
         if len(rows) > 1:
             half = len(rows) // 2
             return packages(name, rows[:half], device) | packages(name, rows[half:], device)
         try:
             packaged(EXAMPLES[name].torch, name, rows, device)
         except Exception as theirs:
+            _leave_levels()
             return {rows[0]: f"torch: {told(theirs)}"}
         return {rows[0]: f"fails: {told(error)}"}
     results = {}
