@@ -296,4 +296,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("use_driver", [](std::string path) { Driver::path = std::move(path); });
   module.def("recorded", &recorded);
   module.def("settle_pass", &settle_pass);
+  py::module_::import("atexit").attr("register")(py::cpp_function(&Interpreter::leave));
 }

@@ -7,8 +7,11 @@
 #include <dlfcn.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,20 @@ namespace tilec {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
+
+// A thread that asks for the interpreter while it ends is ended where it stands, which a destructor does not survive.
+// Once `leaving`, threads give their references up without a word; those that `ask` are waited for before.
+struct Interpreter {
+  static inline std::atomic<bool> leaving{false};
+  static inline std::atomic<int> asking{0};
+
+  // At the beginning of the end, in the thread that holds the interpreter.
+  static void leave() {
+    leaving = true;
+    py::gil_scoped_release release;
+    for (int waited = 0; asking && waited < 2000; ++waited) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+};
 
 // A reference that may be given up in any thread.
 class Ref {
@@ -30,10 +47,17 @@ class Ref {
     return *this;
   }
   ~Ref() {
-    if (object_ && Py_IsInitialized()) {
+    if (!object_ || !Py_IsInitialized()) return;
+    if (PyGILState_Check()) {
+      Py_DECREF(object_);
+      return;
+    }
+    ++Interpreter::asking;
+    if (!Interpreter::leaving) {
       py::gil_scoped_acquire gil;
       Py_DECREF(object_);
     }
+    --Interpreter::asking;
   }
   PyObject* get() const { return object_; }
 
