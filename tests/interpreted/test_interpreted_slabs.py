@@ -269,8 +269,8 @@ def test_second_order(monkeypatch):
 def test_runs_one_after_the_other(monkeypatch):
     """Two attentions with a projection between them: two loops, and parts around them."""
     source = "function (X[N, D], W[D, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = logsumexp(S[i, j]); A[i, d] = +(exp(S[i, j] - T[i]) * X[j, d]); H[i, e] = +(A[i, d] * W[d, e]); S2[i, j : N, N] = +(H[i, d] * H[j, d]); T2[i] = logsumexp(S2[i, j]); O[i, d] = +(exp(S2[i, j] - T2[i]) * H[j, d]); }"  # noqa: E501
-    inputs = normal(21, 6) / 2, normal(6, 6) / 3
-    f = check(source, inputs, 5e-5, monkeypatch, 1000)
+    inputs = normal(30, 6) / 2, normal(6, 6) / 3
+    f = check(source, inputs, 5e-5, monkeypatch, 2000)
     assert len(slabs_of(f.lower(*inputs)._executable.plan)) == 2
 
 
