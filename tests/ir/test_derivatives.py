@@ -58,7 +58,7 @@ FLAT = {"floor", "ceil", "round", "sign", "eq", "ne", "lt", "gt", "le", "ge", "x
 FLAT |= {"bool", "uint16", "uint32", "index", "shape", "same", "rand", "randn"}
 WHOLE = {"reshape", "gather", "scatter", "simple_reduce"}
 # Not the derivative of anything SymPy knows; `test_grad` has them.
-BY_HAND = {"clamp", "select", "reverse_grad", "as_type"}
+BY_HAND = {"clamp", "select", "reverse_grad", "as_type", "as_scalar"}
 
 POSITIVE = [Rational(1, 3), Rational(7, 5), Rational(11, 4)]
 ANY = [-Rational(9, 4), -Rational(2, 7), *POSITIVE]

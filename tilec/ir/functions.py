@@ -254,6 +254,7 @@ _row("bool", 1, "bool", lambda x: np.asarray(x) != 0, "{0}.to(torch.bool)")
 _row("uint16", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**16, "torch.remainder({0}.to(torch.int64), 2**16)")
 _row("uint32", 1, "int64", lambda x: np.asarray(x, np.int64) % 2**32, "torch.remainder({0}.to(torch.int64), 2**32)")
 _row("as_type", 2, "like1", None, "{0}.to({1}.dtype)", lambda g, a, f: (g, None))
+_row("as_scalar", 1, "like0", lambda x: x, pullback=lambda g, a, f: (g,))  # x, which promotes as a tensor of rank 0
 
 # structural: the first argument is a whole tensor; `bind` turns them into contractions
 _row("index", 2, "int64")

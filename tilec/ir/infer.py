@@ -50,6 +50,8 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     rule = FUNCTIONS[function].result
     if function in ("index", "shape"):
         return WEAK_INDEX if function == "index" or len(types) == 1 else WEAK_INT
+    if function == "as_scalar":
+        return replace(types[0], scalar=True)
     if rule in ("like0", "structural"):
         return aggregate_type("sum", types[0]) if function in ("scatter", "simple_reduce") else types[0]
     if rule == "like1":

@@ -28,7 +28,7 @@ from tilec.ir.program import (
     walk,
 )
 
-BOUND_HAS_NO = frozenset((*STRUCTURAL, "shape", "index", "as_type", "same"))
+BOUND_HAS_NO = frozenset((*STRUCTURAL, "shape", "index", "as_type", "as_scalar", "same"))
 
 
 def verify(program: Program, bound: bool = False) -> None:

@@ -14,12 +14,15 @@ from tilec.errors import InputMistake, SizeMistake
 from tilec.ir.functions import RANDOM, STRUCTURAL, ZERO, counts_positions
 from tilec.ir.program import (
     Access,
+    Aggregate,
     Call,
     Expr,
     Index,
     Input,
+    Inside,
     Int,
     Name,
+    Pad,
     Program,
     Statement,
     children,
@@ -28,8 +31,10 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
+from tilec.ir.types import CASTS
 from tilec.transforms.autodiff.limit_depth import apart, shaping
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
+from tilec.transforms.batching.scalars import Scalars
 from tilec.transforms.batching.structural import BATCH_RULES
 from tilec.transforms.bind.sizes import size_inputs
 from tilec.transforms.simplify.simplify import rename_reads, simplify
@@ -77,6 +82,7 @@ class Batch:
         self.program = replace(program, statements=apart(program, self.names))
         self.known = extents(self.program)
         self.ranks = Ranks(self.program)
+        self.scalars = Scalars(self.program, self.ranks)
         self.out_axes, self.different = out_axes, randomness == "different"
         self.axis: dict[str, int] = {}
         self.moved: dict[str, str] = {}
@@ -193,6 +199,7 @@ class Batch:
     # statements
 
     def statement(self, s: Statement) -> None:
+        self.mixed = self._mixed(s)
         roots = [e for e in (s.guard, s.body, s.init) if e is not None]
         match s.body:
             case Call(function) as call if function in STRUCTURAL:
@@ -208,6 +215,23 @@ class Batch:
         else:
             self._contraction(s)
 
+    def _mixed(self, s: Statement) -> bool:
+        """Do batched numbers of rank 0 meet anything that would promote otherwise?"""
+        found = [e for root in (s.guard, s.body, s.init) if root is not None for e in walk(root)]
+        tensors = {e.tensor if isinstance(e, Access) else e.name for e in found if isinstance(e, (Access, Name))}
+        if any(isinstance(e, Aggregate) or isinstance(e, Call) and e.function in (*CASTS, *RANDOM) for e in found):
+            return True
+        known = {name for name in tensors if name in self.known}
+        for name in known:
+            if name in self.axis and any(self.known[other] == () for other in known - self.axis.keys()):
+                self.ranks.of(name)
+        return not all(name in self.axis and self.scalars.holds(name) for name in known)
+
+    def as_scalar(self, e: Expr, value: Expr) -> Expr:
+        """The value of an expression over the batch, which promotes as that of an element does."""
+        marked = self.mixed and self.batched(e) and self.scalars.is_scalar(e)
+        return Call("as_scalar", (value,)) if marked else value
+
     def _contraction(self, s: Statement) -> None:
         assert s.index is not None
         body_batched = any(map(self.batched, [e for e in (s.guard, s.body) if e is not None]))
@@ -215,11 +239,10 @@ class Batch:
         if sizes is None and not body_batched:
             sizes = tuple(Call("shape", (Name(s.default or ""), Int(d))) for d in range(len(s.index)))
         self.axis[s.output] = 0
-        made = map_expressions(replace(s, sizes=None), self.value)
-        assert made.index is not None
+        made = map_expressions(replace(s, sizes=None, index=()), self.value)
         made = replace(
             made,
-            index=(self.variable, *made.index),
+            index=(self.variable, *map(self.position, s.index)),
             sizes=None if sizes is None else (self.size, *map(self.unbatched, sizes)),
             default=None if s.default is None else self._default(s.default, len(s.index)),
         )
@@ -240,9 +263,13 @@ class Batch:
         """An expression of a contraction at the batch's element at hand."""
         match e:
             case Name(name) if name in self.axis:
-                return self.read(name, ())
-            case Access(tensor, index):
-                return replace(self.read(tensor, tuple(map(self.value, index))), span=e.span)
+                return self.as_scalar(e, self.read(name, ()))
+            case Access():
+                return self.as_scalar(e, self.position(e))
+            case Inside() | Pad():
+                return rebuild(e, lambda x: self.position(x) if isinstance(x, (Access, Inside)) else self.value(x))
+            case Aggregate():
+                return self.as_scalar(e, rebuild(e, self.value))
             case Call("shape", (Name(tensor), axis)):
                 return self._shape(tensor, axis)
             case Call("as_type", (value, like)):
@@ -250,6 +277,19 @@ class Batch:
             case Call(function, (seed, counter)) if function in RANDOM:
                 return replace(e, args=(self._seed(self.value(seed)), self.value(counter)))
         return rebuild(e, self.value)
+
+    def position(self, e: Expr) -> Expr:
+        """An index at the batch's element at hand: what it reads are integers, and these do not promote."""
+        match e:
+            case Name(name) if name in self.axis:
+                return self.read(name, ())
+            case Access(tensor, index):
+                return replace(self.read(tensor, tuple(map(self.position, index))), span=e.span)
+            case Call("shape", (Name(tensor), axis)):
+                return self._shape(tensor, axis)
+            case Aggregate():
+                return rebuild(e, self.value)
+        return rebuild(e, self.position)
 
     def _seed(self, seed: Expr) -> Expr:
         return seed + self.variable * STRIDE if self.different else seed
@@ -281,7 +321,7 @@ class Batch:
         def value(e: Expr) -> Expr:
             match e:
                 case Name(name) if name in self.known:
-                    return self.aligned(name, s.output)
+                    return self.as_scalar(e, self.aligned(name, s.output))
                 case Call("index", (Name(tensor), d)) if tensor in self.axis:
                     whole, more = self.aligned(tensor, s.output), 1
                     if self.known[tensor] != self.known[s.output]:
@@ -357,6 +397,7 @@ class Batch:
         """Note what is known of a statement that the program does not have."""
         self.known[s.output] = statement_extent(s, self.known)
         self.ranks.add(s)
+        self.scalars.add(s)
 
     # outputs
 
