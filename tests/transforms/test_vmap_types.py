@@ -28,7 +28,9 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int8)
 def loop(f, dims, inputs):
     elements = [[x if d is None else x[k] for x, d in zip(inputs, dims, strict=True)] for k in range(2)]
     results = [f(*e) for e in elements]
-    return [torch.stack(r) for r in zip(*results, strict=True)] if isinstance(results[0], tuple) else torch.stack(results)
+    return (
+        [torch.stack(r) for r in zip(*results, strict=True)] if isinstance(results[0], tuple) else torch.stack(results)
+    )
 
 
 @pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import (
     Access,
@@ -17,9 +19,11 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    walk,
 )
 from tilec.ir.types import CASTS
 from tilec.transforms.batching.ranks import Ranks
+from tilec.transforms.util.extents import Extent
 
 
 class Scalars:
@@ -44,6 +48,19 @@ class Scalars:
     def holds(self, tensor: str) -> bool:
         known = tensor in self._tensors and self.ranks.known(tensor)
         return known and self.ranks.of(tensor) == 0 and tensor not in self._strong
+
+    def meet_others(self, s: Statement, known: Mapping[str, Extent], batched: Container[str]) -> bool:
+        """Do batched tensors of rank 0 meet anything in a statement that would promote otherwise?"""
+        found = [e for root in (s.guard, s.body, s.init) if root is not None for e in walk(root)]
+        if any(isinstance(e, Aggregate) or isinstance(e, Call) and e.function in (*CASTS, *RANDOM) for e in found):
+            return True
+        read = {e.tensor if isinstance(e, Access) else e.name for e in found if isinstance(e, (Access, Name))}
+        tensors = {name for name in read if name in known}
+        if any(known[name] == () and name not in batched for name in tensors):
+            for name in tensors:
+                if name in batched:
+                    self.ranks.of(name)  # of rank 0 it is as strong as they are
+        return not all(name in batched and self.holds(name) for name in tensors)
 
     def is_weak(self, e: Expr) -> bool:
         match e:

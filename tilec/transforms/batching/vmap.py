@@ -31,7 +31,6 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import CASTS
 from tilec.transforms.autodiff.limit_depth import apart, shaping
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
 from tilec.transforms.batching.scalars import Scalars
@@ -199,7 +198,7 @@ class Batch:
     # statements
 
     def statement(self, s: Statement) -> None:
-        self.mixed = self._mixed(s)
+        self.mixed = self.scalars.meet_others(s, self.known, self.axis)
         roots = [e for e in (s.guard, s.body, s.init) if e is not None]
         match s.body:
             case Call(function) as call if function in STRUCTURAL:
@@ -214,18 +213,6 @@ class Batch:
             self._elementwise(s)
         else:
             self._contraction(s)
-
-    def _mixed(self, s: Statement) -> bool:
-        """Do batched numbers of rank 0 meet anything that would promote otherwise?"""
-        found = [e for root in (s.guard, s.body, s.init) if root is not None for e in walk(root)]
-        tensors = {e.tensor if isinstance(e, Access) else e.name for e in found if isinstance(e, (Access, Name))}
-        if any(isinstance(e, Aggregate) or isinstance(e, Call) and e.function in (*CASTS, *RANDOM) for e in found):
-            return True
-        known = {name for name in tensors if name in self.known}
-        for name in known:
-            if name in self.axis and any(self.known[other] == () for other in known - self.axis.keys()):
-                self.ranks.of(name)
-        return not all(name in self.axis and self.scalars.holds(name) for name in known)
 
     def as_scalar(self, e: Expr, value: Expr) -> Expr:
         """The value of an expression over the batch, which promotes as that of an element does."""
