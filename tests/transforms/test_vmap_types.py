@@ -18,6 +18,7 @@ PROGRAMS = {
     "nested aggregation": "function (X[N], A[]) -> (Y) { Y[i : N] = X[i] * sum(X[k] * A); }",
     "two scalars": "function (X[N], A[]) -> (Y) { B = A * max(A, 2); Y = B - X; }",
     "padded": "function (X[N], A[]) -> (Y) { Y[i : N + 1] = pad(X[i], A); }",
+    "a number with padding": "function (X[N], A[]) -> (Y) { Y[i : N] = X[i] * pad(A[], X[i + 1]); }",
     "a recurrence": "function (X[N], A[]) -> (Y) { Y[t : N] = Y[t - 1] * A + X[t] init A; }",
     "aggregated": "function (X[N], A[]) -> (Y) { Y[] = +(X[i] * A); }",
     "a branch": "function (X[N], A[]) -> (Y) { Y = X * (A > 1 ? A : 2.5); }",

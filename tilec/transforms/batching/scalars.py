@@ -110,3 +110,11 @@ class Scalars:
                 own = args[:1] if function in (*STRUCTURAL, "reverse_grad") else args
                 return all(map(self.is_scalar, own))
         return isinstance(e, (Int, Float, Inside))
+
+
+def never_outside(value: Expr, other: Expr) -> Expr:
+    """`pad(A[], other)` with a value in place of A[]: of the type of both, at the points that `other` has."""
+    always: Expr = Int(1)
+    if any(isinstance(e, (Access, Inside)) for e in walk(other)):  # in a branch alone these would not constrain
+        always = Call("or", (Call("eq", (other, other)), Call("ne", (other, other))))
+    return Call("select", (always, value, other))

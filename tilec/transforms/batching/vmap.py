@@ -33,7 +33,7 @@ from tilec.ir.program import (
 )
 from tilec.transforms.autodiff.limit_depth import apart, shaping
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
-from tilec.transforms.batching.scalars import Scalars
+from tilec.transforms.batching.scalars import Scalars, never_outside
 from tilec.transforms.batching.structural import BATCH_RULES
 from tilec.transforms.bind.sizes import size_inputs
 from tilec.transforms.simplify.simplify import rename_reads, simplify
@@ -253,6 +253,10 @@ class Batch:
                 return self.as_scalar(e, self.read(name, ()))
             case Access():
                 return self.as_scalar(e, self.position(e))
+            case Pad(Access() as read, other) if (
+                self.mixed and read.tensor in self.axis and self.scalars.is_scalar(read)
+            ):
+                return never_outside(self.value(read), self.value(other))
             case Inside() | Pad():
                 return rebuild(e, lambda x: self.position(x) if isinstance(x, (Access, Inside)) else self.value(x))
             case Aggregate():
