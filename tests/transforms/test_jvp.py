@@ -127,3 +127,23 @@ def test_a_tensor_that_is_called_like_a_tangent():
     x, w, t = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([1.0, -1.0])
     _, tangent = evaluate(jvp(parse(source)), [x, w, t, t])
     assert tangent.tolist() == (8 * x * w * t * (x + w)).tolist()
+
+
+@pytest.mark.parametrize("moving", ["A", "B"])
+@pytest.mark.parametrize("aggregation", ["mean", "logsumexp", "prod"])
+def test_a_branch_without_a_tangent_bounds_its_points(aggregation, moving):
+    """What the derivative no longer reads is asked beside it, under the same condition."""
+    source = f"function (A[N], B[M], C[L]) -> (T) {{ T[] = {aggregation}(C[k] > 0 ? A[2*i + k] : B[i] * A[i - 1]); }}"
+    a, b, c, t = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 6.0, 7.0]), np.array([1, 0, 2]), 1e-6
+    tangent = jvp(parse(source), [moving])
+    assert parse(show(tangent)) == tangent
+    given = {"A": a, "B": b}
+    direction = np.sin(np.arange(1.0, 1 + len(given[moving])))
+    found = evaluate(tangent, [a, b, c, direction])[1]
+    ends = [
+        evaluate(parse(source), [*{**given, moving: given[moving] + s * direction}.values(), c])[0] for s in (t, -t)
+    ]
+    assert found == pytest.approx((ends[0] - ends[1]) / (2 * t), rel=1e-6)
+    pulled = evaluate(grad(parse(source), [moving]), [a, b, c, np.ones(())])[0]
+    assert found == pytest.approx((pulled * direction).sum(), rel=1e-12)
+    assert found != 0

@@ -38,6 +38,7 @@ def demands(*roots: Expr | None, own: str | None = None) -> tuple[Demand, ...]:
     for e in roots:
         if e is not None:
             _collect(e, own, found)
+    found = dict.fromkeys(_together(found))
     return _without(found, frozenset(d for d in found if isinstance(d, Access)), False)
 
 
@@ -59,6 +60,19 @@ def _collect(e: Expr, own: str | None, found: dict[Demand, None]) -> None:
                 found.setdefault(e)
             for child in children(e):
                 _collect(child, own, found)
+
+
+def _together(wanted: Iterable[Demand]) -> Iterator[Demand]:
+    """The demands with those of equal conditions as one: all these conditionals take the same side."""
+    found: dict[object, Demand] = {}
+    for d in wanted:
+        key = d.condition if isinstance(d, Branch) else d, isinstance(d, Branch)
+        known = found.get(key)
+        if isinstance(d, Branch) and isinstance(known, Branch):
+            yes, no = (tuple(dict.fromkeys(x)) for x in ((*known.yes, *d.yes), (*known.no, *d.no)))
+            d = Branch(d.condition, tuple(_together(yes)), tuple(_together(no)))
+        found[key] = d
+    yield from found.values()
 
 
 def _without(wanted: Iterable[Demand], known: frozenset[Access], plain: bool = True) -> tuple[Demand, ...]:

@@ -39,7 +39,23 @@ def asked(e: Expr, own: str | None, identity: float | None = None) -> Asked:
     assigns. `identity` is the aggregation's, where e is its whole body or a branch of that."""
     result = Asked()
     _visit(e, own, identity, result)
-    return result
+    return Asked(result.accesses, merged_choices(result.choices))
+
+
+def merged_choices(choices: list[BranchChoice]) -> list[BranchChoice]:
+    """Those of equal conditions as one: all of them take the same branch."""
+    found: dict[Expr, BranchChoice] = {}
+    for c in choices:
+        known = found.get(c.condition)
+        if known is not None:
+            yes, no = _both(known.yes, c.yes), _both(known.no, c.no)
+            c = BranchChoice(c.condition, yes, no, (*known.idle, *c.idle))
+        found[c.condition] = c
+    return list(found.values())
+
+
+def _both(a: Asked, b: Asked) -> Asked:
+    return Asked([*a.accesses, *b.accesses], merged_choices([*a.choices, *b.choices]))
 
 
 def _visit(e: Expr, own: str | None, identity: float | None, result: Asked) -> None:

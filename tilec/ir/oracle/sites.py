@@ -10,7 +10,7 @@ import numpy as np
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, UnboundIndex
 from tilec.ir.functions import RANDOM, STRUCTURAL
-from tilec.ir.oracle.branches import Asked, BranchChoice, asked, branch_paths
+from tilec.ir.oracle.branches import Asked, BranchChoice, asked, branch_paths, merged_choices
 from tilec.ir.oracle.memory import Memory, PointValue, require_integers
 from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, take
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
@@ -110,7 +110,7 @@ class Sites(Memory):
             for access in part.accesses:
                 forms.extend(self.access_forms(access))
         forms.extend(form(c.expr, self.size(c.bound), self.size) for c in constraints)
-        choices = Asked([], [c for part in parts for c in part.choices])
+        choices = Asked([], merged_choices([c for part in parts for c in part.choices]))
         present = index_variables(*roots, *(c.expr for c in constraints))
         variables = present if bound is None else bound
         free = tuple(v for v in present if v not in variables)
