@@ -150,6 +150,9 @@ def test_launchers_are_loaded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(launcher, "kernel_function", lambda launch: Function())
     monkeypatch.setattr(launcher, "interpreting", lambda: False)
+    monkeypatch.setattr(launcher, "_kernels", {})
+    monkeypatch.setattr(launcher, "_parameters", lambda kernel, launch: None)
+    monkeypatch.setattr(Launched, "_key", lambda self, arguments: (threading.get_ident(),))  # none has been compiled
     plan, names, inputs = planned(*CASES["rows"])
     (launch,) = [s for s in plan.steps if isinstance(s, Launch)]
     tensors = dict.fromkeys(launch.tensors, inputs[0])

@@ -29,9 +29,7 @@ from tilec.backends.triton.runtime.compiled import (
 
 NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
-LAUNCHER_LOADING = (
-    threading.Lock()
-)  # all launchers of Triton 3.6 are extension modules of one name, which share one module
+LAUNCHER_LOADING = threading.Lock()  # Triton 3.6 loads all launchers as extension modules of one name, in one module
 
 
 class Launched:
