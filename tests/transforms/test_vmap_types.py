@@ -17,6 +17,7 @@ PROGRAMS = {
     "a cast scalar": "function (X[N], A[]) -> (Y) { Y = X * float64(A); }",
     "nested aggregation": "function (X[N], A[]) -> (Y) { Y[i : N] = X[i] * sum(X[k] * A); }",
     "two scalars": "function (X[N], A[]) -> (Y) { B = A * max(A, 2); Y = B - X; }",
+    "a structural sum": "function (X[N], A[]) -> (Y) { T[i : 2] = A + A; S = simple_reduce(T, A); Y = X + S; }",
     "padded": "function (X[N], A[]) -> (Y) { Y[i : N + 1] = pad(X[i], A); }",
     "a number with padding": "function (X[N], A[]) -> (Y) { Y[i : N] = X[i] * pad(A[], X[i + 1]); }",
     "a recurrence": "function (X[N], A[]) -> (Y) { Y[t : N] = Y[t - 1] * A + X[t] init A; }",

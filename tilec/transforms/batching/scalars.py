@@ -94,8 +94,10 @@ class Scalars:
                 return self.is_scalar(access) and self.is_scalar(value)
             case Index():
                 return False
-            case Call("as_scalar"):
+            case Call("as_scalar" | "scatter"):
                 return True
+            case Call("simple_reduce", (Name(tensor), _)):  # a sum, but of a number a copy
+                return not self.ranks.known(tensor) or self.ranks.of(tensor) > 0 or self.holds(tensor)
             case Call("index"):
                 return False
             case Call("shape", args):
