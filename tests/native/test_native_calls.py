@@ -79,7 +79,7 @@ def test_outputs_may_change_where_they_are_not_kept(way: str) -> None:
 
 def test_anomaly_mode(case: Case, way: str) -> None:
     case.x.mul_(float("nan"))
-    with pytest.warns(UserWarning, match=f"Error detected in {NODES[way]}.*\n(.*\n)*.*test_calls.py"):
+    with pytest.warns(UserWarning, match=f"Error detected in {NODES[way]}.*\n(.*\n)*.*test_native_calls.py"):
         with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
             case().sum().backward()
 
