@@ -57,6 +57,7 @@ ELEMENTS = (
     "A[2*i + k]",
     "B[i] * A[i - 1]",
     "sin(A[i] + B[i])",
+    "max(A[i], B[i])",
     "A[i] * B[i + k]",
 )
 CONDITIONS = ("C[k] > 0", "C[i] > k", "k < 2", "max[p](C[p]) > k")

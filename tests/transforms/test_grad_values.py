@@ -241,6 +241,15 @@ def test_logsumexp_of_nothing_but_minus_infinity_has_no_gradient():
     np.testing.assert_array_equal(again, [0, 1, 0])
 
 
+@pytest.mark.parametrize("compared", ["max(A[i], B[i])", "-min(-A[i], -B[i])", "relu(A[i] - B[i]) + B[i]"])
+def test_a_comparison_in_a_branch_leaves_the_points_of_the_other(compared):
+    a, b = np.array([1.0, -1, -1, 2]), np.array([-2.0, -1, 1, 3, 5])
+    source = f"function (A[N], B[M]) -> (T) {{ T[k : 3] = +(2 > k ? B[i] : {compared}), k < 3; }}"
+    received, again = gradient(source, a, b)
+    np.testing.assert_array_equal(received[[0, 2, 3]], [1, 0, 0])
+    np.testing.assert_array_equal(again[2:], [3, 3, 2])
+
+
 def test_the_branch_not_taken_hides_what_is_infinite():
     x = np.array([0.0, 4.0])
     inner = "sqrt(X)" + " + 0" * 12

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
-from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 
 MOST_IN_A_ROW = 16  # factors or conditions in a row, beyond which they are grouped
@@ -48,8 +48,21 @@ class Cotangent:
         return self if divisor == ONE else Cotangent(self.value / divisor, self.masks)
 
     def expression(self) -> Expr:
-        condition = conjunction(self.masks)
-        return self.value if condition is None else Call("select", (condition, self.value, ZERO))
+        """A mask that reads what those before it do not stands in their branch: there alone its reads constrain."""
+        groups: list[list[Expr]] = []
+        read: set[Expr] = set()
+        for mask in self.masks:
+            reads = {e for e in walk(mask) if isinstance(e, Access)}
+            if not groups or reads - read:
+                groups.append([])
+            groups[-1].append(mask)
+            read |= reads
+        result = self.value
+        for group in reversed(groups):
+            condition = conjunction(tuple(group))
+            assert condition is not None
+            result = Call("select", (condition, result, ZERO))
+        return result
 
 
 def _undivided(e: Expr, divisor: Expr) -> Expr | None:
