@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.gluon import run
 
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import columns as module
 from tilec.backends.triton.matmul.columns import WindowRows, columns
@@ -54,7 +54,7 @@ CASES = {
 def anywhere(monkeypatch):
     """Products of any size over plain rows, although no kernel takes them."""
 
-    def taken(dot, space, seen, setting):
+    def taken(dot, space, over, setting):
         plain = all(len(v) == 1 for v in (dot.rows, dot.columns, dot.summed))
         return [] if plain else None
 
@@ -71,20 +71,20 @@ def lowered(text: str, sizes: dict[str, int]):
 def made(lowering) -> WindowRows | None:
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
-    seen = coalesce(Viewed(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
-    space = build_space(seen.statement, seen.types)
+    over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
+    space = build_space(over.statement, over.types)
     assert space is not None
-    dot = recognise_dot(space, seen)
+    dot = recognise_dot(space, over)
     assert dot is not None
-    return columns(dot, space, seen, Setting("highest", device=DEVICES["sm_90"]))
+    return columns(dot, space, over, Setting("highest", device=DEVICES["sm_90"]))
 
 
-def view(v: Viewed, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:
+def view(v: StridedView, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:
     steps = [8 * n for n in v.strides[tensor]]
     return np.lib.stride_tricks.as_strided(memory[tensor], v.types[tensor].shape, steps)
 
 
-def carry_out(v: Viewed, memory: dict[str, np.ndarray]) -> None:
+def carry_out(v: StridedView, memory: dict[str, np.ndarray]) -> None:
     s = v.statement
     view(v, s.output, memory)[...] = value_of(s, {n: view(v, n, memory) for n in reads(s)})
 

@@ -12,7 +12,7 @@ import torch
 from support.gluon import run
 
 import tilec
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import side_by_side as module
 from tilec.backends.triton.matmul.dot import recognise_dot
@@ -65,12 +65,12 @@ def made(name: str, **sizes: int) -> tuple[SideBySide | None, dict[str, tuple[in
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
     strides = {n: contiguous(t.shape) for n, t in types.items()}
-    seen = coalesce(Viewed(defracted, types, strides))
-    space = build_space(seen.statement, seen.types)
+    view = coalesce(StridedView(defracted, types, strides))
+    space = build_space(view.statement, view.types)
     assert space is not None
-    dot = recognise_dot(space, seen)
+    dot = recognise_dot(space, view)
     assert dot is not None
-    found = side_by_side(dot, space, seen, Setting("highest", device=DEVICES["sm_90"]))
+    found = side_by_side(dot, space, view, Setting("highest", device=DEVICES["sm_90"]))
     return found, {**shapes, "O": types["O"].shape}, lowering.stages["flat"].statements[0]
 
 

@@ -72,7 +72,7 @@ def test_aggregations(aggregation: str, rows: int, steps: int) -> None:
     ScanTiling(16, 1, False, 40, warps=1),
 ])  # fmt: skip
 def test_blocks(tiling: ScanTiling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, view: tiling)
     x = normal(5, 12_345)
     for aggregation in ("+", "logsumexp"):
         got = same(tilec.compile(ALONG % (aggregation, "i - k"), backend="triton"), x)

@@ -52,7 +52,7 @@ def test_aggregations_over_pairs(body, sizes):
 TRANSPOSED = {
     "squares": "C[i, j : M, N] = +((A[i, k] - B[j, k]) * (A[i, k] - B[j, k]))",
     "greatest": "C[i, j : M, N] = >(abs(A[i, k] - B[j, k]))",
-    "ridden": "D[i, j : M, N] = +(abs(A[i, k] - B[j, k])); C = sqrt(1 + D)",
+    "epilogue": "D[i, j : M, N] = +(abs(A[i, k] - B[j, k])); C = sqrt(1 + D)",
     "itself": "C[i, j : M, M] = <(A[i, k] + A[j, k])",
 }
 

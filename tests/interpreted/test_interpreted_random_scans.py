@@ -80,7 +80,7 @@ def steps(draw):
 
 
 def agree(source, arrays, tiling, monkeypatch):
-    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, view: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
     monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)

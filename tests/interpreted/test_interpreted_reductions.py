@@ -1,4 +1,4 @@
-"""Reductions split over programs: what rides on the launch that combines parts, and what they compute themselves."""
+"""Reductions split over programs: epilogues of the launch that combines parts, and what they compute themselves."""
 
 from __future__ import annotations
 

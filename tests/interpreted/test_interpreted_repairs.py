@@ -31,9 +31,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repaired(dot, space, seen, flat, wide, setting):
-        t = seen.types[flat.output]
-        return [Allocate(flat.output, t.shape, t.dtype, float("nan")), *repair_steps(dot, space, seen, flat, wide)]
+    def repaired(dot, space, view, flat, int64_index, setting):
+        t = view.types[flat.output]
+        return [
+            Allocate(flat.output, t.shape, t.dtype, float("nan")),
+            *repair_steps(dot, space, view, flat, int64_index),
+        ]
 
     monkeypatch.setattr(families, "_product_steps", repaired)
     source, *shapes = CASES[name]

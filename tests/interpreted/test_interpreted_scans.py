@@ -72,7 +72,7 @@ def cut(request, monkeypatch):
 
 def force(monkeypatch, tiling):
     if tiling is not None:
-        monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
+        monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, view: tiling)
     monkeypatch.setattr(scans, "FEWEST_STEPS", 2)
     monkeypatch.setattr(scans, "FEWEST_ALONG", 2)
     monkeypatch.setattr(scan_text, "TOTALS", 4)
@@ -341,7 +341,7 @@ def test_a_state_space_model_and_its_gradient(cut):
 
 def test_positions_of_64_bits(tiling, monkeypatch):
     for module in (families, planner):
-        monkeypatch.setattr(module, "is_wide", lambda *given: True)
+        monkeypatch.setattr(module, "needs_int64_index", lambda *given: True)
     monkeypatch.setattr(recurrence, "NARROWEST", -1)
     agree("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), k - i < N; }", normal(3, 9), kernels="_scan")
     f = tilec.compile(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), backend="triton")

@@ -1,4 +1,4 @@
-"""Windows whose neighbours share what they read, interpreted: every aggregation, strides, edges, infinities, riders."""
+"""Windows whose neighbours share what they read, interpreted: aggregations, strides, edges, infinities, epilogues."""
 
 import os
 
@@ -24,7 +24,7 @@ CASES = {  # source, image, kernel
     "maximum": ("O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3;", IMAGE, KERNEL),
     "a guard": ("O[n, y, x, c : N, H, W, C] = +(i != j ? I[n, y + j, x + i - 2, c]), j < 2, i < 4;", IMAGE, KERNEL),
     "logsumexp": ("O[n, y, x, c : N, H, W, C] = logsumexp(I[n, y + j, x + i, c] - K[j, i, c]);", IMAGE, (2, 3, 33)),
-    "ridden": (
+    "epilogue": (
         "A[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]); O = relu(A + I);",
         IMAGE,
         (3, 3, 33),

@@ -9,7 +9,7 @@ import pytest
 
 import tilec
 from tilec.backends.common.affine import affine_steps
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.scan import scan as scans
@@ -61,7 +61,7 @@ def test_compiled_for_each_target(source, shape, dtype, target):
     [ScanTiling(16, 64, False, 2, apart=True), pytest.param(ScanTiling(64, 32, False, 4), marks=pytest.mark.slow)],
 )
 def test_other_blocks_compile(tiling, monkeypatch):
-    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, seen: tiling)
+    monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, view: tiling)
     for source in (ACROSS % "logsumexp", LINEAR.replace("t - 1", "t + 1")):
         f = tilec.compile(source, backend="triton")
         inputs = [tilec.spec((40_000, 64))] * len(f.inputs)
@@ -74,16 +74,16 @@ def scan_of(source, *shapes):
     lowering = lower(program, types, {})
     strides = {name: contiguous(t.shape) for name, t in lowering.types.items()}
     (s,) = lowering.stages["defracted"].statements
-    seen = Viewed(s, lowering.types, strides)
-    found = recognise_steps(s, lowering.types) if "H[" in source else recognise_scan(build_space(s, seen.types), seen)
-    return found, seen
+    view = StridedView(s, lowering.types, strides)
+    found = recognise_steps(s, lowering.types) if "H[" in source else recognise_scan(build_space(s, view.types), view)
+    return found, view
 
 
 @pytest.mark.parametrize("rows, steps", [(1, 2**26), (16384, 4096), (3, 5), (40, 70000), (1000, 100)])
 def test_blocks(rows, steps):
     for source, shape in ((ALONG, (rows, steps)), (ACROSS, (steps, rows))):
-        scan, seen = scan_of(source % "+", shape)
-        t = choose_scan_tiling(scan, seen)
+        scan, view = scan_of(source % "+", shape)
+        t = choose_scan_tiling(scan, view)
         assert (scan.rows, scan.steps) == (rows, steps)
         assert t.along == (source is ALONG or rows == 1)
         assert t.apart == (not t.along and rows >= 32)

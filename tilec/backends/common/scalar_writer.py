@@ -15,13 +15,13 @@ from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, promote
 
 @dataclass(frozen=True)
 class ScalarValue:
-    """`code`: text of a tensor of dtype `held`, or, where `held` is None, of the number `number`. `depth`: operators
-    nested in it. `exact`: a 16-bit value that is held in float32 has been rounded. `call`: a statement that writes the
-    value into an existing tensor, `{0}`."""
+    """`code`: text of a tensor of dtype `compute_dtype`, or, where that is None, of the number `number`. `depth`:
+    operators nested in it. `exact`: a 16-bit value that is held in float32 has been rounded. `call`: a statement that
+    writes the value into an existing tensor, `{0}`."""
 
     code: str
     type: ElementType
-    held: str | None
+    compute_dtype: str | None
     variables: frozenset[str] = frozenset()
     number: bool | int | float | None = None
     depth: int = 0
@@ -64,8 +64,8 @@ class ScalarWriter(ABC):
                 continue
             v = self._make(e)
             named = self._uses[e] > 1 or v.depth > self.most_nested
-            if v.held is not None and isinstance(e, Call) and named:
-                v = ScalarValue(self._assigned(v), v.type, v.held, v.variables, exact=v.exact)
+            if v.compute_dtype is not None and isinstance(e, Call) and named:
+                v = ScalarValue(self._assigned(v), v.type, v.compute_dtype, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]
 
@@ -102,11 +102,11 @@ class ScalarWriter(ABC):
             return self._padded(inside, access, read, value, t)
         if read.number is not None:
             return number_value(fit(read.number, t.dtype), t)
-        held = self.held_as(t.dtype)
-        return ScalarValue(self.cast(read, held), t, held, read.variables, depth=read.depth + 1)
+        compute_dtype = self.compute_dtype_of(t.dtype)
+        return ScalarValue(self.cast(read, compute_dtype), t, compute_dtype, read.variables, depth=read.depth + 1)
 
     @abstractmethod
-    def held_as(self, dtype: str) -> str:
+    def compute_dtype_of(self, dtype: str) -> str:
         """The dtype in which a value of this type is computed."""
 
     @abstractmethod

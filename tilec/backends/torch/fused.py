@@ -152,13 +152,15 @@ def _write(
     if not m.reductions:
         whole = all(v in value.variables or domain.extent[v] == 1 for v in m.outputs)
         whole = whole and bool(value.variables or not m.outputs)  # one without axes does not fill a view that has some
-        if value.call is not None and value.held == dtype and whole:
+        if value.call is not None and value.compute_dtype == dtype and whole:
             frame.lines.append(value.call.format(target))
         else:
             frame.lines.append(f"{target} = {evaluator.tensor(value, dtype)}")
         return
-    code = evaluator.condition(value) if aggregation in LOGICAL else evaluator.tensor(value, value.held or dtype)
-    if aggregation in ("max", "min") and value.held != dtype:
+    code = (
+        evaluator.condition(value) if aggregation in LOGICAL else evaluator.tensor(value, value.compute_dtype or dtype)
+    )
+    if aggregation in ("max", "min") and value.compute_dtype != dtype:
         code = evaluator.tensor(value, dtype)
     if any(v not in value.variables and domain.extent[v] > 1 for v in m.reductions) or not value.variables:
         needed = value.variables | set(m.reductions)

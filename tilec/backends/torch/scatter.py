@@ -104,19 +104,19 @@ def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> l
     count = math.prod(shape[a] for a in positions.rest)
     aggregation = s.aggregation
     dtype = accumulation_dtype(aggregation, task.type.dtype)
-    held = "uint8" if dtype == "bool" else dtype
+    compute_dtype = "uint8" if dtype == "bool" else dtype
     buffer = task.names.fresh(task.out.lower())
     rows = count + (1 if domain.masked else 0)
     buffer_shape = tuple_text([rows, *(shape[a] for a in positions.plain)])
     initial = (
         int(identity_text(aggregation, "bool") == "True") if dtype == "bool" else identity_text(aggregation, dtype)
     )
-    lines = [f"{buffer} = torch.full({buffer_shape}, {initial}, dtype=torch.{held}, device=device)"]
+    lines = [f"{buffer} = torch.full({buffer_shape}, {initial}, dtype=torch.{compute_dtype}, device=device)"]
     seen = None
     if s.default is not None:
         seen = task.names.fresh("reached")
         lines.append(f"{seen} = torch.zeros({buffer_shape}, dtype=torch.bool, device=device)")
-    part = _Pass(task, domain, positions, order, plain_variables, count, held)
+    part = _Pass(task, domain, positions, order, plain_variables, count, compute_dtype)
     lines += part.lines(buffer, aggregation, seen)
     if aggregation == "logsumexp":
         total = task.names.fresh("total")
@@ -131,7 +131,7 @@ def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> l
     permutation = [axes.index(a) for a in range(len(shape))]
     if permutation != sorted(permutation):
         result += f".permute({', '.join(map(str, permutation))})"
-    if held != task.type.dtype:
+    if compute_dtype != task.type.dtype:
         result += f".to(torch.{task.type.dtype})"
     if seen is not None:
         assert s.default is not None
@@ -156,7 +156,7 @@ class _Pass:
     order: tuple[str, ...]
     plain: tuple[str, ...]
     count: int
-    held: str
+    compute_dtype: str
 
     def lines(self, buffer: str, aggregation: str, seen: str | None, shift: str | None = None) -> list[str]:
         task, domain, order, plain = self.task, self.domain, self.order, self.plain
@@ -171,7 +171,7 @@ class _Pass:
             mask = test if mask is None else f"{mask} & {test}"
         value = evaluator.value(s.body)
         truth = task.type.dtype == "bool"
-        code = f"{evaluator.condition(value)}.to(torch.uint8)" if truth else evaluator.tensor(value, self.held)
+        code = f"{evaluator.condition(value)}.to(torch.uint8)" if truth else evaluator.tensor(value, self.compute_dtype)
         position = frame.index(self._row())
         if not self._row().terms:
             position = f"torch.full({tuple_text([1] * len(order))}, {position}, device=device)"

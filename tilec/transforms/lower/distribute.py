@@ -130,18 +130,18 @@ def _uncast(e: Expr) -> Expr:
 def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: Mapping[str, int]) -> _Cut | None:
     """Which factors and terms the sum keeps; None where it does not fall apart into a sum of fewer variables and a
     product of matrices, or is a product already."""
-    wide = {v for v, n in extent.items() if n > 1}
-    reduced = wide - outputs
+    varying = {v for v, n in extent.items() if n > 1}
+    reduced = varying - outputs
     shared = [f for f in rest if set(index_variables(f.value)) & reduced]
     outer = [f for f in rest if f not in shared]
-    own = set(index_variables(*(f.value for f in shared))) & wide
+    own = set(index_variables(*(f.value for f in shared))) & varying
     leaving = [t for t in terms if not set(index_variables(t[1])) & reduced]
     summed = [t for t in terms if set(index_variables(t[1])) & reduced]
     if not leaving or not summed or not reduced or not reduced <= own or all(f.divides for f in shared):
         return None
     if any(is_number(e) for _, e in terms):
         return None
-    mixed = set(index_variables(*(e for _, e in summed))) & wide
+    mixed = set(index_variables(*(e for _, e in summed))) & varying
     rows, columns = (own - mixed) & outputs, (mixed - own) & outputs
     known = set(index_variables(*(e for _, e in leaving))) & rows
     counts = [math.prod(extent[v] for v in side) for side in (rows, columns, reduced & mixed)]

@@ -23,7 +23,7 @@ from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
-def _held_as(t: ElementType) -> str:
+def _compute_dtype_of(t: ElementType) -> str:
     """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
     if t.dtype in NARROW or t.weak and kind(t.dtype) == 2:
         return "float32"
@@ -98,7 +98,7 @@ class Emitter:
         """The value, held in `dtype` or as its own type asks."""
         n = self.number(e)
         if n is not None:
-            wanted = dtype or _held_as(expression_type(e, self.types))
+            wanted = dtype or _compute_dtype_of(expression_type(e, self.types))
             return self.b.number(fit(n, wanted), wanted)
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
@@ -164,7 +164,7 @@ class Emitter:
                 given = self._given(e)
                 if given is not None:
                     return given
-                return b.cast(self.read(e), _held_as(self.types[e.tensor].element()))
+                return b.cast(self.read(e), _compute_dtype_of(self.types[e.tensor].element()))
             case Call("ident" | "reverse_grad", (x, *_)):
                 return self.value(x)
             case Call():
@@ -175,41 +175,41 @@ class Emitter:
         b, f = self.b, e.function
         types = [expression_type(a, self.types) for a in e.args]
         result = call_type(f, types, e.span)
-        held = _held_as(result)
+        compute_dtype = _compute_dtype_of(result)
         if f in COMPARED:
             return b.apply(f, *self._alike(e.args))
         if f == "select":
-            return b.apply("select", self.condition(e.args[0]), *(self.value(a, held) for a in e.args[1:]))
-        if f in ("and", "or", "xor", "not") and held == "bool":
+            return b.apply("select", self.condition(e.args[0]), *(self.value(a, compute_dtype) for a in e.args[1:]))
+        if f in ("and", "or", "xor", "not") and compute_dtype == "bool":
             return b.apply(f, *map(self.condition, e.args))
         if f == "as_type" or len(e.args) == 1 and f == result.dtype:
             return self._converted(e.args[0], result)
-        if held == "float32" and f in ("mul", "div", "neg"):
+        if compute_dtype == "float32" and f in ("mul", "div", "neg"):
             return self.product(factors_of(e, False))
-        if held == "float32" and f in ("add", "sub"):
+        if compute_dtype == "float32" and f in ("add", "sub"):
             shared = _common(*e.args)
             if shared is not None:
                 common, x, y = shared
                 return self.product([*common, Factor(Call(f, (x, y)), False)])
-        if held == "float32" and f == "exp":
+        if compute_dtype == "float32" and f == "exp":
             return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
-        if held == "float32" and f == "sigmoid":
+        if compute_dtype == "float32" and f == "sigmoid":
             p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
             return self._inverse(b.apply("add", p, b.number(1.0, "float32")))
-        if f == "pow" and held == "float32" and self.number(e.args[1]) in (2, 3):
-            base = self.value(e.args[0], held)
+        if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in (2, 3):
+            base = self.value(e.args[0], compute_dtype)
             square = b.apply("mul", base, base)
             return square if self.number(e.args[1]) == 2 else b.apply("mul", square, base)
         assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
-        return b.apply(f, *(self.value(a, held) for a in e.args))
+        return b.apply(f, *(self.value(a, compute_dtype) for a in e.args))
 
     def _alike(self, args: tuple[Expr, ...]) -> list[Value]:
         """Operands of a comparison in their common type, rounded as it is stored."""
         common = call_type(
             "add" if _kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]
         )
-        held = _held_as(common)
-        values = [self.value(a, held) for a in args]
+        compute_dtype = _compute_dtype_of(common)
+        values = [self.value(a, compute_dtype) for a in args]
         if common.dtype not in NARROW:
             return values
         return [v if isinstance(a, Access) else self._round(v, common.dtype) for a, v in zip(args, values, strict=True)]
@@ -218,12 +218,12 @@ class Emitter:
         n = self.b.number_of(v)
         if n is not None and (n == 0 or math.isinf(n)):
             return v
-        return self.b.cast(self.b.cast(v, dtype), _held_as(ElementType(dtype)))
+        return self.b.cast(self.b.cast(v, dtype), _compute_dtype_of(ElementType(dtype)))
 
     def _converted(self, x: Expr, result: ElementType) -> Value:
         if result.dtype == "bool":
             return self.condition(x)
-        v = self.value(x, _held_as(result))
+        v = self.value(x, _compute_dtype_of(result))
         return self._round(v, result.dtype) if result.dtype in NARROW else v
 
 

@@ -51,10 +51,10 @@ class Places:
             axes[kernel.looped] = tiling.step
         self.extent = dict(kernel.extent)
         self.features: dict[str, int] = {}
-        wide = [i.extent for i in kernel.inners.values() if i.left is not None]
+        extents = [i.extent for i in kernel.inners.values() if i.left is not None]
         self.summed = {r.feature: self._width(r) for r in kernel.rows if r.feature is not None}
-        wide += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature and not r.unrolled]
-        for n in [*wide, *self.summed.values()]:
+        extents += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature and not r.unrolled]
+        for n in [*extents, *self.summed.values()]:
             self.features[f"d{n}"] = n
             axes[f"d{n}"] = feature_block(n)
         self.b = Builder(axes)

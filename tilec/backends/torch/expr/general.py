@@ -203,8 +203,8 @@ class _Body:
     def _masked(self, evaluator: TorchScalars, value: ScalarValue, dtype: str, mask: str | None) -> str:
         """The value with the identity where the point is not valid."""
         before = dtype
-        if self.reductions and self.aggregation in ("sum", "prod") and value.held is not None:
-            before = value.held  # reductions convert while they read
+        if self.reductions and self.aggregation in ("sum", "prod") and value.compute_dtype is not None:
+            before = value.compute_dtype  # reductions convert while they read
         if self.aggregation in LOGICAL:
             code = evaluator.condition(value)
         elif mask is None:
@@ -271,7 +271,7 @@ class _Body:
             target = self.outer.part(task.part(self.domain), self.outputs)
             whole = all(v in variables or self.domain.extent[v] == 1 for v in self.outputs)
             whole = whole and bool(variables or not self.outputs)  # without axes it fills no view that has some
-            if value.call is not None and code == value.code and dtype == value.held == out and whole:
+            if value.call is not None and code == value.code and dtype == value.compute_dtype == out and whole:
                 return [value.call.format(target)]
             return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]
         if dtype != out:

@@ -36,7 +36,7 @@ class TorchScalars(ScalarWriter):
         self.frame = frame
         self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
 
-    def held_as(self, dtype: str) -> str:
+    def compute_dtype_of(self, dtype: str) -> str:
         return "float32" if self.wide and dtype in NARROW else dtype
 
     def _assigned(self, v: ScalarValue) -> str:
@@ -46,11 +46,11 @@ class TorchScalars(ScalarWriter):
         """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
         if v.number is not None:
             return literal(fit(v.number, dtype))
-        return v.code if v.held == dtype else f"{v.code}.to(torch.{dtype})"
+        return v.code if v.compute_dtype == dtype else f"{v.code}.to(torch.{dtype})"
 
     def operand(self, v: ScalarValue, dtype: str) -> str:
         """The same for arithmetic, whose result is a tensor of its own: a Python number's conversion may be kept."""
-        if v.number is None and v.held != dtype and v.type.weak and not v.variables and v.code.isidentifier():
+        if v.number is None and v.compute_dtype != dtype and v.type.weak and not v.variables and v.code.isidentifier():
             return f"rt.number_as({v.code}, torch.{dtype})"
         return self.cast(v, dtype)
 
@@ -66,7 +66,7 @@ class TorchScalars(ScalarWriter):
         """Text of `v != 0` as a bool tensor."""
         if v.number is not None:
             return self.frame.assign("number", f"torch.full((), {bool(v.number)}, device=device)")
-        return v.code if v.held == "bool" else f"({v.code} != 0)"
+        return v.code if v.compute_dtype == "bool" else f"({v.code} != 0)"
 
     def _index(self, name: str) -> ScalarValue:
         return ScalarValue(self.frame.iota(name), WEAK_INDEX, "int64", frozenset((name,)))
@@ -74,40 +74,44 @@ class TorchScalars(ScalarWriter):
     def _access(self, e: Access) -> ScalarValue:
         code, variables = self.frame.read(e)
         t = self.frame.types[e.tensor]
-        held = self.held_as(t.dtype)
-        if held != t.dtype:
-            code = self.frame.assign("wide", f"{code}.to(torch.{held})")
-        return ScalarValue(code, t.element(), held, variables, exact=True)
+        compute_dtype = self.compute_dtype_of(t.dtype)
+        if compute_dtype != t.dtype:
+            code = self.frame.assign("wide", f"{code}.to(torch.{compute_dtype})")
+        return ScalarValue(code, t.element(), compute_dtype, variables, exact=True)
 
     def _padded(
         self, inside: Any, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
-        held, (test, variables) = self.held_as(t.dtype), inside
-        code = f"torch.where({test}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return ScalarValue(self.frame.assign("padded", code), t, held, variables | read.variables | value.variables)
+        compute_dtype, (test, variables) = self.compute_dtype_of(t.dtype), inside
+        code = f"torch.where({test}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
+        return ScalarValue(
+            self.frame.assign("padded", code), t, compute_dtype, variables | read.variables | value.variables
+        )
 
     def _call(self, e: Call, args: list[ScalarValue], result: ElementType) -> ScalarValue:
         variables = frozenset().union(*(a.variables for a in args))
         depth = 1 + max(a.depth for a in args)
-        combined = self._multiply_add(e, self.held_as(result.dtype))
+        combined = self._multiply_add(e, self.compute_dtype_of(result.dtype))
         if combined is not None:
-            code, held = combined, self.held_as(result.dtype)
+            code, compute_dtype = combined, self.compute_dtype_of(result.dtype)
             call: str | None = code[:-1] + ", out={0})"
         else:
-            code, held = self._text(e.function, args, result, self._counters(e) if e.function in RANDOM else None)
-            call = self._writing(e.function, args, code, held)
+            code, compute_dtype = self._text(
+                e.function, args, result, self._counters(e) if e.function in RANDOM else None
+            )
+            call = self._writing(e.function, args, code, compute_dtype)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
-            return ScalarValue(self._laid_out(call, held, variables), result, held, variables)
+            return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return ScalarValue(code, result, held, variables, depth=depth, call=call, exact=exact)
+        return ScalarValue(code, result, compute_dtype, variables, depth=depth, call=call, exact=exact)
 
-    def _multiply_add(self, e: Call, held: str) -> str | None:
+    def _multiply_add(self, e: Call, compute_dtype: str) -> str | None:
         """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
-        if e.function not in ("add", "sub") or not is_floating(held):
+        if e.function not in ("add", "sub") or not is_floating(compute_dtype):
             return None
         sign = 1 if e.function == "add" else -1
         for x, m in ((e.args[0], e.args[1]), (e.args[1], e.args[0]))[: 2 if sign == 1 else 1]:
-            if self._values[x].number is not None or not self._inline_product(m, held):
+            if self._values[x].number is not None or not self._inline_product(m, compute_dtype):
                 continue
             assert isinstance(m, Call)
             factors: list[Expr] = list(m.args)
@@ -117,41 +121,42 @@ class TorchScalars(ScalarWriter):
                 if n is not None:
                     (other,) = (g for g in m.args if g is not f)
                     scale *= n
-                    factors = list(other.args) if self._inline_product(other, held) else [other]  # type: ignore[attr-defined]
+                    factors = list(other.args) if self._inline_product(other, compute_dtype) else [other]  # type: ignore[attr-defined]
                     break
             if any(self._values[f].number is not None for f in factors):
                 continue
-            texts = ", ".join(self.cast(self._values[f], held) for f in (x, *factors))
+            texts = ", ".join(self.cast(self._values[f], compute_dtype) for f in (x, *factors))
             if len(factors) == 1:
                 return f"torch.add({texts}, alpha={literal(scale)})"
             return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
         return None
 
-    def _inline_product(self, e: Expr, held: str) -> bool:
+    def _inline_product(self, e: Expr, compute_dtype: str) -> bool:
         """Whether an expression is a product whose text may be left out: used once, and written inline."""
         if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1:
             return False
         v = self._values[e]
-        return v.call is not None and v.held == held
+        return v.call is not None and v.compute_dtype == compute_dtype
 
-    def _laid_out(self, call: str, held: str, variables: frozenset[str]) -> str:
+    def _laid_out(self, call: str, compute_dtype: str, variables: frozenset[str]) -> str:
         """The call's result in a tensor laid out like the frame: left alone, torch takes over the order of an operand,
         and every later step of the block walks against it."""
         sizes = tuple_text([self.frame.size(v) if v in variables else "1" for v in self.frame.order])
-        room = self.frame.assign_new("t", f"torch.empty({sizes}, dtype=torch.{held}, device=device)")
+        room = self.frame.assign_new("t", f"torch.empty({sizes}, dtype=torch.{compute_dtype}, device=device)")
         self.frame.lines.append(call.format(room))
         return room
 
-    def _writing(self, function: str, args: list[ScalarValue], code: str, held: str) -> str | None:
+    def _writing(self, function: str, args: list[ScalarValue], code: str, compute_dtype: str) -> str | None:
         """The call that writes the value into a tensor `{0}`; None where torch has no such form."""
         if function in WITH_OUT and code.startswith("torch."):
             return code[:-1] + ", out={0})"
         if function == "relu":
-            return f"torch.clamp_min({self.cast(args[0], held)}, 0, out={{0}})"
+            return f"torch.clamp_min({self.cast(args[0], compute_dtype)}, 0, out={{0}})"
         if function == "select" and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
-        if function in _ARITHMETIC and is_floating(held) and args[0].number is None:
-            return f"torch.{function}({self.operand(args[0], held)}, {self.operand(args[1], held)}, out={{0}})"
+        if function in _ARITHMETIC and is_floating(compute_dtype) and args[0].number is None:
+            left, right = (self.operand(a, compute_dtype) for a in args)
+            return f"torch.{function}({left}, {right}, out={{0}})"
         return None
 
     def _counters(self, e: Call) -> str | None:
@@ -176,16 +181,21 @@ class TorchScalars(ScalarWriter):
     ) -> tuple[str, str]:
         row = FUNCTIONS[function]
         assert row.torch is not None or function == "as_type", function
-        held = self.held_as(result.dtype)
+        compute_dtype = self.compute_dtype_of(result.dtype)
         template = row.torch or "{0}"
         if row.result == "bool" and function != "bool":
             return self._comparison(template, args), "bool"
         if function == "select":
             condition = self.condition(args[0])
-            branches = [self.tensor(a, held) if _all_numbers(args[1:]) else self.cast(a, held) for a in args[1:]]
-            return f"torch.where({condition}, {branches[0]}, {branches[1]})", held
+            branches = [
+                self.tensor(a, compute_dtype) if _all_numbers(args[1:]) else self.cast(a, compute_dtype)
+                for a in args[1:]
+            ]
+            return f"torch.where({condition}, {branches[0]}, {branches[1]})", compute_dtype
         if function in RANDOM:
-            return template.format(self.tensor(args[0], "int64"), counters or self.tensor(args[1], "int64")), held
+            return template.format(
+                self.tensor(args[0], "int64"), counters or self.tensor(args[1], "int64")
+            ), compute_dtype
         if function == "as_type" or len(args) == 1 and function == result.dtype:
             return self._converted(args[0], result.dtype)
         if function in ("uint16", "uint32"):
@@ -193,34 +203,37 @@ class TorchScalars(ScalarWriter):
             return f"torch.remainder({code}, 2 ** {function[4:]})", "int64"
         if function in ("max", "min") and not _all_numbers(args) and any(a.number is not None for a in args):
             x, n = (args[0], args[1]) if args[0].number is None else (args[1], args[0])
-            if held != "bool":
+            if compute_dtype != "bool":
                 side = "min" if function == "max" else "max"
-                return f"torch.clamp({self.cast(x, held)}, {side}={self.cast(n, held)})", held
+                return (
+                    f"torch.clamp({self.cast(x, compute_dtype)}, {side}={self.cast(n, compute_dtype)})",
+                    compute_dtype,
+                )
         if not is_floating(result.dtype) and function in ("div", "mod"):
             name = "rt.divide_integers" if function == "div" else "rt.modulo_integers"
-            operands = [self.cast(a, held) for a in args]
+            operands = [self.cast(a, compute_dtype) for a in args]
             if _all_numbers(args):
-                operands[0] = self.tensor(args[0], held)
-            return f"{name}({operands[0]}, {operands[1]})", held
+                operands[0] = self.tensor(args[0], compute_dtype)
+            return f"{name}({operands[0]}, {operands[1]})", compute_dtype
         negative = function == "pow" and not is_floating(result.dtype) and (args[1].number or 0) < 0  # in a tensor only
         if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
-            operands = [self.tensor(a, held) for a in args]
+            operands = [self.tensor(a, compute_dtype) for a in args]
         else:
             cast = self.operand if function in _ARITHMETIC else self.cast
-            operands = [cast(a, held) for a in args]
+            operands = [cast(a, compute_dtype) for a in args]
         if template.count("{0}") > 1:
             operands[0] = self.frame.assign("t", operands[0])
-        return template.format(*operands), held
+        return template.format(*operands), compute_dtype
 
     def _converted(self, v: ScalarValue, dtype: str) -> tuple[str, str]:
         """A cast that rounds as the type it names does."""
         if dtype == "bool":
             return self.condition(v), "bool"
-        held = self.held_as(dtype)
-        if v.type.dtype == dtype and v.exact and v.held == held:
-            return v.code, held
+        compute_dtype = self.compute_dtype_of(dtype)
+        if v.type.dtype == dtype and v.exact and v.compute_dtype == compute_dtype:
+            return v.code, compute_dtype
         code = self.tensor(v, dtype)
-        return code if held == dtype else f"{code}.to(torch.{held})", held
+        return code if compute_dtype == dtype else f"{code}.to(torch.{compute_dtype})", compute_dtype
 
     def _comparison(self, template: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""

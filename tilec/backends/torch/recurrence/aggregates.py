@@ -88,9 +88,9 @@ def _broadcast(level: Level, e: Aggregate, bound: Sequence[str], element: Elemen
             "number", f"torch.full((), {identity_text(e.aggregation, dtype)}, dtype=torch.{dtype}, device=device)"
         )
         code = f"torch.where({evaluator.condition(condition)}, {code}, {identity})"
-    wide = [v for v in bound if level.domain.extent[v] > 1]
+    varying = [v for v in bound if level.domain.extent[v] > 1]
     if bound:
-        if not variables.issuperset(wide) or not variables:
+        if not variables.issuperset(varying) or not variables:
             lanes = level.order[1:]
             sizes = [level.step.size(v) if v in variables or v in bound else "1" for v in lanes]
             code = f"({code}).expand({tuple_text(sizes)})"

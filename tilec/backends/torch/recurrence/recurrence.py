@@ -378,10 +378,10 @@ class _Loop:
         if self.tests:
             test = " & ".join(evaluator.condition(c) for c in conditions)
             return [f"torch.where({test}, {evaluator.tensor(value, dtype)}, {target}, out={target})"]
-        whole = value.held == dtype and lanes <= value.variables
+        whole = value.compute_dtype == dtype and lanes <= value.variables
         if isinstance(body, Call) and body.function == "relu" and whole:
             inner = evaluator.value(body.args[0])
-            if inner.call is not None and inner.held == dtype and lanes <= inner.variables:
+            if inner.call is not None and inner.compute_dtype == dtype and lanes <= inner.variables:
                 return [inner.call.format(target), f"{target}.relu_()"]
         if value.call is not None and whole:
             return [value.call.format(target)]

@@ -55,22 +55,27 @@ def stride_name(tensor: str, dimension: int) -> str:
 
 
 def print_kernel(
-    kernel: BlockProgram, wide: Sequence[str], heading: Sequence[str] = (), loads: Mapping[int, BoxLoad] | None = None
+    kernel: BlockProgram,
+    int64_tensors: Sequence[str],
+    heading: Sequence[str] = (),
+    loads: Mapping[int, BoxLoad] | None = None,
 ) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
-    `wide`: tensors whose positions need 64 bits. `heading`: comments. `loads`: those that maps bring, by value."""
+    `int64_tensors`: those whose positions need 64 bits. `heading`: comments. `loads`: what maps bring, by value."""
     arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
     arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = BlockText(kernel, frozenset(wide), set(arguments), loads or {})
+    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {})
     body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
 
 class BlockText:
-    def __init__(self, kernel: BlockProgram, wide: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]):
-        self.kernel, self.wide, self.loads = kernel, wide, loads
+    def __init__(
+        self, kernel: BlockProgram, int64_tensors: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]
+    ):
+        self.kernel, self.int64_tensors, self.loads = kernel, int64_tensors, loads
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
         self.names: dict[int, str] = {}
         self.numbers: dict[int, float | int | bool] = {}
@@ -134,7 +139,7 @@ class BlockText:
             if self.numbers.get(v.number) == 0 and not isinstance(self.numbers[v.number], bool):
                 continue
             text = self.spread(v, axes)
-            if tensor in self.wide and v.number not in self.numbers:
+            if tensor in self.int64_tensors and v.number not in self.numbers:
                 text = f"{text}.to(tl.int64)"
             terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
         terms.sort(key=lambda t: t[0])

@@ -73,7 +73,7 @@ def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, 
 
 
 def warp_roles_file(
-    s: WarpRoles, maps: Mapping[str, Descriptor], wide: Sequence[str], heading: Sequence[str], stages: int
+    s: WarpRoles, maps: Mapping[str, Descriptor], int64_tensors: Sequence[str], heading: Sequence[str], stages: int
 ) -> KernelFile:
     """The file of the kernel; its arguments are those of `print_kernel`, without maps that nothing reads."""
     program = s.program
@@ -83,8 +83,8 @@ def warp_roles_file(
     own = tuple(
         KernelFunction(name, parameters, constants, tuple(body), dialect="gluon")
         for name, constants, body in (
-            ("produce", (), _Producer(s, frozenset(wide), set(given), stages).body()),
-            ("consume", ("WHICH",), _Consumer(s, frozenset(wide), set(given), stages).body()),
+            ("produce", (), _Producer(s, frozenset(int64_tensors), set(given), stages).body()),
+            ("consume", ("WHICH",), _Consumer(s, frozenset(int64_tensors), set(given), stages).body()),
         )
     )
     held, walked, mixture = _parameters(s)
@@ -118,8 +118,8 @@ def _parameters(s: WarpRoles) -> tuple[str, str, str]:
 class _Part(BlockText):
     """What both parts of the kernel write alike: scalars, and how many blocks each walk has."""
 
-    def __init__(self, s: WarpRoles, wide: frozenset[str], taken: set[str], stages: int):
-        super().__init__(s.program, wide, taken | OWN_NAMES, s.loads)
+    def __init__(self, s: WarpRoles, int64_tensors: frozenset[str], taken: set[str], stages: int):
+        super().__init__(s.program, int64_tensors, taken | OWN_NAMES, s.loads)
         self.s, self.stages = s, stages
 
     def _offsets(self, load: Load, moved: str = "") -> str:

@@ -224,8 +224,8 @@ def _launched(
     loads: Mapping[int, BoxLoad],
     maps: Mapping[str, Descriptor],
 ) -> Launch:
-    wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    file = print_kernel(made, wide, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
+    int64_tensors = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
+    file = print_kernel(made, int64_tensors, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
     return _launch_of(made, file, maps, kernel, strides, tiling)
 
 
@@ -264,9 +264,9 @@ def _warp_roles_launch(
     if found is None:
         return None
     found, maps = half_maps(found, maps)
-    wide = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
+    int64_tensors = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
     heading = [show_statement(without_sizes(s)) for s in kernel.statements]
-    file = warp_roles_file(found, maps, wide, heading, tiling.stages)
+    file = warp_roles_file(found, maps, int64_tensors, heading, tiling.stages)
     return _launch_of(made, file, maps, kernel, strides, tiling)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilec.backends.common.code import literal
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import held_as
+from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.types import NARROW
 
@@ -34,7 +34,7 @@ class Accumulator:
         if result == "bool" and aggregation == "min":
             aggregation = "all"
         dtype = accumulation_dtype(aggregation, result)
-        return Accumulator(aggregation, "float32" if dtype in NARROW else held_as(dtype))
+        return Accumulator(aggregation, "float32" if dtype in NARROW else compute_dtype_of(dtype))
 
     @property
     def identity_text(self) -> str:

@@ -1,4 +1,4 @@
-"""Elementwise statements that ride on the one they read: computed on its block before it is stored."""
+"""Epilogues: elementwise statements computed on the block of the one they read, before it is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, held_as
+from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import linear, replace_indices
@@ -16,23 +16,23 @@ from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, childr
 from tilec.ir.types import TensorType, is_floating
 
 
-def riders(
+def find_epilogue(
     program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = ()
 ) -> tuple[Statement, ...]:
-    """The statements, in order, that can ride on the statement at that place: each reads the one before it at its own
-    element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not."""
+    """The statements, in order, that the one at that place can take as its epilogue: each reads the one before it at
+    its own element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not."""
     found: list[Statement] = []
-    carrier = program.statements[place]
+    anchor = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
-    while carrier.output not in program.outputs:
-        readers = [s for s in program.statements if carrier.output in reads(s) and s.output != carrier.output]
+    while anchor.output not in program.outputs:
+        readers = [s for s in program.statements if anchor.output in reads(s) and s.output != anchor.output]
         if len(readers) != 1 or readers[0].output in barred:
             break
         reader = _settled(readers[0], types)
-        if not _rides(reader, carrier, there, types):
+        if not _joins(reader, anchor, there, types):
             break
-        carrier = reader
-        found.append(carrier)
+        anchor = reader
+        found.append(anchor)
     return tuple(found)
 
 
@@ -47,15 +47,15 @@ def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     return replace(s, aggregation="assign", body=body, guard=None)
 
 
-def _rides(s: Statement, carrier: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
+def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
     if s.aggregation != "assign" or s.guard is not None or s.default is not None or s.constraints or s.index is None:
         return False
     bare = [linear(e).bare for e in s.index]
-    if None in bare or len(set(bare)) != len(bare) or types[s.output].shape != types[carrier.output].shape:
+    if None in bare or len(set(bare)) != len(bare) or types[s.output].shape != types[anchor.output].shape:
         return False
-    if not set(reads(s)) <= there | {carrier.output}:
+    if not set(reads(s)) <= there | {anchor.output}:
         return False
-    if not at_hand(s.body, carrier.output, s.index):
+    if not at_hand(s.body, anchor.output, s.index):
         return False
     space = build_space(s, types)
     return space is not None and not space.reductions and not space.valid and space.covers
@@ -75,8 +75,8 @@ def at_hand(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
     return all(at_hand(c, tensor, index) for c in children(e))
 
 
-def ridden(space: Space, statements: Sequence[Statement]) -> list[Statement]:
-    """The riders over the carrier's own index variables."""
+def epilogue_over(space: Space, statements: Sequence[Statement]) -> list[Statement]:
+    """The epilogue over the anchor's own index variables."""
     rows = space.rows
     result = []
     for s in statements:
@@ -86,24 +86,26 @@ def ridden(space: Space, statements: Sequence[Statement]) -> list[Statement]:
     return result
 
 
-def finish(frame: Frame, space: Space, value: str, held: str, statements: Sequence[Statement]) -> tuple[str, str]:
-    """Text and dtype of the last rider's value, given the carrier's."""
+def finish(
+    frame: Frame, space: Space, value: str, compute_dtype: str, statements: Sequence[Statement]
+) -> tuple[str, str]:
+    """Text and dtype of the epilogue's last value, given the anchor's."""
     before = space.statement
     variables = frozenset((*space.outputs, *space.residues))
-    for s in ridden(space, statements):
+    for s in epilogue_over(space, statements):
         t = frame.types[before.output]
-        text = value if held == t.dtype else f"({value}).to({triton_type(t.dtype)})"
+        text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
         text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
         name = frame.kernel.names.fresh(before.output.lower().replace(".", "_").replace("'", "_"))
         frame.kernel.emit(f"{name} = {text}")
-        given = ScalarValue(name, t.element(), held_as(t.dtype), variables, exact=True)
+        given = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         access = Access(before.output, tuple(r.to_expr() for r in space.rows))
         evaluator = TritonScalars(frame, s.body, given={access: given})
         result = evaluator.value(s.body)
         out = frame.types[s.output].dtype
         if out == "bool":
-            value, held = evaluator.condition(result), "bool"
+            value, compute_dtype = evaluator.condition(result), "bool"
         else:
-            value, held = evaluator.tensor(result, held_as(out)), held_as(out)
+            value, compute_dtype = evaluator.tensor(result, compute_dtype_of(out)), compute_dtype_of(out)
         before = s
-    return value, held
+    return value, compute_dtype

@@ -58,17 +58,17 @@ class Kernel:
         space: Space,
         types: Mapping[str, TensorType],
         strides: Mapping[str, Sequence[int]],
-        wide: bool,
+        int64_index: bool,
         powers: bool = False,
     ):
-        """`strides`: of every tensor, in elements. `wide`: positions are 64-bit. `powers`: powers of two below 16 that
+        """`strides`: of every tensor, in elements. `int64_index`: of positions. `powers`: powers of two below 16 that
         divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there."""
         self.names = FreshNames(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
         self.types = types
         self.strides = strides
-        self.wide = wide
+        self.int64_index = int64_index
         self.powers = powers
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
@@ -181,7 +181,7 @@ class Kernel:
     def count(self, variables: Sequence[str]) -> str:
         """Text of the number of values that variables take together."""
         texts = [self.extent(v) for v in variables]
-        if self.wide and texts:
+        if self.int64_index and texts:
             texts[0] = f"tl.cast({texts[0]}, tl.int64)"
         return " * ".join(texts) or "1"
 

@@ -28,7 +28,7 @@ MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
-def held_as(dtype: str) -> str:
+def compute_dtype_of(dtype: str) -> str:
     """The dtype in which a value of this type is computed."""
     return "float32" if dtype in NARROW else dtype
 
@@ -40,8 +40,8 @@ class TritonScalars(ScalarWriter):
         super().__init__(*roots, given=given)
         self.frame = frame
 
-    def held_as(self, dtype: str) -> str:
-        return held_as(dtype)
+    def compute_dtype_of(self, dtype: str) -> str:
+        return compute_dtype_of(dtype)
 
     def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
         """Read what the values of these need before any of them is computed, where some function looks at all of a
@@ -67,7 +67,7 @@ class TritonScalars(ScalarWriter):
         if v.number is not None:
             n = fit(v.number, dtype)
             return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
-        return v.code if v.held == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
+        return v.code if v.compute_dtype == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
@@ -78,7 +78,7 @@ class TritonScalars(ScalarWriter):
     def condition(self, v: ScalarValue) -> str:
         if v.number is not None:
             return f"tl.full((), {bool(v.number)}, tl.int1)"
-        return v.code if v.held == "bool" else f"({v.code} != 0)"
+        return v.code if v.compute_dtype == "bool" else f"({v.code} != 0)"
 
     def rounded(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
@@ -86,7 +86,7 @@ class TritonScalars(ScalarWriter):
             n = torch.tensor(v.number, dtype=getattr(torch, dtype), device="cpu").item()
             return f"tl.full((), {literal(n)}, tl.float32)"
         if dtype not in NARROW:
-            return self.tensor(v, held_as(dtype))
+            return self.tensor(v, compute_dtype_of(dtype))
         if v.type.dtype == dtype and v.exact:
             return v.code
         return f"{_operand(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
@@ -100,28 +100,28 @@ class TritonScalars(ScalarWriter):
     def _access(self, e: Access) -> ScalarValue:
         t = self.frame.types[e.tensor]
         code = self.frame.read(e, None)
-        held = held_as(t.dtype)
+        compute_dtype = compute_dtype_of(t.dtype)
         variables = free_of(e)
-        if held != t.dtype:
-            code = self.frame.assign("wide", f"{code}.to({triton_type(held)})", variables)
-        return ScalarValue(code, t.element(), held, variables, exact=True)
+        if compute_dtype != t.dtype:
+            code = self.frame.assign("wide", f"{code}.to({triton_type(compute_dtype)})", variables)
+        return ScalarValue(code, t.element(), compute_dtype, variables, exact=True)
 
     def _padded(
         self, inside: str, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
-        held, variables = held_as(t.dtype), free_of(access) | value.variables
-        code = f"tl.where({inside}, {self.tensor(read, held)}, {self.tensor(value, held)})"
-        return ScalarValue(self.frame.assign("padded", code, variables), t, held, variables, depth=1)
+        compute_dtype, variables = compute_dtype_of(t.dtype), free_of(access) | value.variables
+        code = f"tl.where({inside}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
+        return ScalarValue(self.frame.assign("padded", code, variables), t, compute_dtype, variables, depth=1)
 
     def _call(self, e: Call, args: list[ScalarValue], result: ElementType) -> ScalarValue:
         if FUNCTIONS[e.function].result == "random":
             four = self._four(e, args)
             if four is not None:
                 return four
-        code, held = self._text(e.function, args, result)
+        code, compute_dtype = self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return ScalarValue(code, result, held, variables, depth=1 + max(a.depth for a in args), exact=exact)
+        return ScalarValue(code, result, compute_dtype, variables, depth=1 + max(a.depth for a in args), exact=exact)
 
     def _four(self, e: Call, args: list[ScalarValue]) -> ScalarValue | None:
         """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
@@ -154,43 +154,43 @@ class TritonScalars(ScalarWriter):
 
     def _text(self, function: str, args: list[ScalarValue], result: ElementType) -> tuple[str, str]:
         row = FUNCTIONS[function]
-        held = held_as(result.dtype)
+        compute_dtype = compute_dtype_of(result.dtype)
         if row.result == "bool" and function != "bool":
             return self._comparison(row.triton or "", args), "bool"
         if function == "select":
-            branches = [self.tensor(a, held) for a in args[1:]]
-            return f"tl.where({self.condition(args[0])}, {branches[0]}, {branches[1]})", held
+            branches = [self.tensor(a, compute_dtype) for a in args[1:]]
+            return f"tl.where({self.condition(args[0])}, {branches[0]}, {branches[1]})", compute_dtype
         if function == "as_type" or len(args) == 1 and function == result.dtype:
-            return self._converted(args[0], result.dtype), held
+            return self._converted(args[0], result.dtype), compute_dtype
         if function in ("uint16", "uint32"):
             return f"({self._converted(args[0], 'int64')} & {2 ** int(function[4:]) - 1})", "int64"
         if function in ("floor", "ceil", "round") and not is_floating(result.dtype):
-            return self.tensor(args[0], held), held
+            return self.tensor(args[0], compute_dtype), compute_dtype
         if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
-            x = self.frame.assign("t", self.cast(args[0], held), args[0].variables)
-            return f"({' * '.join([x] * int(args[1].number))})", held
+            x = self.frame.assign("t", self.cast(args[0], compute_dtype), args[0].variables)
+            return f"({' * '.join([x] * int(args[1].number))})", compute_dtype
         if row.result == "random":
             seed, counter = (self.tensor(a, "int64") for a in args)
-            return (row.triton or "").format(seed, counter), held
-        if held == "bool" and function in ("add", "mul", "max", "min"):
+            return (row.triton or "").format(seed, counter), compute_dtype
+        if compute_dtype == "bool" and function in ("add", "mul", "max", "min"):
             a, b = (self.condition(x) for x in args)
-            return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", held
-        if function == "div" and held == "float32":
+            return f"({a} {'|' if function in ('add', 'max') else '&'} {b})", compute_dtype
+        if function == "div" and compute_dtype == "float32":
             shared = self._shared_divisor(args[0], args[1])
             if shared is not None:
-                return shared, held
+                return shared, compute_dtype
         template = row.triton
-        if function in BLOCKWISE and held == "float32" and self.frame.kernel.blockwise:
+        if function in BLOCKWISE and compute_dtype == "float32" and self.frame.kernel.blockwise:
             template = BLOCKWISE[function] if self.frame.dimensions(args[0].variables) else template
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
-        operands = [self.cast(a, held) if plain else self.tensor(a, held) for a in args]
+        operands = [self.cast(a, compute_dtype) if plain else self.tensor(a, compute_dtype) for a in args]
         if template.count("{0}") > 1 or template.startswith("(-"):
             operands[0] = f"({operands[0]})"
         text = template.format(*operands)
-        if is_integer(held) and held != "int64":  # narrow integers wrap at each step
-            text = f"{text}.to({triton_type(held)})"
-        return text, held
+        if is_integer(compute_dtype) and compute_dtype != "int64":  # narrow integers wrap at each step
+            text = f"{text}.to({triton_type(compute_dtype)})"
+        return text, compute_dtype
 
     def _shared_divisor(self, a: ScalarValue, b: ScalarValue) -> str | None:
         """A quotient by a number or by a value that all columns of a row share, whose inverse is taken once."""

@@ -8,9 +8,9 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilec.backends.triton.emit.epilogue import at_hand, riders
+from tilec.backends.triton.emit.epilogue import at_hand, find_epilogue
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.recurrence.epilogue import riders_on
+from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
@@ -123,13 +123,13 @@ def _bare(a: Access) -> set[str]:
 
 
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
-    """Outputs of elementwise statements that ride on a product's kernel or on a recurrence's."""
+    """Outputs of the epilogues of products and recurrences."""
     taken: set[str] = set()
     for place, s in enumerate(program.statements):
         if reads_itself(s):
-            taken |= {r.output for r in riders_on(program, place, types)}
+            taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
         elif s.output not in forms and s.aggregation != "assign":
-            taken |= {r.output for r in riders(program, place, types)}
+            taken |= {r.output for r in find_epilogue(program, place, types)}
     return taken
 
 

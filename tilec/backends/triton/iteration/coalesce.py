@@ -15,7 +15,7 @@ from tilec.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Viewed:
+class StridedView:
     """A statement over views of its tensors: their types and strides as it indexes them."""
 
     statement: Statement
@@ -23,18 +23,18 @@ class Viewed:
     strides: Mapping[str, tuple[int, ...]]
 
 
-def coalesce(seen: Viewed) -> Viewed:
+def coalesce(view: StridedView) -> StridedView:
     """Merge while anything merges: neighbouring output variables, and summed variables that follow each other in some
     tensor. Only variables that stand bare wherever they stand are looked at."""
     pending = True
     while pending:
         pending = False
-        for outer, inner in coalescable(seen.statement):
-            merged = merge(seen, outer, inner)
+        for outer, inner in coalescable(view.statement):
+            merged = merge(view, outer, inner)
             if merged is not None:
-                seen, pending = merged, True
+                view, pending = merged, True
                 break
-    return seen
+    return view
 
 
 def coalescable(s: Statement) -> list[tuple[str, str]]:
@@ -50,9 +50,9 @@ def coalescable(s: Statement) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
+def merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     """The statement with the two variables as one, called `inner`; None where some tensor does not walk them as one."""
-    s = seen.statement
+    s = view.statement
     assert s.index is not None and s.sizes is not None
     if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):
         return None
@@ -67,16 +67,16 @@ def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
     dropped: dict[str, int | None] = {}
     sizes: set[tuple[int, int]] = set()
     for a in accesses:
-        found = _walked(a, outer, inner, seen)
+        found = _walked(a, outer, inner, view)
         if found == -1 or dropped.setdefault(a.tensor, found) != found:
             return None
         if found is not None:
-            sizes.add((seen.types[a.tensor].shape[found], seen.types[a.tensor].shape[found + 1]))
+            sizes.add((view.types[a.tensor].shape[found], view.types[a.tensor].shape[found + 1]))
     if len(sizes) != 1 or not all(_counts(c, outer, inner, n) for c in counters for _, n in sizes):
         return None
     if s.default is not None and (s.default not in dropped or dropped[s.default] != dropped[s.output]):
         return None
-    types, strides = dict(seen.types), dict(seen.strides)
+    types, strides = dict(view.types), dict(view.strides)
     for tensor, axis in dropped.items():
         if axis is not None:
             shape = list(types[tensor].shape)
@@ -87,7 +87,7 @@ def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
     drop = {t: a for t, a in dropped.items() if a is not None}
     index = _dropped(Access(s.output, s.index), drop, outer)
     assert isinstance(index, Access)
-    return Viewed(
+    return StridedView(
         replace(
             s,
             index=index.index,
@@ -100,7 +100,7 @@ def merge(seen: Viewed, outer: str, inner: str) -> Viewed | None:
     )
 
 
-def _walked(a: Access, outer: str, inner: str, seen: Viewed) -> int | None:
+def _walked(a: Access, outer: str, inner: str, view: StridedView) -> int | None:
     """The axis of `outer`, which `inner`'s follows and continues; None if the access has neither, -1 if they do not."""
     places = [k for k, e in enumerate(a.index) if set(index_variables(e)) & {outer, inner}]
     if not places:
@@ -108,7 +108,7 @@ def _walked(a: Access, outer: str, inner: str, seen: Viewed) -> int | None:
     if len(places) != 2 or places[1] != places[0] + 1:
         return -1
     q = places[0]
-    shape, strides = seen.types[a.tensor].shape, seen.strides[a.tensor]
+    shape, strides = view.types[a.tensor].shape, view.strides[a.tensor]
     whole = linear(a.index[q]).bare == outer and linear(a.index[q + 1]).bare == inner
     return q if whole and strides[q] == shape[q + 1] * strides[q + 1] else -1
 

@@ -156,7 +156,7 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     count = math.prod(v.extent[w] for w in v.summed)
     first = next(w for w in v.summed if v.extent[w] > 1)
     rows = -(-v.extent[first] // PIVOTS)
-    wide: Expr = Call("float32", (v.x,)) if types[v.x.tensor].dtype in NARROW else v.x
+    int64_index: Expr = Call("float32", (v.x,)) if types[v.x.tensor].dtype in NARROW else v.x
     place = s.index or ()
 
     def named(what: str) -> str:
@@ -168,13 +168,13 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     at = {n: Access(n, place) for n in (head, pivot, away, squares)}
     bound = Constraint(Index(first), Int(rows))
     share = rows * count / v.extent[first]
-    deviation = wide - at[pivot]
+    deviation = int64_index - at[pivot]
     n = Float(float(count))
     spread = Call("max", (at[squares] - at[away] * (at[away] / n), Float(0.0)))
     finite = Call("select", (Call("lt", (at[squares], Float(float("inf")))), spread, at[squares]))
     offset = (at[pivot] - v.mean) + at[away] / n
     return [
-        replace(s, output=head, body=wide, constraints=(bound,)),
+        replace(s, output=head, body=int64_index, constraints=(bound,)),
         replace(s, output=pivot, body=at[head] * Float(1 / share), aggregation="assign"),
         replace(s, output=away, body=deviation),
         replace(s, output=squares, body=deviation * deviation),

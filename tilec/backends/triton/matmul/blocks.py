@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import LEAST, Dot, operand_accesses
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
@@ -78,13 +78,13 @@ def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
     return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
 
 
-def inner_variables(dot: Dot, space: Space, seen: Viewed, block: int) -> tuple[str, ...]:
+def inner_variables(dot: Dot, space: Space, view: StridedView, block: int) -> tuple[str, ...]:
     """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
     summed = list(dot.summed)
     moves: dict[str, float] = dict.fromkeys(summed, math.inf)
     for f in (*dot.left, *dot.right):
         for a in operand_accesses(f):
-            for e, stride in zip(a.index, seen.strides[a.tensor], strict=True):
+            for e, stride in zip(a.index, view.strides[a.tensor], strict=True):
                 for v in linear(e).variables():
                     if v in moves and stride:
                         moves[v] = min(moves[v], float(abs(linear(e).coefficient(v)) * stride))

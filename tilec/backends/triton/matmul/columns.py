@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.chain import MOST_STORED
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, operand_accesses, recognise_dot
@@ -36,14 +36,14 @@ class WindowRows:
     """Statements over views: those that copy `before` the product's `steps`, and `after`. `repairs` look for what
     zeros outside of the tensors made of elements that are not finite. `made`: shapes in memory of tensors between."""
 
-    before: tuple[Viewed, ...]
-    product: Viewed
+    before: tuple[StridedView, ...]
+    product: StridedView
     steps: list[Step]
-    after: tuple[Viewed, ...]
+    after: tuple[StridedView, ...]
     repairs: list[Step]
     made: Mapping[str, tuple[int, ...]]
 
-    def carried_out(self, lower: Callable[[Viewed], list[Step]]) -> list[Step]:
+    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
         """All steps; `lower` gives those of a statement."""
         types = self.product.types
         steps: list[Step] = [Allocate(name, shape, types[name].dtype) for name, shape in self.made.items()]
@@ -52,39 +52,39 @@ class WindowRows:
         return [*steps, Release(tuple(self.made)), *self.repairs]
 
 
-def columns(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> WindowRows | None:
+def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> WindowRows | None:
     """The statement as a product over such copies; None where it is a plain product, or no better off."""
     extent = _extents(space)
-    if extent is None or seen.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
+    if extent is None or view.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
         return None
     zero = Affine()
-    forms = [linear(e) for a in operand_accesses(seen.statement.body) for e in a.index]
+    forms = [linear(e) for a in operand_accesses(view.statement.body) for e in a.index]
     beside = {v for f in forms if f.bare is None for v in f.variables() if v in space.reductions and extent[v] == 1}
-    s = substitute_affine(seen.statement, dict.fromkeys(beside, zero))
+    s = substitute_affine(view.statement, dict.fromkeys(beside, zero))
     counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
     if not isinstance(s.body, Call) or s.body.function != "mul" or min(counts[0], counts[2]) < LEAST:
         return None
     sides = [a for a in s.body.args if isinstance(a, Access)]
     if len({a.tensor for a in sides}) != 2:
         return None
-    build = _Build(extent, dict(seen.types), dict(seen.strides))
+    build = _Build(extent, dict(view.types), dict(view.strides))
     tangled = [a for a in sides if not _is_bare(a)]
     if len(tangled) > 1 or (not tangled and _is_bare(Access(s.output, s.index or ()))):
         return None
     if (tangled and (len(space.classes) > 1 or counts[1] < LEAST)) or s.index is None:
         return None
     product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, dot, sides)
-    if product is None or hopper_steps(dot, space, seen, setting) is not None:
+    if product is None or hopper_steps(dot, space, view, setting) is not None:
         return None
-    viewed = coalesce(Viewed(product, build.types, build.strides))
+    viewed = coalesce(StridedView(product, build.types, build.strides))
     space_of = build_space(viewed.statement, viewed.types)
     found = None if space_of is None else recognise_dot(space_of, viewed)
     steps = None if found is None or space_of is None else hopper_steps(found, space_of, viewed, setting)
     if steps is None:
         return None
     outside = dot.zero_left or dot.zero_right
-    repairs = repair_steps(dot, space, seen, seen.statement) if outside else []
-    made = Viewed(product, build.types, build.strides)
+    repairs = repair_steps(dot, space, view, view.statement) if outside else []
+    made = StridedView(product, build.types, build.strides)
     return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
 
 
@@ -111,8 +111,8 @@ class _Build:
 
     def __post_init__(self) -> None:
         self.made: dict[str, tuple[int, ...]] = {}
-        self.before: list[Viewed] = []
-        self.after: list[Viewed] = []
+        self.before: list[StridedView] = []
+        self.after: list[StridedView] = []
 
     def of_operand(self, s: Statement, a: Access, sides: Sequence[Access]) -> Statement | None:
         """The windows of an operand as rows of a copy: the product over it."""
@@ -146,7 +146,7 @@ class _Build:
         target = self.split(Access(s.output, s.index or ()))
         if target is None or dot.zero_left or dot.zero_right or dot.zero_result:
             return None
-        view, types, strides = target
+        spread, types, strides = target
         order = [v for a in sides for e in a.index for v in linear(e).variables()]
         columns = [v for v in dict.fromkeys(order) if v not in (*dot.rows, *dot.summed)]
         if math.prod(self.extent[v] for v in columns) < LEAST:
@@ -156,8 +156,8 @@ class _Build:
         if found is None:
             return None
         sizes = tuple(map(Int, types[s.output].shape))
-        last = replace(s, index=view.index, sizes=sizes, body=found, aggregation="assign", constraints=())
-        self.after.append(Viewed(last, {**self.types, **types}, {**self.strides, **strides}))
+        last = replace(s, index=spread.index, sizes=sizes, body=found, aggregation="assign", constraints=())
+        self.after.append(StridedView(last, {**self.types, **types}, {**self.strides, **strides}))
         shape = tuple(map(Int, self.types[found.tensor].shape))
         return replace(s, output=found.tensor, index=found.index, sizes=shape, constraints=())
 
@@ -177,8 +177,8 @@ class _Build:
             index += [atom for atom, _ in terms]
             shape += values
             strides += [int(c) * step for _, c in terms]
-        view = replace(a, index=tuple(index))
-        return view, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
+        spread = replace(a, index=tuple(index))
+        return spread, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
 
     def copied(self, a: Access, outer: list[str], inner: list[str]) -> Access | None:
         """An access to a copy that has a row of `inner` for each of `outer`."""
@@ -194,7 +194,7 @@ class _Build:
         elif len(inner) > 1 and self.runs_on(a, inner[-2], inner[-1]):
             source, target = self.run(a, access, inner[-2], inner[-1], types, strides)
         sizes = tuple(map(Int, types[target.tensor].shape))
-        self.before.append(Viewed(Statement(target.tensor, target.index, sizes, source, "sum"), types, strides))
+        self.before.append(StridedView(Statement(target.tensor, target.index, sizes, source, "sum"), types, strides))
         return access
 
     def runs_on(self, a: Access, before: str, last: str) -> bool:

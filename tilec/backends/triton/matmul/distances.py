@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
@@ -39,7 +39,7 @@ class Distances:
     difference: Expr
 
 
-def recognise_distances(space: Space, seen: Viewed) -> Distances | None:
+def recognise_distances(space: Space, view: StridedView) -> Distances | None:
     """The statement as such a sum over all points of a box, None where it is none or too small."""
     s = space.statement
     whole = s.guard is None and s.default is None and not space.valid and not space.stored
@@ -50,7 +50,7 @@ def recognise_distances(space: Space, seen: Viewed) -> Distances | None:
             pass
         case _:
             return None
-    if expression_type(difference, seen.types).dtype != "float32":
+    if expression_type(difference, view.types).dtype != "float32":
         return None
     found = sides_of([x, y], space)
     if found is None or len(found.left) != 1 or len(found.right) != 1 or not worthwhile(found, space):
@@ -74,13 +74,13 @@ def config_of(found: Distances, space: Space, setting: Setting) -> Config:
     return DISTANCE_BLOCK if smaller.bm * smaller.bn >= DISTANCE_BLOCK.bm * DISTANCE_BLOCK.bn else smaller
 
 
-def squares_of(found: Dot, space: Space, seen: Viewed) -> tuple[Statement, Statement]:
+def squares_of(found: Dot, space: Space, view: StridedView) -> tuple[Statement, Statement]:
     """The sums of squares of both operands, which are elements of tensors, as statements."""
     s = space.statement
     made = []
     for side, (operand,), variables in (("left", found.left, found.rows), ("right", found.right, found.columns)):
         body = Call("mul", (operand, operand))
-        total = top_of(s, side, (*found.batch, *variables), body, "float32", space, seen.types)
+        total = top_of(s, side, (*found.batch, *variables), body, "float32", space, view.types)
         made.append(replace(total, output=f"{s.output}.{side}_squares", aggregation="sum"))
     return made[0], made[1]
 
@@ -94,12 +94,12 @@ class DistanceWriter(ExponentialWriter):
         product: Dot,
         squares: tuple[Statement, Statement],
         space: Space,
-        seen: Viewed,
-        wide: bool,
+        view: StridedView,
+        int64_index: bool,
         config: Config,
-        riding: Sequence[Statement],
+        epilogue: Sequence[Statement],
     ):
-        super().__init__("_distances", product, product, space, seen, wide, "tf32x3", config, riding, None)
+        super().__init__("_distances", product, product, space, view, int64_index, "tf32x3", config, epilogue, None)
         self.found = found
         self.squares = [Access(s.output, s.index or ()) for s in squares]
 

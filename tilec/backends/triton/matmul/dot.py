@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import Condition, free
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.infer import expression_type
@@ -46,17 +46,17 @@ class Dot:
     dtype: str
 
 
-def recognise_dot(space: Space, seen: Viewed) -> Dot | None:
+def recognise_dot(space: Space, view: StridedView) -> Dot | None:
     """The statement as a product of two operands, None where it is none, or too small for tensor cores."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored:
         return None
-    split = split_factors(s.body, seen.types)
+    split = split_factors(s.body, view.types)
     if split is None or len(split[0]) < 2:
         return None
     factors, scale = split
-    element = expression_type(s.body, seen.types)
-    dtype = _dot_type(factors, element.dtype, seen)
+    element = expression_type(s.body, view.types)
+    dtype = _dot_type(factors, element.dtype, view)
     if dtype is None:
         return None
     found = sides_of(factors, space)
@@ -74,47 +74,47 @@ def recognise_dot(space: Space, seen: Viewed) -> Dot | None:
 
 def sides_of(factors: list[Expr], space: Space) -> Dot | None:
     """Factors (or terms) as two operands that share a summed variable, None where they are not."""
-    wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+    varying = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in factors:
-        groups.setdefault(variables_outside(f) & wide, []).append(f)
-    sides = _two_sides(groups, space, wide)
+        groups.setdefault(variables_outside(f) & varying, []).append(f)
+    sides = _two_sides(groups, space, varying)
     if sides is None:
         return None
     (left_set, left), (right_set, right) = sides
-    outputs = [v for v in space.outputs if v in wide]
-    summed = tuple(v for v in space.reductions if v in wide)
+    outputs = [v for v in space.outputs if v in varying]
+    summed = tuple(v for v in space.reductions if v in varying)
     batch = tuple(v for v in outputs if v in left_set and v in right_set)
     columns = tuple(v for v in outputs if v in right_set and v not in left_set)
     rows = tuple(v for v in outputs if v not in batch and v not in columns)
     if not any(v in left_set and v in right_set for v in summed):
         return None
-    zeros = _zeros(space, wide, left_set, right_set, set(outputs))
+    zeros = _zeros(space, varying, left_set, right_set, set(outputs))
     if zeros is None:
         return None
     return Dot(tuple(left), tuple(right), batch, rows, columns, summed, zeros[0], zeros[1], zeros[2], 1, "")
 
 
-def _dot_type(factors: list[Expr], element: str, seen: Viewed) -> str | None:
+def _dot_type(factors: list[Expr], element: str, view: StridedView) -> str | None:
     """The type that operands are multiplied in. 16-bit elements under a cast to float32 stay what they are: their
     products are exact in the accumulator. So are those of 8-bit integers that are cast before they are multiplied."""
     if element in ("int16", "int32", "int64"):
-        return "int8" if all(_stored(f, seen) == "int8" and isinstance(f, Call) for f in factors) else None
+        return "int8" if all(_stored(f, view) == "int8" and isinstance(f, Call) for f in factors) else None
     if element not in FLOATS:
         return None
     if element == "float32":
-        stored = {_stored(f, seen) for f in factors}
+        stored = {_stored(f, view) for f in factors}
         if len(stored) == 1 and (only := stored.pop()) in NARROW:
             return only
     return element
 
 
-def _stored(f: Expr, seen: Viewed) -> str | None:
+def _stored(f: Expr, view: StridedView) -> str | None:
     match f:
         case Call("float32" | "int16" | "int32" | "int64", (Access() as a,)):
-            return seen.types[a.tensor].dtype
+            return view.types[a.tensor].dtype
         case Access():
-            return seen.types[f.tensor].dtype
+            return view.types[f.tensor].dtype
     return None
 
 
@@ -131,7 +131,7 @@ def variables_outside(e: Expr) -> frozenset[str]:
     return frozenset().union(*(variables_outside(c) for c in children(e)))
 
 
-def _two_sides(groups, space: Space, wide: set[str]):
+def _two_sides(groups, space: Space, varying: set[str]):
     """The factors as two operands: smaller sets of variables join a larger one that holds them."""
     sets = sorted(groups, key=lambda g: -len(g))
     roots: list[frozenset[str]] = []
@@ -140,7 +140,7 @@ def _two_sides(groups, space: Space, wide: set[str]):
             roots.append(g)
     if len(roots) != 2:
         return None
-    last = next((v for v in reversed(space.outputs) if v in wide), None)
+    last = next((v for v in reversed(space.outputs) if v in varying), None)
     right = roots[1] if last in roots[1] or last not in roots[0] else roots[0]
     left = roots[0] if right is roots[1] else roots[1]
     sides: dict[frozenset[str], list[Expr]] = {left: [], right: []}
@@ -150,12 +150,12 @@ def _two_sides(groups, space: Space, wide: set[str]):
     return (left, sides[left]), (right, sides[right])
 
 
-def _zeros(space: Space, wide: set[str], left: frozenset[str], right: frozenset[str], outputs: set[str]):
+def _zeros(space: Space, varying: set[str], left: frozenset[str], right: frozenset[str], outputs: set[str]):
     """Which operand, or the result, each condition zeroes; None if one concerns both sides."""
     found: tuple[list, list, list] = ([], [], [])
     guard = space.statement.guard
     for c in (*space.valid, *(() if guard is None else (guard,))):
-        variables = (free(c.form) if isinstance(c, Condition) else variables_outside(c)) & wide
+        variables = (free(c.form) if isinstance(c, Condition) else variables_outside(c)) & varying
         places = (left, right, outputs)
         home = next((k for k, p in enumerate(places) if variables <= p), None)
         if home is None:
@@ -174,7 +174,7 @@ def worthwhile(dot: Dot, space: Space) -> bool:
     return min(space.count(v) for v in (dot.rows, dot.columns, dot.summed)) >= LEAST
 
 
-def worthwhile_padded(dot: Dot, space: Space, seen: Viewed) -> bool:
+def worthwhile_padded(dot: Dot, space: Space, view: StridedView) -> bool:
     """Whether tensor cores pay although they take more rows, columns or points of a sum at once than there are: where
     terms one by one take twice as long, and longer than memory does."""
     counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
@@ -184,7 +184,7 @@ def worthwhile_padded(dot: Dot, space: Space, seen: Viewed) -> bool:
     terms = math.prod(counts) * repeated / TERMS
     products = math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * PRODUCTS[dot.dtype])
     read = {a.tensor for f in (*dot.left, *dot.right) for a in operand_accesses(f)}
-    moved = sum(size_in_bytes(seen.types[name]) for name in (*read, space.statement.output)) / MEMORY_BYTES
+    moved = sum(size_in_bytes(view.types[name]) for name in (*read, space.statement.output)) / MEMORY_BYTES
     return terms > 2 * max(products, moved, LAUNCH_SECONDS)
 
 

@@ -19,7 +19,7 @@ from tilec.backends.common.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
 from tilec.backends.triton.matmul.logsumexp_matmul import (
@@ -59,31 +59,31 @@ class Weighted:
     least: float
 
 
-def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
+def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     """The statement as such a sum, None where it is none or too small."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
         return None
-    if repeated_among_uneven(s, seen):
+    if repeated_among_uneven(s, view):
         return None
-    split = split_factors(s.body, seen.types)
-    element = expression_type(s.body, seen.types).dtype
+    split = split_factors(s.body, view.types)
+    element = expression_type(s.body, view.types).dtype
     if split is None or element not in ("float16", "bfloat16", "float32", "float64"):
         return None
     exponentials = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
     others = [f for f in split[0] if f not in exponentials]
     if len(exponentials) != 1 or not others:
         return None
-    terms, added = split_terms(exponentials[0].args[0], seen.types)
-    wide = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+    terms, added = split_terms(exponentials[0].args[0], view.types)
+    varying = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
     weighing = [*others, *(() if s.guard is None else (s.guard,))]
-    known = frozenset().union(*(variables_outside(f) for f in weighing)) & wide
+    known = frozenset().union(*(variables_outside(f) for f in weighing)) & varying
     beside = [
         t
         for t in terms
-        if not variables_outside(t) & wide <= known and variables_outside(t) & wide <= set(space.outputs)
+        if not variables_outside(t) & varying <= known and variables_outside(t) & varying <= set(space.outputs)
     ]
-    right = [t for t in terms if t not in beside and not variables_outside(t) & wide <= known]
+    right = [t for t in terms if t not in beside and not variables_outside(t) & varying <= known]
     weight = [t for t in terms if t not in beside and t not in right]
     if not beside or not right:
         return None
@@ -99,7 +99,7 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
             added_terms(side, dtype),
             dtype,
             space,
-            seen.types,
+            view.types,
         )
         for name, side in (("beside", beside), ("right", right))
     )
@@ -126,10 +126,10 @@ def recognise_weighted(space: Space, seen: Viewed) -> Weighted | None:
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
 
 
-def repeated_among_uneven(s: Statement, seen: Viewed) -> bool:
+def repeated_among_uneven(s: Statement, view: StridedView) -> bool:
     """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) beside rows whose strides are
     no multiples of 16: Triton 3.6 does not compile products of such weights."""
-    steps = [(step, n) for t in reads(s) for step, n in zip(seen.strides[t], seen.types[t].shape, strict=True) if n > 1]
+    steps = [(step, n) for t in reads(s) for step, n in zip(view.strides[t], view.types[t].shape, strict=True) if n > 1]
     return any(step == 0 for step, _ in steps) and any(step > 1 and step % 16 for step, _ in steps)
 
 

@@ -21,7 +21,7 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
 from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
@@ -42,30 +42,30 @@ PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 def dot_steps(
     dot: Dot,
     space: Space,
-    seen: Viewed,
+    view: StridedView,
     flat: Statement,
-    wide: bool,
+    int64_index: bool,
     setting: Setting,
-    riding: Sequence[Statement] = (),
+    epilogue: Sequence[Statement] = (),
     config: Config | None = None,
 ) -> list[Step] | None:
-    """Steps that compute the statement into its allocated output; with statements riding on it, the last one's. None
-    where they cannot ride."""
+    """Steps that compute the statement into its allocated output; with an epilogue, its last one's. None where
+    it takes none."""
     s = space.statement
     config = config or choose_config(dot, space, setting.device.shared)
-    if riding and (config.parts > 1 or not space.covers):
+    if epilogue and (config.parts > 1 or not space.covers):
         return None
-    writer = DotWriter(dot, space, seen, wide, PRECISION[setting.precision], config, riding=riding)
+    writer = DotWriter(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
     steps = launched(writer, flat, config.parts)
     if config.parts == 1:
         return steps
     parts = f"{s.output}.parts"
-    shape = (config.parts, math.prod(seen.types[s.output].shape))
-    held = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
+    shape = (config.parts, math.prod(view.types[s.output].shape))
+    accumulator = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
     return [
-        Allocate(parts, shape, held.dtype, unwritten(space, held)),
+        Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
         *steps,
-        *combine_parts(space, seen, flat, config.parts, held, wide),
+        *combine_parts(space, view, flat, config.parts, accumulator, int64_index),
         Release((parts,)),
     ]
 
@@ -80,17 +80,17 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
         tuple(k.constants.items()),
         config.warps,
         config.stages,
-        (writer.space.statement.output, *(r.output for r in writer.riding)),
+        (writer.space.statement.output, *(r.output for r in writer.epilogue)),
     )
     return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
 
 
-def repair_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool = False) -> list[Step]:
+def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool = False) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
     bn = min(64, power_of_two(space.count(dot.columns)))
     bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
     config = Config(bm, bn, LEAST, 4, 1)
-    writer = DotWriter(dot, space, seen, wide, "ieee", config, "_repair")
+    writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
     k = writer.kernel
     file = writer.repair_file(flat)
     grid = (_tiles(dot, space, config), len(space.classes), 1)
@@ -112,16 +112,24 @@ def _tiles(dot: Dot, space: Space, config: Config) -> int:
 
 class DotWriter:
     def __init__(
-        self, dot: Dot, space: Space, seen: Viewed, wide: bool, precision: str, config: Config, suffix="_dot", riding=()
+        self,
+        dot: Dot,
+        space: Space,
+        view: StridedView,
+        int64_index: bool,
+        precision: str,
+        config: Config,
+        suffix="_dot",
+        epilogue=(),
     ):
         self.repairs = suffix == "_repair"
-        self.dot, self.space, self.seen, self.config = dot, space, seen, config
-        self.precision, self.riding = precision, tuple(riding)
+        self.dot, self.space, self.view, self.config = dot, space, view, config
+        self.precision, self.epilogue = precision, tuple(epilogue)
         s = space.statement
         name = python_name(s.output) + suffix
-        self.kernel = Kernel(name, space, seen.types, seen.strides, wide, powers=self.repairs)
+        self.kernel = Kernel(name, space, view.types, view.strides, int64_index, powers=self.repairs)
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
-        self.integer = "tl.int64" if wide else "tl.int32"
+        self.integer = "tl.int64" if int64_index else "tl.int32"
 
     def file(self, flat: Statement) -> KernelFile:
         k, _dot = self.kernel, self.dot
@@ -135,7 +143,7 @@ class DotWriter:
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
-        return k.file(flat, *self.riding)
+        return k.file(flat, *self.epilogue)
 
     def _must_look(self) -> bool:
         """Whether some point may be a zero beside an infinity."""
@@ -181,7 +189,7 @@ class DotWriter:
         k.emit(f"acc = tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
         k.scopes[-1].lines += self._points(self._added, "part", own)
         self._finish(frame)
-        dtype = self.seen.types[s.output].dtype
+        dtype = self.view.types[s.output].dtype
         cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
         k.emit(f"tl.store({address}, acc{cast}, mask=part_in[:, None] & col_in[None, :])")
         return k.scopes.pop().lines
@@ -189,7 +197,7 @@ class DotWriter:
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
         k, dot = self.kernel, self.dot
-        pid = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
+        pid = "tl.program_id(0)" + (".to(tl.int64)" if k.int64_index else "")
         k.emit(f"down = tl.cdiv({k.count(dot.rows)}, BM)")
         k.emit(f"across = tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid
@@ -213,7 +221,7 @@ class DotWriter:
 
     def _loop(self) -> None:
         k, dot, config = self.kernel, self.dot, self.config
-        inner = inner_variables(dot, self.space, self.seen, config.bk)
+        inner = inner_variables(dot, self.space, self.view, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
         k.emit(f"steps = tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
@@ -240,7 +248,7 @@ class DotWriter:
         """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
         `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
         k, dot, config = self.kernel, self.dot, self.config
-        inner = inner_variables(dot, self.space, self.seen, config.bk)
+        inner = inner_variables(dot, self.space, self.view, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
         count = k.count(inner)
         even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
@@ -273,17 +281,17 @@ class DotWriter:
         lone = factors[0] if len(factors) == 1 else None
         if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):
             inner = lone.args[0]
-            stored = isinstance(inner, Access) and self.seen.types[inner.tensor].dtype == dtype
+            stored = isinstance(inner, Access) and self.view.types[inner.tensor].dtype == dtype
             lone = inner if stored else lone
         own: set[str] = set()
-        if isinstance(lone, Access) and self.seen.types[lone.tensor].dtype == dtype:
+        if isinstance(lone, Access) and self.view.types[lone.tensor].dtype == dtype:
             code = frame.read(lone, 0)
-            held = dtype
+            compute_dtype = dtype
             own = set(frame.access_tests(lone))
         else:
             values = [evaluator.value(f) for f in factors]
-            held = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
-            code = " * ".join(_parenthesised(evaluator.tensor(v, held)) for v in values)
+            compute_dtype = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
+            code = " * ".join(_parenthesised(evaluator.tensor(v, compute_dtype)) for v in values)
         tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
         if not own or not isinstance(lone, Access):
             tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
@@ -293,7 +301,7 @@ class DotWriter:
         if isinstance(lone, Access) and frame.tails.keys() - axes:
             missing = [frame.spread(frame.tails[a], a) for a in frame.axes if a in frame.tails and a not in axes]
             code = f"tl.where({' & '.join(missing)}, {code}, 0)"
-        if held != dtype or tests:
+        if compute_dtype != dtype or tests:
             code = f"({code}).to({triton_type(dtype)})"
         if len(axes) < 2:
             code = f"tl.broadcast_to({code}, {tuple_text([BLOCKS[a] for a in frame.axes])})"
@@ -325,7 +333,7 @@ class DotWriter:
         """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
         values and the test that the point is valid."""
         k, dot = self.kernel, self.dot
-        inner = inner_variables(dot, self.space, self.seen, self.config.bk)
+        inner = inner_variables(dot, self.space, self.view, self.config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
         count = k.count(inner)
         block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
@@ -369,16 +377,16 @@ class DotWriter:
         k, s = self.kernel, self.space.statement
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         self._finish(frame)
-        value, held = finish(frame, self.space, "acc", self.accumulator.dtype, self.riding)
-        output = self.riding[-1].output if self.riding else s.output
+        value, compute_dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
+        output = self.epilogue[-1].output if self.epilogue else s.output
         address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
-        dtype = self.seen.types[output].dtype
+        dtype = self.view.types[output].dtype
         k.emit(f"result = {value}")
-        cast = "" if dtype == held else f".to({triton_type(dtype)})"
+        cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
             pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
             del k.parameters[pointer]
-            step = k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
+            step = k.number("elements", "elements", math.prod(self.view.types[s.output].shape))
             address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")

@@ -14,7 +14,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
 from tilec.backends.triton.matmul.kernel import repair_steps
@@ -31,8 +31,8 @@ def library_steps(
     types: Mapping[str, TensorType],
     dot: Dot,
     space: Space,
-    seen: Viewed,
-    wide: bool = False,
+    view: StridedView,
+    int64_index: bool = False,
 ) -> list[Step] | None:
     """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
     result is to be wider than torch's, which is rounded."""
@@ -48,7 +48,7 @@ def library_steps(
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
         first: Step = _step(task, lines)
-        return [first, *repair_steps(dot, space, seen, flat, wide)] if checked else [first]
+        return [first, *repair_steps(dot, space, view, flat, int64_index)] if checked else [first]
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
     lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
     if not plain or not lone:
@@ -62,7 +62,7 @@ def library_steps(
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
-def is_plain(dot: Dot, space: Space, seen: Viewed) -> bool:
+def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
     """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
     variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
     result. A result whose last axis is short is the library's too: rows of its own product are longer."""
@@ -71,8 +71,8 @@ def is_plain(dot: Dot, space: Space, seen: Viewed) -> bool:
         return True
     many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
     if max(many) > 1:
-        merged = coalesce(seen)
-        found = None if merged.statement == seen.statement else build_space(merged.statement, merged.types)
+        merged = coalesce(view)
+        found = None if merged.statement == view.statement else build_space(merged.statement, merged.types)
         again = None if found is None else recognise_dot(found, merged)
         return found is not None and again is not None and is_plain(again, found, merged)
     written = [linear(e).bare for e in space.statement.index or ()]

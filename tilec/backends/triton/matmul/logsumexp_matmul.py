@@ -20,7 +20,7 @@ from tilec.backends.common.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
@@ -63,13 +63,13 @@ class LogDot:
     added: float | int
 
 
-def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
+def recognise_log(space: Space, view: StridedView) -> LogDot | None:
     """The statement as such a product, None where it is none or too small."""
     s = space.statement
     if s.aggregation != "logsumexp" or s.default is not None or space.stored or len(space.classes) != 1:
         return None
-    element = expression_type(s.body, seen.types).dtype
-    terms, added = split_terms(s.body, seen.types)
+    element = expression_type(s.body, view.types).dtype
+    terms, added = split_terms(s.body, view.types)
     if element not in FLOATS or len(terms) < 2:
         return None
     dtype = "float64" if element == "float64" else "float32"
@@ -79,7 +79,7 @@ def recognise_log(space: Space, seen: Viewed) -> LogDot | None:
     left, right = (added_terms(side, dtype) for side in (found.left, found.right))
     outputs = (*found.batch, *found.rows), (*found.batch, *found.columns)
     tops = tuple(
-        top_of(s, name, variables, side, dtype, space, seen.types)
+        top_of(s, name, variables, side, dtype, space, view.types)
         for name, variables, side in zip(("left", "right"), outputs, (left, right), strict=True)
     )
     reads = tuple(Access(t.output, t.index or ()) for t in tops)
@@ -128,14 +128,14 @@ def top_of(
     )
 
 
-def viewed_with_tops(tops: Sequence[Statement], seen: Viewed) -> Viewed:
+def with_tops(tops: Sequence[Statement], view: StridedView) -> StridedView:
     """With the types and strides of the greatest terms' tensors."""
-    types, strides = dict(seen.types), dict(seen.strides)
+    types, strides = dict(view.types), dict(view.strides)
     for t in tops:
         shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
         types[t.output] = TensorType(shape, expression_type(t.body, types).dtype)
         strides[t.output] = contiguous(shape)
-    return Viewed(seen.statement, types, strides)
+    return StridedView(view.statement, types, strides)
 
 
 def with_guards(dot: Dot) -> Dot:
@@ -165,14 +165,14 @@ class ExponentialWriter(DotWriter):
         plain: Dot,
         product: Dot,
         space: Space,
-        seen: Viewed,
-        wide: bool,
+        view: StridedView,
+        int64_index: bool,
         precision: str,
         config,
-        riding,
+        epilogue,
         parts: Parts | None,
     ):
-        super().__init__(product, space, seen, wide, precision, config, suffix, riding)
+        super().__init__(product, space, view, int64_index, precision, config, suffix, epilogue)
         self.plain, self.parts = plain, parts
 
     def _loop(self) -> None:
@@ -300,7 +300,7 @@ class LogWriter(ExponentialWriter):
             return lambda values, tests: (f"value = {where_text(tests, ' + '.join(values), LOG_ZERO)}", line)
 
         s, sides = self.space.statement, (self.log.left, self.log.right)
-        output = self.riding[-1].output if self.riding else s.output
+        output = self.epilogue[-1].output if self.epilogue else s.output
         place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         return [
             f"zeros = tl.load({place}, mask={NEVER}, other=0)",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.triton.emit.frame import free_of
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
 from tilec.backends.triton.matmul.dot import Dot
@@ -27,12 +27,12 @@ LEAST_SUMMED = 16  # points of any other reduction that do
 
 
 def packed(
-    dot: Dot, space: Space, seen: Viewed, wide: bool = False
-) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
+    dot: Dot, space: Space, view: StridedView, int64_index: bool = False
+) -> tuple[list[Step], StridedView, Space, Dot, list[Step]] | None:
     """Steps that copy an operand, the statement over the copy, and steps afterwards; None where nothing is gained."""
     if dot.dtype != "float32":
         return None
-    inner = inner_variables(dot, space, seen, LEAST_REUSE // 2)
+    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
     if work(dot, space) < LEAST_WORK or len(inner) != 1:
         return None
     before: list[Step] = []
@@ -42,27 +42,27 @@ def packed(
         if not isinstance(access, Access) or space.count(other) < LEAST_REUSE:
             continue
         axis = _axis(access, inner[0])
-        if axis is None or seen.strides[access.tensor][axis] == 1:
+        if axis is None or view.strides[access.tensor][axis] == 1:
             continue
-        name, seen, made, released = _copied(access.tensor, axis, seen, wide)
+        name, view, made, released = _copied(access.tensor, axis, view, int64_index)
         before += made
         after += released
         swapped = replace(access, tensor=name)
         copies: dict[Access, Access] = {access: swapped}
-        s = seen.statement
-        seen = Viewed(replace(s, body=renamed(s.body, copies)), seen.types, seen.strides)
+        s = view.statement
+        view = StridedView(replace(s, body=renamed(s.body, copies)), view.types, view.strides)
         dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
-    return before, seen, replace(space, statement=seen.statement), dot, after
+    return before, view, replace(space, statement=view.statement), dot, after
 
 
 def columns_packed(
-    space: Space, seen: Viewed, wide: bool = False
-) -> tuple[list[Step], Viewed, Space, list[Step]] | None:
+    space: Space, view: StridedView, int64_index: bool = False
+) -> tuple[list[Step], StridedView, Space, list[Step]] | None:
     """The same for any other reduction over pairs of rows and columns: what columns alone read lies along the columns
     then, so that a block's reads are of whole vectors. None where nothing is gained."""
-    tiling = choose_pointwise_tiling(space, seen)
+    tiling = choose_pointwise_tiling(space, view)
     reductions = [v for v in space.reductions if not space.single(v)]
     if not tiling.outer or tiling.lanes is not None or len(reductions) != 1 or len(space.classes) != 1:
         return None
@@ -78,33 +78,35 @@ def columns_packed(
         if reductions[0] not in used or not used & set(columns):
             continue
         axis = _axis(access, columns[-1])
-        if axis is None or seen.strides[access.tensor][axis] == 1:
+        if axis is None or view.strides[access.tensor][axis] == 1:
             continue
-        name, seen, made, released = _copied(access.tensor, axis, seen, wide)
+        name, view, made, released = _copied(access.tensor, axis, view, int64_index)
         before += made
         after += released
         copies[access] = replace(access, tensor=name)
     guard = None if s.guard is None else renamed(s.guard, copies)
     s = replace(s, body=renamed(s.body, copies), guard=guard)
-    seen, space = replace(seen, statement=s), replace(space, statement=s)
-    if not copies or choose_pointwise_tiling(space, seen).lanes is None:
+    view, space = replace(view, statement=s), replace(space, statement=s)
+    if not copies or choose_pointwise_tiling(space, view).lanes is None:
         return None
-    return before, seen, space, after
+    return before, view, space, after
 
 
-def _copied(tensor: str, axis: int, seen: Viewed, wide: bool) -> tuple[str, Viewed, list[Step], list[Step]]:
+def _copied(
+    tensor: str, axis: int, view: StridedView, int64_index: bool
+) -> tuple[str, StridedView, list[Step], list[Step]]:
     """The name of a copy with that axis last, all tensors with it, steps that make it and let it go."""
     name = f"{tensor}.packed{axis}"
-    if name in seen.types:  # a tensor times itself is copied once
-        return name, seen, [], []
-    shape = seen.types[tensor].shape
+    if name in view.types:  # a tensor times itself is copied once
+        return name, view, [], []
+    shape = view.types[tensor].shape
     order = [*(a for a in range(len(shape)) if a != axis), axis]
     strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
-    types = {**seen.types, name: seen.types[tensor]}
+    types = {**view.types, name: view.types[tensor]}
     moved = tuple(strides[a] for a in range(len(shape)))
-    seen = Viewed(seen.statement, types, {**seen.strides, name: moved})
+    view = StridedView(view.statement, types, {**view.strides, name: moved})
     made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), types[name].dtype)]
-    return name, seen, [*made, *_copy(tensor, name, seen, wide)], [Release((name,))]
+    return name, view, [*made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
 
 
 def work(dot: Dot, space: Space) -> int:
@@ -118,13 +120,13 @@ def _axis(access: Access, v: str) -> int | None:
     return found[0] if len(found) == 1 and abs(linear(access.index[found[0]]).coefficient(v)) == 1 else None
 
 
-def _copy(source: str, target: str, seen: Viewed, wide: bool) -> list[Step]:
-    shape = seen.types[source].shape
+def _copy(source: str, target: str, view: StridedView, int64_index: bool) -> list[Step]:
+    shape = view.types[source].shape
     index = tuple(Index(f"i{a}") for a in range(len(shape)))
     s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
-    space = build_space(s, seen.types)
+    space = build_space(s, view.types)
     assert space is not None
-    return pointwise(space, Viewed(s, seen.types, seen.strides), s, wide) or []
+    return pointwise(space, StridedView(s, view.types, view.strides), s, int64_index) or []
 
 
 def renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:

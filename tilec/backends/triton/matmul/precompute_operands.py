@@ -14,7 +14,7 @@ from functools import partial
 
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE
 from tilec.backends.triton.matmul.dot import Dot, operand_accesses, variables_outside
@@ -30,8 +30,13 @@ from tilec.ir.types import FLOATS, NARROW, TensorType
 
 
 def hoisted(
-    dot: Dot, space: Space, seen: Viewed, wide: bool = False, last: str | None = None, together: bool = False
-) -> tuple[list[Step], Viewed, Space, Dot, list[Step]] | None:
+    dot: Dot,
+    space: Space,
+    view: StridedView,
+    int64_index: bool = False,
+    last: str | None = None,
+    together: bool = False,
+) -> tuple[list[Step], StridedView, Space, Dot, list[Step]] | None:
     """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained. `last`:
     the variable along which operands that know it shall lie. `together`: others may ask for the same."""
     if len(space.classes) != 1 or dot.dtype == "int8":
@@ -45,31 +50,31 @@ def hoisted(
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        operand = operand_of(side, factors, dot.dtype, space, seen, last)
+        operand = operand_of(side, factors, dot.dtype, space, view, last)
         if operand is None:
             continue
         s, shape, read = operand
         t = TensorType(shape, dot.dtype)
         strides = contiguous(shape)
-        seen = Viewed(seen.statement, {**seen.types, s.output: t}, {**seen.strides, s.output: strides})
-        own = build_space(s, seen.types)
+        view = StridedView(view.statement, {**view.types, s.output: t}, {**view.strides, s.output: strides})
+        own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:
             return None
-        made = partial(assignment, own, seen, s, wide)
-        before += [Request(s, seen.types, seen.strides, wide, made)] if together else made()
+        made = partial(assignment, own, view, s, int64_index)
+        before += [Request(s, view.types, view.strides, int64_index, made)] if together else made()
         after.append(Release((s.output,)))
         dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
     if not before:
         return None
     body: Expr = Call("mul", (product_of(dot.left), product_of(dot.right)))
-    statement = replace(seen.statement, body=body)
-    return before, replace(seen, statement=statement), replace(space, statement=statement), dot, after
+    statement = replace(view.statement, body=body)
+    return before, replace(view, statement=statement), replace(space, statement=statement), dot, after
 
 
-def assignment(own: Space, seen: Viewed, s: Statement, wide: bool) -> list[Step]:
+def assignment(own: Space, view: StridedView, s: Statement, int64_index: bool) -> list[Step]:
     """Steps that carry out an assignment over all of its output."""
-    t = seen.types[s.output]
-    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, seen, s, wide) or ())]
+    t = view.types[s.output]
+    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, view, s, int64_index) or ())]
 
 
 def _computed(factors: tuple[Expr, ...]) -> bool:
@@ -81,15 +86,15 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
 
 
 def operand_of(
-    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, seen: Viewed, last: str | None
+    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, view: StridedView, last: str | None
 ) -> tuple[Statement, tuple[int, ...], Access] | None:
     """The operand as an assignment over its own variables, its shape, and how it is read."""
-    held = "float32" if dtype in NARROW else dtype
-    return _assigned(side, Call(dtype, (product_of([Call(held, (f,)) for f in factors]),)), space, seen, last)
+    compute_dtype = "float32" if dtype in NARROW else dtype
+    return _assigned(side, Call(dtype, (product_of([Call(compute_dtype, (f,)) for f in factors]),)), space, view, last)
 
 
 def _assigned(
-    label: str, body: Expr, space: Space, seen: Viewed, last: str | None = None
+    label: str, body: Expr, space: Space, view: StridedView, last: str | None = None
 ) -> tuple[Statement, tuple[int, ...], Access] | None:
     """A statement that assigns the body over its own variables, `last` at the end, its shape, and how it is read; None
     where the tensor would be larger than what it is read from."""
@@ -98,14 +103,14 @@ def _assigned(
     accesses = operand_accesses(body)
     if any(space.single(v) for v in names):
         return None  # it would be summed over all of its axis in a statement of its own
-    largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape), default=None)
+    largest = max(accesses, key=lambda a: math.prod(view.types[a.tensor].shape), default=None)
     if largest is None:
         return None
     order = dict.fromkeys(v for e in largest.index for v in _in_order(e, names))
     order.update(dict.fromkeys(sorted(names - order.keys())))
     variables = sorted((v for v in order if not space.single(v)), key=lambda v: v == last)
     shape = tuple(extent[v] for v in variables)
-    if math.prod(shape) > math.prod(seen.types[largest.tensor].shape):
+    if math.prod(shape) > math.prod(view.types[largest.tensor].shape):
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     output = f"{space.statement.output}.{label}"
@@ -117,12 +122,14 @@ def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
     return [v for v in index_variables(e) if v in names]
 
 
-def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, Space, list[Step]] | None:
+def shared(
+    space: Space, view: StridedView, int64_index: bool
+) -> tuple[list[Step], StridedView, Space, list[Step]] | None:
     """The same for any other reduction over pairs of rows and columns: what is costly in the body and known to one
     side is computed once for all points of the other. Steps, the statement over it, and steps afterwards; None where
     nothing is gained."""
     s = space.statement
-    if len(space.classes) != 1 or not choose_pointwise_tiling(space, seen).outer:
+    if len(space.classes) != 1 or not choose_pointwise_tiling(space, view).outer:
         return None
     before: list[Step] = []
     after: list[Step] = []
@@ -130,20 +137,20 @@ def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, 
     outputs = {v for v in space.outputs if not space.single(v)}
     for e in _costly(s.body, outputs, set(space.reductions)):
         others = tuple(v for v in space.outputs if v in outputs - variables_outside(e))
-        dtype = expression_type(e, seen.types).dtype
+        dtype = expression_type(e, view.types).dtype
         if e in found or space.count(others) < LEAST_REUSE or dtype not in FLOATS:
             continue
-        made = _assigned(f"shared{len(found)}", e, space, seen)
+        made = _assigned(f"shared{len(found)}", e, space, view)
         if made is None:
             continue
         own_statement, shape, found[e] = made
         name = own_statement.output
-        types = {**seen.types, name: TensorType(shape, dtype)}
-        seen = Viewed(seen.statement, types, {**seen.strides, name: contiguous(shape)})
+        types = {**view.types, name: TensorType(shape, dtype)}
+        view = StridedView(view.statement, types, {**view.strides, name: contiguous(shape)})
         own = build_space(own_statement, types)
         if own is None or own.valid or not own.covers:
             return None
-        before += [Allocate(name, shape, dtype), *(pointwise(own, seen, own_statement, wide) or ())]
+        before += [Allocate(name, shape, dtype), *(pointwise(own, view, own_statement, int64_index) or ())]
         after.append(Release((name,)))
     if not found:
         return None
@@ -152,7 +159,7 @@ def shared(space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, 
         return found[e] if e in found else rebuild(e, put)
 
     statement = replace(s, body=put(s.body))
-    return before, replace(seen, statement=statement), replace(space, statement=statement), after
+    return before, replace(view, statement=statement), replace(space, statement=statement), after
 
 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:

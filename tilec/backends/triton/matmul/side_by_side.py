@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import NARROW, Dot, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
@@ -46,18 +46,18 @@ class SideBySide:
     strides: Mapping[str, tuple[int, ...]]
     grown: str
 
-    def carried_out(self, lower: Callable[[Viewed], list[Step]]) -> list[Step]:
+    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
         """All steps; `lower` gives those of a statement."""
         t = self.types[self.grown]
-        blocks = lower(Viewed(self.blocks, self.types, self.strides))
+        blocks = lower(StridedView(self.blocks, self.types, self.strides))
         steps: list[Step] = [Allocate(self.grown, t.shape, t.dtype)]
         steps += [*blocks, *self.steps, *self.repairs] if self.first else [*self.steps, *blocks]
         return [*steps, Release((self.grown,))]
 
 
-def side_by_side(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> SideBySide | None:
+def side_by_side(dot: Dot, space: Space, view: StridedView, setting: Setting) -> SideBySide | None:
     """The statement in two, None where groups fill a tile as they are or Hopper's kernels do not take the product."""
-    s = seen.statement
+    s = view.statement
     plain = len(space.classes) == 1 and s.guard is None and not s.constraints and dot.dtype in NARROW
     if not plain or s.index is None or not isinstance(s.body, Call) or s.body.function != "mul":
         return None
@@ -68,17 +68,17 @@ def side_by_side(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> Side
     if left.tensor == right.tensor or not set(s.body.args) == {left, right}:
         return None
     accesses = (left, right, Access(s.output, s.index))
-    small = min(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape))
-    held = space.extent[0]
+    small = min(accesses, key=lambda a: math.prod(view.types[a.tensor].shape))
+    extent = space.extent[0]
     for g in reversed(dot.batch):
         places = [[linear(e).bare == g for e in a.index].count(True) for a in accesses]
         if places != [1, 1, 1] or any(sum(g in index_variables(e) for e in a.index) != 1 for a in accesses):
             continue
-        beside = (_beside(a, g, seen.types, seen.strides) for a in accesses)
-        width = max((held[v] for v in beside if v is not None), default=0)
-        count = _groups(held[g], width) if width >= LEAST_GROUP else 1
+        beside = (_beside(a, g, view.types, view.strides) for a in accesses)
+        width = max((extent[v] for v in beside if v is not None), default=0)
+        count = _groups(extent[g], width) if width >= LEAST_GROUP else 1
         if count > 1:
-            return _apart(s, accesses, small, g, count, seen, setting)
+            return _apart(s, accesses, small, g, count, view, setting)
     return None
 
 
@@ -102,12 +102,12 @@ def _groups(extent: int, width: int) -> int:
 
 
 def _apart(
-    s: Statement, accesses: tuple[Access, ...], small: Access, g: str, count: int, seen: Viewed, setting: Setting
+    s: Statement, accesses: tuple[Access, ...], small: Access, g: str, count: int, view: StridedView, setting: Setting
 ) -> SideBySide | None:
     taken = set(index_variables(*(e for a in accesses for e in a.index)))
     q = fresh_variable(f"{g}_q", taken)
     r = fresh_variable(f"{g}_r", taken | {q})
-    types, strides = dict(seen.types), dict(seen.strides)
+    types, strides = dict(view.types), dict(view.strides)
     split: dict[str, Access] = {}
     for a in accesses:
         axis = next(k for k, e in enumerate(a.index) if linear(e).bare == g)
@@ -146,7 +146,7 @@ def _apart(
         made = {a: split[a.tensor] if a is not small else Access(grown, index) for a in accesses[:2]}
         out = split[output]
         product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=renamed(s.body, made))
-    as_it_is = Viewed(product, types, strides)
+    as_it_is = StridedView(product, types, strides)
     merged = coalesce(as_it_is)
     space = build_space(merged.statement, merged.types)
     dot = None if space is None else recognise_dot(space, merged)
@@ -158,13 +158,13 @@ def _apart(
     return SideBySide(blocks, product, first, steps, repairs, types, strides, grown)
 
 
-def _repairs(seen: Viewed, inside: Expr) -> list[Step]:
+def _repairs(view: StridedView, inside: Expr) -> list[Step]:
     """Steps that compute again, of groups' own elements alone, what came out infinite or NaN."""
-    space = build_space(seen.statement, seen.types)
-    dot = None if space is None else recognise_dot(space, seen)
+    space = build_space(view.statement, view.types)
+    dot = None if space is None else recognise_dot(space, view)
     assert dot is not None and space is not None
     dot = replace(dot, zero_right=(*dot.zero_right, inside))
-    return repair_steps(dot, space, seen, seen.statement)
+    return repair_steps(dot, space, view, view.statement)
 
 
 def _before(axes: list, a: Access, group: str, types: Mapping[str, TensorType], strides: Mapping) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
 from tilec.backends.triton.matmul.dot import Dot, variables_outside
@@ -46,7 +46,9 @@ def _thirds(e: Expr) -> list[Expr]:
     return found
 
 
-def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Step], Viewed, Parts, list[Step]] | None:
+def in_parts(
+    dot: Dot, space: Space, view: StridedView, int64_index: bool
+) -> tuple[list[Step], StridedView, Parts, list[Step]] | None:
     """Steps that make both operands' parts, the tensors known then, how the parts are read, and steps afterwards. None
     where an operand is no tensor of its own, or too seldom used."""
     if dot.dtype != "float32" or len(space.classes) != 1:
@@ -60,7 +62,7 @@ def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Ste
     ):
         if zeros or space.count(other) < LEAST_REUSE:
             return None
-        operand = operand_of(side, factors, dot.dtype, space, seen, None)
+        operand = operand_of(side, factors, dot.dtype, space, view, None)
         if operand is None:
             return None
         whole, shape, _ = operand
@@ -69,16 +71,18 @@ def in_parts(dot: Dot, space: Space, seen: Viewed, wide: bool) -> tuple[list[Ste
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
             s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
-            types = {**seen.types, s.output: TensorType(shape, PART)}
-            seen = Viewed(seen.statement, types, {**seen.strides, s.output: contiguous(shape)})
-            alone = build_space(s, seen.types)
+            types = {**view.types, s.output: TensorType(shape, PART)}
+            view = StridedView(view.statement, types, {**view.strides, s.output: contiguous(shape)})
+            alone = build_space(s, view.types)
             if alone is None or alone.valid or not alone.covers:
                 return None
-            steps.append(Request(s, seen.types, seen.strides, wide, partial(assignment, alone, seen, s, wide)))
+            steps.append(
+                Request(s, view.types, view.strides, int64_index, partial(assignment, alone, view, s, int64_index))
+            )
             reads.append(Access(s.output, s.index or ()))
             names.append(s.output)
         found.append(tuple(reads))
-    return steps, seen, Parts(found[0], found[1]), [Release(tuple(names))]
+    return steps, view, Parts(found[0], found[1]), [Release(tuple(names))]
 
 
 def fitted(config: Config, shared: int) -> Config:

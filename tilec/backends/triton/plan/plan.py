@@ -142,7 +142,7 @@ class Request:
     statement: Statement
     types: Mapping[str, TensorType]
     strides: Mapping[str, tuple[int, ...]]
-    wide: bool
+    int64_index: bool
     alone: Callable[[], Sequence[Step]]
 
 

@@ -19,7 +19,7 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table, python_name
 from tilec.backends.triton.plan.sizes import contiguous
@@ -48,42 +48,44 @@ from tilec.ir.types import TensorType
 
 
 def pointwise(
-    space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement] = ()
+    space: Space, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement] = ()
 ) -> list[Step] | None:
     """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
-    With statements riding on it, it is the last one's output that is stored; None where they cannot ride. They ride on
-    the launch that combines parts, where there is one; `seen` is not coalesced then, and what makes the parts is."""
-    tiling = choose_pointwise_tiling(space, seen)
+    With an epilogue, it is the last statement's output that is stored; None where it takes none. It joins the
+    launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
+    tiling = choose_pointwise_tiling(space, view)
     stripe = stripe_of(space) if tiling.reduction is None and not tiling.outer else None
-    if stripe is not None and (space.covers or not riding):
-        return striped_windows(stripe, space, seen, flat, wide, riding)
-    own, merged = space, seen
-    if riding and tiling.reduction is not None:
-        merged = coalesce(seen)
+    if stripe is not None and (space.covers or not epilogue):
+        return striped_windows(stripe, space, view, flat, int64_index, epilogue)
+    own, merged = space, view
+    if epilogue and tiling.reduction is not None:
+        merged = coalesce(view)
         found = build_space(merged.statement, merged.types)
         assert found is not None
         own, tiling = found, choose_pointwise_tiling(found, merged)
     taps = tap_sums(own) if tiling.reduction is not None else None
     split = taps is not None or tiling.parts > 1
-    if riding and not space.covers:
+    if epilogue and not space.covers:
         return None
     if not split:
-        return _steps(space, seen, flat, choose_pointwise_tiling(space, seen) if riding else tiling, wide, riding)
+        return _steps(
+            space, view, flat, choose_pointwise_tiling(space, view) if epilogue else tiling, int64_index, epilogue
+        )
     s = own.statement
-    accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
     parts = f"{s.output}.parts"
     number = tiling.parts if taps is None else taps.parts
     made = (
-        [TapWriter(taps, own, merged, wide).launch(flat, parts)]
+        [TapWriter(taps, own, merged, int64_index).launch(flat, parts)]
         if taps is not None
-        else _steps(own, merged, flat, tiling, wide)
+        else _steps(own, merged, flat, tiling, int64_index)
     )
-    shape = (number, math.prod(seen.types[s.output].shape))
+    shape = (number, math.prod(view.types[s.output].shape))
     content = None if taps is not None else unwritten(own, accumulator)
     return [
         Allocate(parts, shape, accumulator.dtype, content),
         *made,
-        *combine_parts(space, seen, flat, number, accumulator, wide, riding),
+        *combine_parts(space, view, flat, number, accumulator, int64_index, epilogue),
         Release((parts,)),
     ]
 
@@ -102,11 +104,16 @@ def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
 
 
 def _steps(
-    space: Space, seen: Viewed, flat: Statement, tiling: PointwiseTiling, wide: bool, riding: Sequence[Statement] = ()
+    space: Space,
+    view: StridedView,
+    flat: Statement,
+    tiling: PointwiseTiling,
+    int64_index: bool,
+    epilogue: Sequence[Statement] = (),
 ) -> list[Step]:
     s = space.statement
-    k = Kernel(python_name(s.output) + "_kernel", space, seen.types, seen.strides, wide, powers=True)
-    accumulator = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+    k = Kernel(python_name(s.output) + "_kernel", space, view.types, view.strides, int64_index, powers=True)
+    accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
     if tiling.lanes is not None and tiling.lanes.narrow:
         accumulator = replace(accumulator, dtype=HALVES)
     k.residues()
@@ -121,14 +128,14 @@ def _steps(
     outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
-        stored = riding[-1].output if riding else s.output
+        stored = epilogue[-1].output if epilogue else s.output
         reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body, stored)
-        value, held = accumulator.result(), accumulator.dtype
+        value, compute_dtype = accumulator.result(), accumulator.dtype
         k.scopes[0].lines += body
     else:
-        value, held, reached = _direct(k, outer_frame, accumulator)
+        value, compute_dtype, reached = _direct(k, outer_frame, accumulator)
     target = s.output if tiling.parts == 1 else f"{s.output}.parts"
-    _store(k, outer_frame, value, held, reached, target, shape, riding)
+    _store(k, outer_frame, value, compute_dtype, reached, target, shape, epilogue)
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
     k.constants = {**dict(blocks), **k.constants}
@@ -137,13 +144,13 @@ def _steps(
     if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
         return []
     launch = Launch(
-        k.file(flat, *riding),
+        k.file(flat, *epilogue),
         (tiles, len(space.classes), tiling.parts),
         tuple(k.parameters.items()),
         constants,
         tiling.warps,
         2,
-        (s.output, *(r.output for r in riding)),
+        (s.output, *(r.output for r in epilogue)),
     )
     steps: list[Step] = []
     if k.columns:
@@ -157,7 +164,7 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
         Axis(name, variables, block)
         for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
     ]
-    tile = "tl.program_id(0)" + (".to(tl.int64)" if k.wide else "")
+    tile = "tl.program_id(0)" + (".to(tl.int64)" if k.int64_index else "")
     if len(axes) == 2:
         k.emit(f"tile = {tile}")
         k.emit(f"across = tl.cdiv({k.count(axes[1].variables)}, BN)")
@@ -190,15 +197,15 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
     if accumulator.dtype == "bool" or s.aggregation in LOGICAL:
-        code, held = evaluator.condition(value), "bool"
+        code, compute_dtype = evaluator.condition(value), "bool"
     else:
-        code, held = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
+        code, compute_dtype = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
     if mask is None:
-        return code, held, None
+        return code, compute_dtype, None
     k.emit(f"valid = {mask}")
     if s.default is not None:
-        return code, held, "valid"
-    return f"tl.where(valid, {code}, {Accumulator(s.aggregation, held).identity_text})", held, None
+        return code, compute_dtype, "valid"
+    return f"tl.where(valid, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
 
 
 def _mask(k: Kernel, frame: Frame, evaluator: TritonScalars) -> str | None:
@@ -292,7 +299,7 @@ def _tiled(
     count = k.count(reductions)
     k.scopes.append(Scope())
     position = "first + tl.arange(0, BR)"
-    k.emit(f"red = ({position}).to(tl.int64)" if k.wide else f"red = {position}")
+    k.emit(f"red = ({position}).to(tl.int64)" if k.int64_index else f"red = {position}")
     frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
     start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
     k.emit(f"red_in = red < {end}")
@@ -304,7 +311,7 @@ def _tiled(
         assert tiling.reduction is not None
         points = part_of(k.space.count(tuple(reductions)), tiling.parts, tiling.reduction)
         part = k.number("part", "part_size", points)
-        program = "tl.program_id(2)" + (".to(tl.int64)" if k.wide else "")
+        program = "tl.program_id(2)" + (".to(tl.int64)" if k.int64_index else "")
         before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
     return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
 
@@ -317,7 +324,7 @@ def _pointed(
     outer, lanes = tiling.outer, tiling.lanes
     inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
     windows = tuple(v for v in reductions if v != inner)
-    integer = "tl.int64" if k.wide else "tl.int32"
+    integer = "tl.int64" if k.int64_index else "tl.int32"
     headers: list[tuple[str, ...]] = []
     scopes: list[frozenset[str]] = []
     if windows:
@@ -360,11 +367,11 @@ def _store(
     k: Kernel,
     frame: Frame,
     value: str,
-    held: str,
+    compute_dtype: str,
     reached: str | None,
     target: str,
     shape: str,
-    riding: Sequence[Statement],
+    epilogue: Sequence[Statement],
 ) -> None:
     s, types = k.space.statement, k.types
     rows = [frame.form(e) for e in s.index or ()]
@@ -375,14 +382,14 @@ def _store(
         assert s.default is not None
         other = f"tl.load({frame.address(s.default, rows, frozenset(frame.axes))}, mask={mask}, other=0)"
         stored = types[s.default].dtype
-        if stored != held:
-            other = f"{other}.to({triton_type(held)})"
+        if stored != compute_dtype:
+            other = f"{other}.to({triton_type(compute_dtype)})"
         value = f"tl.where({reached}, {value}, {other})"
-    value, held = finish(frame, k.space, value, held, riding)
+    value, compute_dtype = finish(frame, k.space, value, compute_dtype, epilogue)
     k.emit(f"result = {value}")
-    output = riding[-1].output if riding else s.output
+    output = epilogue[-1].output if epilogue else s.output
     dtype = types[output].dtype
-    cast = "" if held == dtype or target != s.output else f".to({triton_type(dtype)})"
+    cast = "" if compute_dtype == dtype or target != s.output else f".to({triton_type(dtype)})"
     address = frame.address(output, rows, frozenset(frame.axes))
     if target != s.output:
         pointer = k.pointer(s.output)
@@ -400,30 +407,30 @@ def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | No
 
 def combine_parts(
     space: Space,
-    seen: Viewed,
+    view: StridedView,
     flat: Statement,
     parts: int,
     accumulator: Accumulator,
-    wide: bool,
-    riding: Sequence[Statement] = (),
+    int64_index: bool,
+    epilogue: Sequence[Statement] = (),
 ) -> list[Step]:
-    """The launch that combines the parts of a split reduction, in order, and computes what rides on it."""
-    s, output = space.statement, seen.types[space.statement.output]
+    """The launch that combines the parts of a split reduction, in order, and computes the epilogue."""
+    s, output = space.statement, view.types[space.statement.output]
     name = f"{s.output}.parts"
     count = math.prod(output.shape)
-    shape = output.shape if riding else (count,)  # riders have the output's variables
-    variables = tuple(f"e{k}" for k in range(len(shape))) if riding else ("e",)
+    shape = output.shape if epilogue else (count,)  # an epilogue has the output's variables
+    variables = tuple(f"e{k}" for k in range(len(shape))) if epilogue else ("e",)
     places = tuple(map(Index, variables))
     types = {
-        **seen.types,
+        **view.types,
         name: TensorType((parts, *shape), accumulator.dtype),
         s.output: TensorType(shape, output.dtype),
     }
-    strides = {**seen.strides, name: (count, *contiguous(shape)), s.output: contiguous(shape)}
+    strides = {**view.strides, name: (count, *contiguous(shape)), s.output: contiguous(shape)}
     aggregation = {"assign": "sum"}.get(accumulator.aggregation, accumulator.aggregation)
     body = Access(name, (Index("p"), *places))
     total = Statement(s.output, places, tuple(map(Int, shape)), body, aggregation)
     second = build_space(total, types)
     assert second is not None
-    viewed = Viewed(total, types, strides)
-    return _steps(second, viewed, total, combining(variables, count, parts), wide, riding)
+    viewed = StridedView(total, types, strides)
+    return _steps(second, viewed, total, combining(variables, count, parts), int64_index, epilogue)

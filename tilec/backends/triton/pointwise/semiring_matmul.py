@@ -23,7 +23,7 @@ from functools import partial
 from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import free_of
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
@@ -63,8 +63,8 @@ def whole_blocks(space: Space) -> list[Access]:
     """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
     s = space.statement
     accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
-    wide = {v for v in space.outputs if space.largest(v) > 1}
-    return [a for a in accesses if free_of(a) >= wide and not free_of(a) & set(space.reductions)]
+    varying = {v for v in space.outputs if space.largest(v) > 1}
+    return [a for a in accesses if free_of(a) >= varying and not free_of(a) & set(space.reductions)]
 
 
 def calls_library(space: Space) -> bool:
@@ -125,15 +125,15 @@ class Lanes:
     narrow: bool
 
 
-def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: int, warps: int) -> Lanes | None:
+def lanes_of(space: Space, view: StridedView, columns: Sequence[str], bm: int, bn: int, warps: int) -> Lanes | None:
     """Points side by side for a laid out block, None where memory does not run that way, or the body does more than the
     reading costs."""
     s = space.statement
-    inner = _run_along(space, seen, columns)
+    inner = _run_along(space, view, columns)
     if inner is None or s.aggregation == "logsumexp" or s.default is not None or calls_library(space):
         return None
-    narrow = is_narrow_sum(space, seen)
-    dtype = HALVES if narrow else Accumulator.of(s.aggregation, seen.types[s.output].dtype).dtype
+    narrow = is_narrow_sum(space, view)
+    dtype = HALVES if narrow else Accumulator.of(s.aggregation, view.types[s.output].dtype).dtype
     warps = 8 if bm * bn > 2048 else warps
     words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
     even = gcd(ROUND, *(e[inner] for e in space.extent))
@@ -146,7 +146,7 @@ def lanes_of(space: Space, seen: Viewed, columns: Sequence[str], bm: int, bn: in
     return Lanes(inner, count, min(2 if warps == 8 else 4, even // count), warps, narrow)
 
 
-def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None:
+def _run_along(space: Space, view: StridedView, columns: Sequence[str]) -> str | None:
     """The summed variable along which memory runs in all that depends on rows, where it runs along the columns in all
     else; None where there is none."""
     if whole_blocks(space):
@@ -158,7 +158,7 @@ def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None
             continue
         moves = {
             v: linear(e).coefficient(v) * step
-            for e, step in zip(a.index, seen.strides[a.tensor], strict=True)
+            for e, step in zip(a.index, view.strides[a.tensor], strict=True)
             for v in linear(e).variables()
             if space.largest(v) > 1
         }
@@ -173,14 +173,14 @@ def _run_along(space: Space, seen: Viewed, columns: Sequence[str]) -> str | None
     return found.pop() if len(found) == 1 and found != {""} else None
 
 
-def is_narrow_sum(space: Space, seen: Viewed) -> bool:
+def is_narrow_sum(space: Space, view: StridedView) -> bool:
     """Whether the greatest or least of sums of two 16-bit elements may be found in 16 bits, two at a time. Rounding is
     monotone, so the greatest rounded sum is the rounded greatest sum; and a sum of two such elements that is rounded to
     float32 first, and then to 16 bits, is the sum rounded once, since 24 bits are twice 11 and two more."""
     s = space.statement
-    if s.aggregation not in ("max", "min") or s.guard is not None or seen.types[s.output].dtype != HALVES:
+    if s.aggregation not in ("max", "min") or s.guard is not None or view.types[s.output].dtype != HALVES:
         return False
     match s.body:
         case Call("add" | "sub", (Access() as a, Access() as b)):
-            return all(seen.types[x.tensor].dtype == HALVES for x in (a, b))
+            return all(view.types[x.tensor].dtype == HALVES for x in (a, b))
     return False

@@ -19,7 +19,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, python_name
@@ -77,8 +77,8 @@ def tap_sums(space: Space) -> TapSums | None:
 class TapWriter:
     """The text of the kernel that adds up a share of the places for each tap."""
 
-    def __init__(self, how: TapSums, space: Space, seen: Viewed, wide: bool):
-        self.how, self.seen, self.whole = how, seen, space
+    def __init__(self, how: TapSums, space: Space, view: StridedView, int64_index: bool):
+        self.how, self.view, self.whole = how, view, space
         s = space.statement
         self.tile = tile = fresh_variable(how.across, all_variables(s))
         low, extent = dict(space.low[0]), dict(space.extent[0])
@@ -87,11 +87,11 @@ class TapWriter:
         low[how.across], extent[how.across] = 0, how.count  # one neighbour, where they are not written out
         reductions = tuple(tile if v == how.across else v for v in space.reductions)
         self.space = replace(space, reductions=reductions, low=(low,), extent=(extent,), valid=(), stored=())
-        self.k = Kernel(python_name(s.output) + "_taps", self.space, seen.types, seen.strides, wide, powers=True)
-        base = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+        self.k = Kernel(python_name(s.output) + "_taps", self.space, view.types, view.strides, int64_index, powers=True)
+        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
         self.sums = [replace(base, suffix=f"_{n}") for n in range(how.taps)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
-        self.exact = not _reads_zeros_alone(s, seen.types)
+        self.exact = not _reads_zeros_alone(s, view.types)
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""
@@ -100,7 +100,7 @@ class TapWriter:
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
         down, columns = tuple(v for v in many[:-1] if v != how.tap), many[-1:]
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
-        wide = ".to(tl.int64)" if k.wide else ""
+        int64_index = ".to(tl.int64)" if k.int64_index else ""
         k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
         k.emit("down = tl.program_id(0) // across")
         k.decode(Axis("down", down, None))
@@ -111,7 +111,7 @@ class TapWriter:
             if v not in k.value_of and v != how.tap:
                 k.value_of[v] = k.low(v)
         part = k.number("part", "part_size", -(-self.space.count(self.rows) // how.parts))
-        k.emit(f"start = tl.program_id(2){wide} * {part}")
+        k.emit(f"start = tl.program_id(2){int64_index} * {part}")
         k.emit(f"end = tl.minimum(start + {part}, {k.count(self.rows)})")
         for a in self.sums:
             k.scopes[0].lines += a.start("(BM, BN)")
@@ -167,7 +167,7 @@ class TapWriter:
         if tested:
             tests = [
                 frame.spread("row_in", "row"),
-                *frame.tests(point_conditions(roots, s.constraints, self.seen.types)),
+                *frame.tests(point_conditions(roots, s.constraints, self.view.types)),
             ]
             if s.guard is not None:
                 tests.append(evaluator.condition(evaluator.value(s.guard)))
@@ -182,7 +182,7 @@ class TapWriter:
     def _store(self, target: str) -> None:
         k, s, how = self.k, self.whole.statement, self.how
         frame = Frame(k, ["col"], {"col": "col_in"})
-        parts, step = k.pointer(target), k.number("elements", "elements", math.prod(self.seen.types[s.output].shape))
+        parts, step = k.pointer(target), k.number("elements", "elements", math.prod(self.view.types[s.output].shape))
         for n, a in enumerate(self.sums):
             k.scopes[0].lines += a.reduce(0)
             index = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.contiguity import runs_along, turns
 from tilec.backends.triton.emit.scalar import BLOCKWISE
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -43,26 +43,26 @@ class PointwiseTiling:
     lanes: Lanes | None = None
 
 
-def choose_pointwise_tiling(space: Space, seen: Viewed) -> PointwiseTiling:
+def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     """A first guess that is good untuned; see `pointwise` for the three forms."""
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs, turns(space, seen, outputs))
+        return _map_tiling(space, outputs, turns(space, view, outputs))
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
         bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
-        lanes = lanes_of(space, seen, columns, bm, bn, warps) if tiling.outer else None
+        lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
         return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
-    along = runs_along(space, seen, reductions)
+    along = runs_along(space, view, reductions)
     if not along and points <= 64:
         return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
     if along:
-        once = many and passes_once(space, seen.types)
+        once = many and passes_once(space, view.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
         short = many and br <= SHORT_ROW
         if short and _shared_by_neighbours(space, outputs, reductions):
@@ -137,8 +137,8 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     if not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
         return None
     columns, m = space.largest(outputs[-1]), space.count(tuple(outputs[:-1]))
-    wide = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
-    bn = min(wide[0] if wide else NARROWEST_BLOCK, power_of_two(columns))
+    blocks = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
+    bn = min(blocks[0] if blocks else NARROWEST_BLOCK, power_of_two(columns))
     return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
 
 

@@ -21,7 +21,7 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.ir.aggregations import LOGICAL
@@ -93,17 +93,19 @@ def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
 
 
 def striped_windows(
-    stripe: Stripe, space: Space, seen: Viewed, flat: Statement, wide: bool, riding: Sequence[Statement]
+    stripe: Stripe, space: Space, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement]
 ) -> list[Step]:
-    """Steps that compute a statement, and those riding on it, into the allocated output."""
-    return [_StripeWriter(stripe, space, seen, wide, riding).launch(flat)]
+    """Steps that compute a statement, and its epilogue, into the allocated output."""
+    return [_StripeWriter(stripe, space, view, int64_index, epilogue).launch(flat)]
 
 
 class _StripeWriter:
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
-    def __init__(self, stripe: Stripe, space: Space, seen: Viewed, wide: bool, riding: Sequence[Statement]):
-        self.stripe, self.seen, self.riding, self.whole = stripe, seen, riding, space
+    def __init__(
+        self, stripe: Stripe, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
+    ):
+        self.stripe, self.view, self.epilogue, self.whole = stripe, view, epilogue, space
         s = space.statement
         self.tile = tile = fresh_variable(stripe.across, all_variables(s))
         low, extent = dict(space.low[0]), dict(space.extent[0])
@@ -111,15 +113,17 @@ class _StripeWriter:
         low[tile], extent[tile] = 0, -(-extent.pop(stripe.across) // stripe.count)
         outputs = tuple(tile if v == stripe.across else v for v in space.outputs)
         self.space = replace(space, outputs=outputs, low=(low,), extent=(extent,), valid=(), stored=())
-        self.k = Kernel(python_name(s.output) + "_kernel", self.space, seen.types, seen.strides, wide, powers=True)
-        base = Accumulator.of(s.aggregation, seen.types[s.output].dtype)
+        self.k = Kernel(
+            python_name(s.output) + "_kernel", self.space, view.types, view.strides, int64_index, powers=True
+        )
+        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
         self.sums = [replace(base, suffix=f"_{u}") for u in range(stripe.count)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
         columns = space.largest([v for v in outputs if self.space.largest(v) > 1][-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         self.columns = 64 if few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns else 32
         self.rows = (1024 if few else 512) // self.columns
-        self.exact = not _may_read_zeros(space, seen.types)
+        self.exact = not _may_read_zeros(space, view.types)
 
     def launch(self, flat: Statement) -> Launch:
         k, s = self.k, self.space.statement
@@ -140,8 +144,10 @@ class _StripeWriter:
         rows, columns = self._split()
         tiles = -(-self.space.count(rows) // self.rows) * -(-self.space.count(columns) // self.columns)
         constants = tuple(k.constants.items())
-        outputs = (s.output, *(r.output for r in self.riding))
-        return Launch(k.file(flat, *self.riding), (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs)
+        outputs = (s.output, *(r.output for r in self.epilogue))
+        return Launch(
+            k.file(flat, *self.epilogue), (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs
+        )
 
     def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
@@ -152,7 +158,7 @@ class _StripeWriter:
         k, (rows, columns) = self.k, self._split()
         if self.tile not in rows:  # one tile of all neighbours
             k.value_of[self.tile] = "0"
-        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.wide else ''}")
+        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.int64_index else ''}")
         k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
         k.emit("row = (tile // across) * BM + tl.arange(0, BM)")
         k.emit(f"row_in = row < {k.count(rows)}")
@@ -174,7 +180,7 @@ class _StripeWriter:
         for name, variables in (("window", around), ("red", () if unrolled else (stripe.tap,))):
             if variables:
                 k.scopes.append(Scope())
-                integer = "tl.int64" if k.wide else "tl.int32"
+                integer = "tl.int64" if k.int64_index else "tl.int32"
                 k.emit(f"{name} = tl.full((), 0, {integer}) + at_{name}")
                 k.decode(Axis(name, variables, None))
                 headers.append(f"for at_{name} in range(0, {k.count(variables)}):")
@@ -211,7 +217,7 @@ class _StripeWriter:
         k, s, a = self.k, self.at(u, n), self.sums[u]
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         evaluator = TritonScalars(frame, *roots)
-        tests = frame.tests(point_conditions(roots, s.constraints, self.seen.types)) if tested else []
+        tests = frame.tests(point_conditions(roots, s.constraints, self.view.types)) if tested else []
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
@@ -228,11 +234,11 @@ class _StripeWriter:
         frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
         limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
         tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
-        tests += frame.tests(point_conditions((), (*limits, self._inside(u)), self.seen.types))
-        value, held = finish(frame, replace(self.space, statement=s), a.result(), a.dtype, self.riding)
-        output = self.riding[-1].output if self.riding else s.output
-        dtype = self.seen.types[output].dtype
-        cast = "" if held == dtype else f".to({triton_type(dtype)})"
+        tests += frame.tests(point_conditions((), (*limits, self._inside(u)), self.view.types))
+        value, compute_dtype = finish(frame, replace(self.space, statement=s), a.result(), a.dtype, self.epilogue)
+        output = self.epilogue[-1].output if self.epilogue else s.output
+        dtype = self.view.types[output].dtype
+        cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         mask = " & ".join(dict.fromkeys(tests))
         k.emit(f"tl.store({address}, tl.broadcast_to({value}, (BM, BN)){cast}, mask=tl.broadcast_to({mask}, (BM, BN)))")

@@ -68,18 +68,18 @@ def _warps(points: int) -> int:
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
-def swept(course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks) -> list[Step]:
+def swept(course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks) -> list[Step]:
     """Steps that compute the output."""
-    return _Sweep(course, strides, wide, blocks).steps()
+    return _Sweep(course, strides, int64_index, blocks).steps()
 
 
 class _Sweep(StepWriter):
-    def __init__(self, course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], wide: bool, blocks: Blocks):
-        kernel = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
+    def __init__(self, course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks):
+        kernel = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, int64_index)
         super().__init__(kernel, course)
         self.tiling = blocks
         kernel.constants["BM"] = blocks.lanes
-        self.program = "tl.program_id(0)" + (".to(tl.int64)" if wide else "")
+        self.program = "tl.program_id(0)" + (".to(tl.int64)" if int64_index else "")
         self.moving = frozenset((course.time,))
         self.arrived = f"{course.own}.arrived"
 
@@ -149,9 +149,9 @@ class _Sweep(StepWriter):
         return frame
 
     def _step(self, frame: StepFrame) -> None:
-        code, held = self.element(frame, self.tiling.lanes)
+        code, compute_dtype = self.element(frame, self.tiling.lanes)
         self.kernel.emit(f"result = {code}")
-        self.store(frame, "tl.broadcast_to(result, (BM,))", held)
+        self.store(frame, "tl.broadcast_to(result, (BM,))", compute_dtype)
 
     def _next(self) -> None:
         """End the loop over time: what a step has stored, the next one reads."""

@@ -1,4 +1,4 @@
-"""Statements that ride on a recurrence: each element of theirs is a function of the state at the same place, which a
+"""Epilogues of recurrences: each element of theirs is a function of the state at the same place, which a
 step has at hand. A gradient's last statement is one, and with it the cotangents need not be stored at all."""
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
-MOST_RIDERS = 4
-MOST_EPILOGUE_OPERATORS = 40  # of one rider
+MOST_EPILOGUES = 4
+MOST_EPILOGUE_OPERATORS = 40  # of one statement
 
 
-def riders_on(flat: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
-    """The statements that can ride on the recurrence at that place."""
+def find_recurrence_epilogue(flat: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
+    """The statements that can be the epilogue of the recurrence at that place."""
     s = flat.statements[place]
     there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
     later = flat.statements[place + 1 :]
-    return tuple(r for r in later if s.output in reads(r) and _rides(r, s, there, types))[:MOST_RIDERS]
+    return tuple(r for r in later if s.output in reads(r) and _joins(r, s, there, types))[:MOST_EPILOGUES]
 
 
 def times_read(
-    flat: Program, s: Statement, time: str, riding: tuple[Statement, ...], types: Mapping[str, TensorType]
+    flat: Program, s: Statement, time: str, epilogue: tuple[Statement, ...], types: Mapping[str, TensorType]
 ) -> tuple[int, int] | None:
-    """The first and the last time at which anything but the riders needs the states of a recurrence over `time`; None
+    """The first and the last time at which anything but its epilogue needs the states of a recurrence over `time`; None
     where nothing does. A statement whose points read no state at all still names the tensor: it gets one time."""
     axis = [linear(e).bare for e in s.index or ()].index(time)
     whole = 0, types[s.output].shape[axis] - 1
@@ -49,7 +49,7 @@ def times_read(
         return whole
     found: list[tuple[int, int]] = []
     for r in flat.statements:
-        if r is s or r in riding or s.output not in reads(r):
+        if r is s or r in epilogue or s.output not in reads(r):
             continue
         inside = [e for root in expressions(r) for e in walk(root)]
         ranges = bounds(r, {name: t.shape for name, t in types.items()})
@@ -68,7 +68,7 @@ def times_read(
     return (min(a for a, _ in found), max(b for _, b in found)) if found else None
 
 
-def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
+def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
     bare = [linear(e).bare for e in r.index or ()]
     if None in bare or len(set(bare)) < len(bare) or types[r.output].shape != types[s.output].shape:
         return False
@@ -89,7 +89,7 @@ def _rides(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
 
 
 def over(course: SkewedLoop, r: Statement) -> Statement:
-    """The rider over the course's variables."""
+    """The statement over the course's variables."""
     index = course.statement.index or ()
     names = [linear(e).bare for e in r.index or ()]
     mapping: dict[str, Affine] = {v: linear(e) for v, e in zip(names, index, strict=True) if v is not None}

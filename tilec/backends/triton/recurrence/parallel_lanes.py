@@ -14,7 +14,7 @@ from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import TritonScalars, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -42,7 +42,7 @@ class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
     inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
-    whose states are stored, None where none are. `riding`: statements over the course's variables whose elements are
+    whose states are stored, None where none are. `epilogue`: statements over the course's variables whose elements are
     computed beside the state's."""
 
     course: SkewedLoop
@@ -50,12 +50,12 @@ class Local:
     turns: Mapping[str, int]
     start: Expr | None
     kept: tuple[int, int] | None
-    riding: tuple[Statement, ...] = ()
+    epilogue: tuple[Statement, ...] = ()
 
     @property
     def roots(self) -> tuple[Expr, ...]:
-        riders = (e for s in self.riding for e in (s.body, s.guard) if e is not None)
-        return (*self.course.roots, *riders)
+        bodies = (e for s in self.epilogue for e in (s.body, s.guard) if e is not None)
+        return (*self.course.roots, *bodies)
 
     @property
     def depth(self) -> int:
@@ -146,7 +146,7 @@ def choose_local(local: Local) -> LocalTiling:
     carried = [a for a in accesses if _moves(local, a) and a not in echoes]
     words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
-    touched = len(carried) + len(local.riding) + (local.kept is not None)
+    touched = len(carried) + len(local.epilogue) + (local.kept is not None)
     ahead = min(
         MOST_AHEAD,
         WAITING_REGISTERS // max(words, 1),
@@ -161,7 +161,7 @@ def choose_local(local: Local) -> LocalTiling:
 
 
 def _feeds(local: Local) -> list[Access]:
-    """Elements of other tensors that a step and what rides on it read."""
+    """Elements of other tensors that a step and its epilogue read."""
 
     def settled(e: Pad) -> bool:
         return e.access in local.back and local.start is not None
@@ -274,14 +274,14 @@ class _Writer(StepWriter):
 
     def step(self, frame: _Frame) -> str:
         """Compute a step and store what is kept of it; the name of its state."""
-        code, held = self.element(frame, self.tiling.lanes)
+        code, compute_dtype = self.element(frame, self.tiling.lanes)
         name = self.state(code)
         if self.local.kept is not None:
             low = self.local.kept[0]
             form = Affine.variable(self.course.time) - low
-            self.store(frame, name, held, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
-        for s in self.local.riding:
-            self.ride(frame, s, name)
+            self.store(frame, name, compute_dtype, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
+        for s in self.local.epilogue:
+            self.emit_epilogue(frame, s, name)
         return name
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> TritonScalars:
@@ -291,9 +291,13 @@ class _Writer(StepWriter):
             for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
                 assert isinstance(e.access, Access)
                 t = expression_type(e, self.course.types)
-                held, code = held_as(t.dtype), frame.read(e.access, None)
-                code = code if held == held_as(self.dtype) else f"{code}.to({triton_type(held)})"
-                given[e] = ScalarValue(code, t, held, self.moving, exact=True)
+                compute_dtype, code = compute_dtype_of(t.dtype), frame.read(e.access, None)
+                code = (
+                    code
+                    if compute_dtype == compute_dtype_of(self.dtype)
+                    else f"{code}.to({triton_type(compute_dtype)})"
+                )
+                given[e] = ScalarValue(code, t, compute_dtype, self.moving, exact=True)
         return TritonScalars(frame, *roots, given=given)
 
     def places(self, first: Mapping[str, str], count: int) -> list[dict[str, str]]:
@@ -318,36 +322,40 @@ class _Writer(StepWriter):
         self.scopes[name] = len(self.kernel.scopes) - 1
         return name
 
-    def ride(self, frame: _Frame, s: Statement, state: str) -> None:
+    def emit_epilogue(self, frame: _Frame, s: Statement, state: str) -> None:
         """Compute and store the elements of a statement beside the state."""
         course = self.course
         variables = frozenset((course.time, *course.lanes))
         t = course.types[course.own]
-        given = ScalarValue(state, t.element(), held_as(t.dtype), variables, exact=True)
+        given = ScalarValue(state, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
         state_read = Access(course.own, course.statement.index or ())
         evaluator = TritonScalars(frame, *roots, given={**self.insides(frame, roots), state_read: given})
-        code, held = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, course.types))
+        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, course.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
-        self.store(frame, name, held, s.output)
+        self.store(frame, name, compute_dtype, s.output)
 
     def start(self, frame: _Frame) -> str:
-        held, start = held_as(self.dtype), self.local.start
+        compute_dtype, start = compute_dtype_of(self.dtype), self.local.start
         if start is None or _is_zero(start):
-            return self.state(f"tl.full((BM,), 0, {triton_type(held)})")
+            return self.state(f"tl.full((BM,), 0, {triton_type(compute_dtype)})")
         evaluator = TritonScalars(frame, start)
         value = evaluator.value(start)
-        return self.state(evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held))
+        return self.state(
+            evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
+        )
 
 
-def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool, tiling: LocalTiling) -> list[Step]:
+def local_steps(
+    local: Local, strides: Mapping[str, tuple[int, ...]], int64_index: bool, tiling: LocalTiling
+) -> list[Step]:
     """Steps that compute the output."""
     course = local.course
-    k = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, wide)
+    k = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, int64_index)
     k.constants["BM"] = tiling.lanes
     w = _Writer(k, local, tiling)
-    k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if wide else ''} * BM + tl.arange(0, BM)")
+    k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if int64_index else ''} * BM + tl.arange(0, BM)")
     k.emit(f"row_in = row < {k.count([v for v in course.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", course.lanes, "BM"))
     first = {v: k.value_of[v] for v in local.turns}
@@ -362,9 +370,9 @@ def local_steps(local: Local, strides: Mapping[str, tuple[int, ...]], wide: bool
     _rounds(w, first, waiting, states)
     grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    outputs = (course.own, *(s.output for s in local.riding))
+    outputs = (course.own, *(s.output for s in local.epilogue))
     return [
-        Launch(k.file(course.flat, *local.riding), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
+        Launch(k.file(course.flat, *local.epilogue), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
     ]
 
 

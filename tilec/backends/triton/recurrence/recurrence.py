@@ -12,7 +12,7 @@ from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, reach
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
-from tilec.backends.triton.recurrence.epilogue import over, riders_on, times_read
+from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, over, times_read
 from tilec.backends.triton.recurrence.parallel_lanes import choose_local, local_steps, recognise_local
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.ir.program import Program, Statement, reads, reads_itself
@@ -29,39 +29,39 @@ def check_recurrences(flat: Program) -> None:
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
     course = chart(flat, types)
-    return sequential(course, strides, _is_wide((flat,), types, strides), setting)
+    return sequential(course, strides, _needs_int64_index((flat,), types, strides), setting)
 
 
-def sequential(course: SkewedLoop, strides: Strides, wide: bool, setting: Setting) -> list[Step]:
+def sequential(course: SkewedLoop, strides: Strides, int64_index: bool, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence time by time."""
     local = recognise_local(course)
     if local is not None:
-        return local_steps(local, strides, wide, choose_local(local))
-    return swept(course, strides, wide, choose_blocks(course, setting))
+        return local_steps(local, strides, int64_index, choose_local(local))
+    return swept(course, strides, int64_index, choose_blocks(course, setting))
 
 
-def with_riders(
+def with_epilogue(
     program: Program, place: int, types: Types, strides: Strides, setting: Setting, barred: Collection[str] = ()
 ) -> tuple[tuple[Statement, ...], list[Step]] | None:
-    """The recurrence at that place together with statements that ride on it (none of `barred`), and steps that allocate
-    and compute what is needed of them; None where nothing rides."""
+    """The recurrence at that place together with its epilogue (none of `barred`), and steps that allocate
+    and compute what is needed of them; None where it has none."""
     s = program.statements[place]
-    riding = tuple(r for r in riders_on(program, place, types) if r.output not in barred)
-    if not riding or 0 in types[s.output].shape:
+    epilogue = tuple(r for r in find_recurrence_epilogue(program, place, types) if r.output not in barred)
+    if not epilogue or 0 in types[s.output].shape:
         return None
     course = chart(s, types)
     local = recognise_local(course)
     if local is None:
         return None
-    kept = times_read(program, s, course.time, riding, types)
-    local = replace(local, riding=tuple(over(course, r) for r in riding), kept=kept)
-    made = [r.output for r in riding] + ([] if kept is None else [s.output])
+    kept = times_read(program, s, course.time, epilogue, types)
+    local = replace(local, epilogue=tuple(over(course, r) for r in epilogue), kept=kept)
+    made = [r.output for r in epilogue] + ([] if kept is None else [s.output])
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
-    wide = _is_wide((s, *riding), types, strides)
-    return (s, *riding), [*steps, *local_steps(local, strides, wide, choose_local(local))]
+    int64_index = _needs_int64_index((s, *epilogue), types, strides)
+    return (s, *epilogue), [*steps, *local_steps(local, strides, int64_index, choose_local(local))]
 
 
-def _is_wide(statements: tuple[Statement, ...], types: Types, strides: Strides) -> bool:
+def _needs_int64_index(statements: tuple[Statement, ...], types: Types, strides: Strides) -> bool:
     """Whether some tensor that the statements touch needs 64-bit positions."""
     touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
     return any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)

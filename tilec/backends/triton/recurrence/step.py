@@ -17,7 +17,7 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import TritonScalars, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
@@ -106,7 +106,7 @@ class StepWriter:
         k, course, depth = self.kernel, self.course, len(self.kernel.scopes) - 1
         low, n = k.low(course.time), k.extent(course.time)
         counter, _, further = text.partition(" + ")
-        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.wide else 'tl.int32'}) + {counter}")
+        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + {counter}")
         self.scopes[count] = depth
         count = k.line("count", f"{count} + {further}") if further else count
         place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if course.falling else count
@@ -156,19 +156,19 @@ class StepWriter:
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)
-        held = held_as(dtype)
-        code = evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held)
+        compute_dtype = compute_dtype_of(dtype)
+        code = evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
         if not tests:
-            return code, held
+            return code, compute_dtype
         if s.default is None:
-            other = f"tl.full((), {literal(identity('assign', dtype))}, {triton_type(held)})"
+            other = f"tl.full((), {literal(identity('assign', dtype))}, {triton_type(compute_dtype)})"
         else:
             other = frame.read(Access(s.default, s.index or ()), None)
-            other = other if held == dtype else f"{other}.to({triton_type(held)})"
-        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", held
+            other = other if compute_dtype == dtype else f"{other}.to({triton_type(compute_dtype)})"
+        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", compute_dtype
 
     def store(
-        self, frame: StepFrame, name: str, held: str, output: str | None = None, tests: Sequence[str] = ()
+        self, frame: StepFrame, name: str, compute_dtype: str, output: str | None = None, tests: Sequence[str] = ()
     ) -> None:
         """Store a step's elements, given the name of their block, where the tests hold; `output`: another tensor than
         the recurrence's."""
@@ -177,7 +177,7 @@ class StepWriter:
         rows = [frame.form(e) for e in s.index or ()]
         mask = " & ".join(dict.fromkeys([*frame.store_tests(), *tests, *frame.tests(k.space.stored)]))
         dtype = self.course.types[output].dtype
-        cast = "" if held == dtype else f".to({triton_type(dtype)})"
+        cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
         address = frame.address(output, rows, frozenset(frame.axes))
         k.emit(f"tl.store({address}, {name}{cast}, mask=tl.broadcast_to({mask}, {shape}))")
@@ -215,9 +215,9 @@ class StepWriter:
         evaluator = TritonScalars(frame, e.value)
         value = evaluator.value(e.value)
         frame.only = None
-        held, variables = held_as(t.dtype), state.variables | value.variables | {self.course.time}
-        code = f"tl.where({inside}, {evaluator.cast(state, held)}, {evaluator.tensor(value, held)})"
-        return ScalarValue(frame.assign("padded", code, variables), t, held, variables, depth=1)
+        compute_dtype, variables = compute_dtype_of(t.dtype), state.variables | value.variables | {self.course.time}
+        code = f"tl.where({inside}, {evaluator.cast(state, compute_dtype)}, {evaluator.tensor(value, compute_dtype)})"
+        return ScalarValue(frame.assign("padded", code, variables), t, compute_dtype, variables, depth=1)
 
     def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, ScalarValue]:
         """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
@@ -267,11 +267,11 @@ class StepWriter:
             rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
             emit(accumulator.start("(BM,)" if rows else shape))
             k.scopes.append(Scope())
-        integer = "tl.int64" if k.wide else "tl.int32"
+        integer = "tl.int64" if k.int64_index else "tl.int32"
         if tiled:
             place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
             lines = k.scopes[0 if whole else -1].lines
-            lines.append(f"{red} = ({place}).to(tl.int64)" if k.wide else f"{red} = {place}")
+            lines.append(f"{red} = ({place}).to(tl.int64)" if k.int64_index else f"{red} = {place}")
             lines += [f"{red}_in = {red} < {total}"] if red in tails else []
         else:
             k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
@@ -308,8 +308,8 @@ class StepWriter:
         name = k.names.fresh("aggregate")
         k.emit(f"{name} = {result}")
         self.scopes[name] = len(k.scopes) - 1
-        held = held_as(t.dtype)
-        return ScalarValue(name, t, held, frozenset((*index_variables(e), course.time)), exact=True)
+        compute_dtype = compute_dtype_of(t.dtype)
+        return ScalarValue(name, t, compute_dtype, frozenset((*index_variables(e), course.time)), exact=True)
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:

@@ -11,7 +11,7 @@ from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import TritonScalars, held_as
+from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, python_name
@@ -48,7 +48,7 @@ class RowWriter:
         group: Group,
         types: Mapping[str, TensorType],
         strides: Mapping[str, tuple[int, ...]],
-        wide: bool,
+        int64_index: bool,
         tiling: RowTiling,
         maxima: Mapping[str, str] = NOTHING,
         heads: Collection[str] = (),
@@ -63,7 +63,7 @@ class RowWriter:
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
-        self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, wide, powers=True)
+        self.k = Kernel(python_name(last.output) + "_rows", space, types, strides, int64_index, powers=True)
         self.k.blockwise = True
         self.values: dict[Expr, ScalarValue] = {}  # of members, at hand where the next line goes
         self.places = places
@@ -253,7 +253,7 @@ class RowWriter:
     # positions
 
     def _program(self) -> str:
-        return "tl.program_id(0)" + (".to(tl.int64)" if self.k.wide else "")
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.k.int64_index else "")
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
@@ -352,16 +352,16 @@ class RowWriter:
     ) -> ScalarValue:
         """The value of a statement that aggregates nothing, the identity where the point is not valid."""
         t = self.types[s.output]
-        held = held_as(t.dtype)
-        code = evaluator.condition(value) if held == "bool" else evaluator.tensor(value, held)
+        compute_dtype = compute_dtype_of(t.dtype)
+        code = evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
         mask = " & ".join(dict.fromkeys(tests))
         if mask:
-            code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, held).identity_text})"
+            code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})"
         variables = frozenset(variables_of(s))
         exact = value.exact and value.type.dtype == t.dtype
         if self._rounds(s) and not exact:
-            code, exact = f"({code}).to({triton_type(t.dtype)}).to({triton_type(held)})", True
-        return ScalarValue(frame.assign("at", code, variables), t.element(), held, variables, exact=exact)
+            code, exact = f"({code}).to({triton_type(t.dtype)}).to({triton_type(compute_dtype)})", True
+        return ScalarValue(frame.assign("at", code, variables), t.element(), compute_dtype, variables, exact=exact)
 
     def _rounds(self, s: Statement) -> bool:
         return s.output in self.group.rounded and self.types[s.output].dtype in NARROW
@@ -392,12 +392,12 @@ class RowWriter:
 
     def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]
-        held = held_as(t.dtype)
+        compute_dtype = compute_dtype_of(t.dtype)
         cast = f".to({triton_type(t.dtype)})" if self._rounds(s) else ""
-        cast += "" if held == accumulator.dtype and not cast else f".to({triton_type(held)})"
+        cast += "" if compute_dtype == accumulator.dtype and not cast else f".to({triton_type(compute_dtype)})"
         variables = frozenset(index_variables(*(s.index or ())))
         name = frame.assign("statistic", f"({result}){cast}[:, None]", variables)
-        value = ScalarValue(name, t.element(), held, variables, exact=self._rounds(s))
+        value = ScalarValue(name, t.element(), compute_dtype, variables, exact=self._rounds(s))
         self.values[Access(s.output, s.index or ())] = value
         return value
 
@@ -413,7 +413,7 @@ class RowWriter:
         tests += ["(over == 0)"] if "col" not in axes and self.tiling.form == "tiled" else []
         value = self.values[Access(s.output, s.index or ())]
         dtype = self.types[s.output].dtype
-        cast = "" if value.held == dtype else f".to({triton_type(dtype)})"
+        cast = "" if value.compute_dtype == dtype else f".to({triton_type(dtype)})"
         if isinstance(frame, AlignedFrame) and s.output in frame.aligned.tensors:
             frame.store(s.output, f"tl.broadcast_to({value.code}, {shape}){cast}")
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.iteration.coalesce import Viewed, coalescable, merge
+from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
 from tilec.backends.triton.rows.kernel import RowWriter
@@ -37,7 +37,7 @@ def row_launch(
     group: Group,
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
-    wide: bool,
+    int64_index: bool,
     tiling: RowTiling | None = None,
     misaligned: Collection[str] = (),
     told: tuple[Statement, ...] | None = None,
@@ -59,7 +59,9 @@ def row_launch(
     elif tiling.form == "tiled" and merged.sums:
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         tiling, aligned = _by_vectors(tiling, aligned)
-    writer = RowWriter(made.group, made.types, merged_strides, wide, tiling, made.maxima, heads, aligned, made.places)
+    writer = RowWriter(
+        made.group, made.types, merged_strides, int64_index, tiling, made.maxima, heads, aligned, made.places
+    )
     partial, second = _second_stage(group, types, tiling.parts)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
@@ -109,27 +111,27 @@ def _coalesced(
         parts += [Access(s.output, s.index or ()), s.body, *(() if s.guard is None else (s.guard,))]
     constraints = tuple(c for s in group.statements for c in s.constraints)
     all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
-    seen = Viewed(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
+    view = StridedView(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
     extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
     alike = not any(map(group.reductions, group.statements))  # rows and columns are all the same to it
     pending = True
     while pending:
         pending = False
-        for outer, inner in coalescable(seen.statement):
-            merged = merge(seen, outer, inner) if alike or (outer in rows) == (inner in rows) else None
+        for outer, inner in coalescable(view.statement):
+            merged = merge(view, outer, inner) if alike or (outer in rows) == (inner in rows) else None
             if merged is not None:
-                seen, pending = merged, True
+                view, pending = merged, True
                 extent[inner] *= extent.pop(outer)
                 (rows if outer in rows else columns).remove(outer)
                 break
-    assert isinstance(seen.statement.body, Call)
-    left = iter(seen.statement.body.args)
+    assert isinstance(view.statement.body, Call)
+    left = iter(view.statement.body.args)
     statements = []
     for s in group.statements:
         target = next(left)
         assert isinstance(target, Access)
         body, guard = next(left), None if s.guard is None else next(left)
-        sizes = tuple(map(Int, seen.types[s.output].shape))
+        sizes = tuple(map(Int, view.types[s.output].shape))
         statements.append(replace(s, index=target.index, sizes=sizes, body=body, guard=guard))
     found = replace(group, statements=tuple(statements), rows=tuple(rows), columns=tuple(columns), extent=extent)
-    return found, seen.types, seen.strides
+    return found, view.types, view.strides

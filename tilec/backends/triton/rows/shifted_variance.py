@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.scalar import held_as
+from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
@@ -80,10 +80,10 @@ class _Writer:
 
     def _plain(self, body: Expr) -> Expr | None:
         """The body without casts that change nothing; None where it is not all computed in one type."""
-        held = {held_as(self.types[e.tensor].dtype) for e in walk(body) if isinstance(e, Access)}
-        if len(held) != 1 or not held <= {"float32", "float64"}:
+        dtypes = {compute_dtype_of(self.types[e.tensor].dtype) for e in walk(body) if isinstance(e, Access)}
+        if len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
             return None
-        (one,) = held
+        (one,) = dtypes
 
         def visit(e: Expr) -> Expr:
             if isinstance(e, Access):
@@ -124,7 +124,7 @@ class _Writer:
         def total(key: str, value: Expr) -> Expr:
             if (key, value) not in self._made:
                 name = f"{s.output}.{key}"
-                self.types[name] = replace(self.types[s.output], dtype=held_as(self.types[s.output].dtype))
+                self.types[name] = replace(self.types[s.output], dtype=compute_dtype_of(self.types[s.output].dtype))
                 self._made[key, value] = Access(name, s.index or ())
                 made.append(replace(s, output=name, body=value))
                 if key == "head":

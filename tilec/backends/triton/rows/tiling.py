@@ -65,8 +65,12 @@ def choose_row_tiling(
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        held = sum(size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types)
-        return RowTiling("whole", down, needed, parts, warps, min(4, 1 + STAGED // max(held, 1)) if parts else 1)
+        bytes_in_registers = sum(
+            size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types
+        )
+        return RowTiling(
+            "whole", down, needed, parts, warps, min(4, 1 + STAGED // max(bytes_in_registers, 1)) if parts else 1
+        )
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way

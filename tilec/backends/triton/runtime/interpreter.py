@@ -56,8 +56,8 @@ def _cast(self: Any, source: TensorHandle, target: tl.dtype) -> TensorHandle:
     """The interpreter's own takes bfloat16's bits for a number, and to bfloat16 it cuts off what hardware rounds."""
     if not target.scalar.is_bf16():
         return OWN_CAST(self, _widened(source), target)
-    wide = OWN_CAST(self, _widened(source), tl.float32)
-    data = torch.from_numpy(np.array(wide.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    widened = OWN_CAST(self, _widened(source), tl.float32)
+    data = torch.from_numpy(np.array(widened.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
     return TensorHandle(data, target.scalar)
 
 

@@ -115,11 +115,11 @@ class BlockWriter(ScanWriter):
         return Frame(k, axes, tails, moving)
 
     def _elements(self, frame: Frame) -> Frame:
-        """The frame of statements that ride: the elements of the output, which begin and end where terms need not."""
-        seen = self._seen_test("step", self._along_name)
-        if not self.riding or seen == self._term_test("step", self._along_name):
+        """The frame of the epilogue: the elements of the output, which begin and end where terms need not."""
+        view = self._seen_test("step", self._along_name)
+        if not self.epilogue or view == self._term_test("step", self._along_name):
             return frame
-        self.kernel.emit(f"element_in = {seen}")
+        self.kernel.emit(f"element_in = {view}")
         return Frame(self.kernel, frame.axes, {**frame.tails, "step": "element_in"}, self._moving)
 
     def _last(self, names: Sequence[str]) -> list[str]:

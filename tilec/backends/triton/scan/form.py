@@ -14,7 +14,7 @@ from tilec.backends.common.affine import affine_steps
 from tilec.backends.common.domain import Condition, Domain, conditions_of, free
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.aggregations import Semiring
 from tilec.ir.index import Affine, linear
@@ -113,13 +113,13 @@ THEN = {
 def algebra_of(aggregation: str, dtype: str) -> Algebra:
     """Of a cumulative aggregation whose result has this type."""
     accumulator = Accumulator.of(aggregation, dtype)
-    held = accumulator.dtype
-    start = identity(accumulator.aggregation, held)
+    compute_dtype = accumulator.dtype
+    start = identity(accumulator.aggregation, compute_dtype)
     if accumulator.aggregation == "logsumexp":
-        return Algebra("join_logs_", (held, held), (start, 0.0), True)
-    if held in ("bool", "int8", "uint8", "int16"):
-        held, start = "int32", int(start)
-    return Algebra(THEN[accumulator.aggregation], (held,), (start,), True)
+        return Algebra("join_logs_", (compute_dtype, compute_dtype), (start, 0.0), True)
+    if compute_dtype in ("bool", "int8", "uint8", "int16"):
+        compute_dtype, start = "int32", int(start)
+    return Algebra(THEN[accumulator.aggregation], (compute_dtype,), (start,), True)
 
 
 def algebra_of_steps(semiring: Semiring, dtype: str) -> Algebra:
@@ -156,7 +156,7 @@ class _Cut:
     shift: int
 
 
-def recognise_scan(space: Space, seen: Viewed) -> Scan | None:
+def recognise_scan(space: Space, view: StridedView) -> Scan | None:
     """A statement as a scan; None where it is none, or too short for that to matter."""
     cut = _cut(space)
     if cut is None or any(v != cut.summed and not space.single(v) for v in space.reductions):
@@ -170,12 +170,12 @@ def recognise_scan(space: Space, seen: Viewed) -> Scan | None:
     kept = {**ones, **{v: extent[v] for v in (*lanes, k)}}
     made = space_of(t, {v: low[v] for v in kept}, kept)
     others = tuple(c for c in space.valid if c != cut.condition)
-    algebra = algebra_of(s.aggregation, seen.types[s.output].dtype)
+    algebra = algebra_of(s.aggregation, view.types[s.output].dtype)
     found = Scan(t, made, k, lanes, cut.rising, low[k], extent[k], cut.shift, extent[i], others, algebra, {})
     return found if found.steps >= FEWEST_TERMS else None
 
 
-def terms_first(space: Space, seen: Viewed) -> tuple[Statement, TensorType, Statement] | None:
+def terms_first(space: Space, view: StridedView) -> tuple[Statement, TensorType, Statement] | None:
     """A scan of terms that are aggregations themselves, over other summed variables, as a statement of the terms, their
     type, and the scan of these. The statement of the terms may be a scan too, along another axis."""
     cut = _cut(space)
@@ -183,9 +183,9 @@ def terms_first(space: Space, seen: Viewed) -> tuple[Statement, TensorType, Stat
         return None
     s, k, i = space.statement, cut.summed, cut.output
     low, extent = space.low[0], space.extent[0]
-    element = expression_type(s.body, seen.types)
+    element = expression_type(s.body, view.types)
     body = Call("float32", (s.body,)) if element.dtype in NARROW and s.aggregation not in ("max", "min") else s.body
-    element = expression_type(body, seen.types)
+    element = expression_type(body, view.types)
     place = (Affine.variable(k) - low[k]).to_expr()
     index = tuple(place if e == Index(i) else e for e in s.index or ())
     shape = tuple(extent[k if e == Index(i) else e.name] for e in s.index or () if isinstance(e, Index))

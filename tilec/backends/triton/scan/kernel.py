@@ -16,7 +16,7 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.plan import Launch, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scan.form import Scan
@@ -53,8 +53,10 @@ def workspaces(scan: Scan) -> list[str]:
 class ScanWriter:
     """What both forms of a scan's kernels have in common; `flat_lanes`: a program has one lane, a scalar."""
 
-    def __init__(self, scan: Scan, seen: Viewed, wide: bool, tiling: ScanTiling, riding: Sequence[Statement] = ()):
-        self.scan, self.seen, self.wide, self.tiling, self.riding = scan, seen, wide, tiling, riding
+    def __init__(
+        self, scan: Scan, view: StridedView, int64_index: bool, tiling: ScanTiling, epilogue: Sequence[Statement] = ()
+    ):
+        self.scan, self.view, self.int64_index, self.tiling, self.epilogue = scan, view, int64_index, tiling, epilogue
         self.algebra = scan.algebra
         self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes
 
@@ -63,7 +65,7 @@ class ScanWriter:
     def _begin(self, suffix: str) -> Kernel:
         s = self.scan.statement
         name = python_name(s.output) + suffix
-        self.kernel = k = Kernel(name, self.scan.space, self.seen.types, self.seen.strides, self.wide)
+        self.kernel = k = Kernel(name, self.scan.space, self.view.types, self.view.strides, self.int64_index)
         for own in OWN:
             k.names.fresh(own)
         for v in self.scan.space.low[0]:
@@ -80,7 +82,7 @@ class ScanWriter:
     def _lanes(self) -> None:
         k = self.kernel
         block = None if self.flat_lanes else "BL"
-        place = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
+        place = "tl.program_id(0)" + (".to(tl.int64)" if self.int64_index else "")
         wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
         if block is None:
             k.emit(f"lane = {place}")
@@ -117,11 +119,13 @@ class ScanWriter:
         k, names = self.kernel, self._start()
         rows = k.number("rows", "rows", self.scan.rows)
         k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
-        wide = ".to(tl.int64)" if self.wide else ""
+        int64_index = ".to(tl.int64)" if self.int64_index else ""
         flat = self.flat_lanes
         k.scopes.append(Scope())
         k.emit("chunk = from_chunk + tl.arange(0, BC)")
-        place = f"chunk{wide} * {rows} + lane" if flat else f"chunk{wide}[:, None] * {rows} + lane[None, :]"
+        place = (
+            f"chunk{int64_index} * {rows} + lane" if flat else f"chunk{int64_index}[:, None] * {rows} + lane[None, :]"
+        )
         k.emit(f"at_chunk = {place}")
         known = "(chunk < tl.program_id(1))"
         k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
@@ -151,7 +155,7 @@ class ScanWriter:
             self._one_step("at_step", names[0], 2)
             lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
             tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
-            chunk_start = f"tl.program_id(1){wide} * {tiles} * BT"
+            chunk_start = f"tl.program_id(1){int64_index} * {tiles} * BT"
             steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
             k.nest(f"if {unsure}:", [*outer, *steps])
             k.nest("else:", [f"{names[0]} = reached"])
@@ -163,11 +167,11 @@ class ScanWriter:
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         if self.tiling.tiles is None or not chunked:
-            k.emit("start = 0" if not self.wide else "start = tl.full((), 0, tl.int64)")
+            k.emit("start = 0" if not self.int64_index else "start = tl.full((), 0, tl.int64)")
             k.emit(f"end = {steps}")
             return
         tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
-        k.emit(f"start = tl.program_id(1){'.to(tl.int64)' if self.wide else ''} * {tiles} * BT")
+        k.emit(f"start = tl.program_id(1){'.to(tl.int64)' if self.int64_index else ''} * {tiles} * BT")
         k.emit(f"end = tl.minimum(start + {tiles} * BT, {steps})")
 
     def _at(self, step: str) -> None:
@@ -246,7 +250,7 @@ class ScanWriter:
     def _term(self, evaluator: TritonScalars, body: Expr) -> str:
         value = evaluator.value(body)
         aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
-        truth = aggregation in LOGICAL or self.seen.types[self.scan.statement.output].dtype == "bool"
+        truth = aggregation in LOGICAL or self.view.types[self.scan.statement.output].dtype == "bool"
         if truth:
             return f"{evaluator.condition(value)}.to(tl.int32)"
         return evaluator.tensor(value, dtype)
@@ -271,22 +275,22 @@ class ScanWriter:
     def _store_totals(self, flat: Statement, names: Sequence[str], chunks: int) -> Launch:
         k = self.kernel
         rows = k.number("rows", "rows", self.scan.rows)
-        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.wide else "")
+        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.int64_index else "")
         mask = "" if self.flat_lanes else ", mask=lane_in"
         for name, tensor in zip(names, workspaces(self.scan), strict=True):
             k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
         return self._launch(flat, chunks)
 
     def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
-        """Store the block's results, riders' values if there are any."""
+        """Store the block's results, the epilogue's values if there is one."""
         k, s = self.kernel, self.scan.statement
-        held = self.algebra.dtypes[0]
-        if self.seen.types[s.output].dtype == "bool":
-            value, held = f"({value} != 0)", "bool"
-        value, held = finish(frame, self.scan.space, value, held, self.riding)
-        output = self.riding[-1].output if self.riding else s.output
-        dtype = self.seen.types[output].dtype
-        k.emit(f"result = {value if held == dtype else f'({value}).to({triton_type(dtype)})'}")
+        compute_dtype = self.algebra.dtypes[0]
+        if self.view.types[s.output].dtype == "bool":
+            value, compute_dtype = f"({value} != 0)", "bool"
+        value, compute_dtype = finish(frame, self.scan.space, value, compute_dtype, self.epilogue)
+        output = self.epilogue[-1].output if self.epilogue else s.output
+        dtype = self.view.types[output].dtype
+        k.emit(f"result = {value if compute_dtype == dtype else f'({value}).to({triton_type(dtype)})'}")
         rows = [frame.form(e) for e in s.index or ()]
         address = frame.address(output, rows, frozenset(frame.axes))
         mask = f", mask={' & '.join(tests)}" if tests else ""
@@ -308,9 +312,9 @@ class ScanWriter:
         k, scan, s = self.kernel, self.scan, self.scan.statement
         assert scan.step is not None
         dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
-        held = ScalarValue(carry, self.seen.types[s.output].element(), dtype, moving, exact=True)
+        state = ScalarValue(carry, self.view.types[s.output].element(), dtype, moving, exact=True)
         guard = () if s.guard is None else (s.guard,)
-        evaluator = TritonScalars(frame, *guard, s.body, given={scan.step.state: held})
+        evaluator = TritonScalars(frame, *guard, s.body, given={scan.step.state: state})
         tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
         value = evaluator.tensor(evaluator.value(s.body), dtype)
         if tests:
@@ -327,8 +331,8 @@ class ScanWriter:
         blocks = -(-self.scan.rows // self.tiling.lanes)
         k = self.kernel
         k.constants = {"BT": self.tiling.steps, **({} if self.flat_lanes else {"BL": self.tiling.lanes}), **k.constants}
-        outputs = (self.scan.statement.output, *(r.output for r in self.riding))
+        outputs = (self.scan.statement.output, *(r.output for r in self.epilogue))
         parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
         return Launch(
-            k.file(flat, *self.riding), (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs
+            k.file(flat, *self.epilogue), (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs
         )

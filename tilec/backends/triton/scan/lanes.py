@@ -103,11 +103,11 @@ class LaneWriter(ScanWriter):
         return frame
 
     def _elements(self, moment: _Moment) -> _Frame:
-        """The frame of statements that ride: the elements of the output, which begin and end where terms need not."""
+        """The frame of the epilogue: the elements of the output, which begin and end where terms need not."""
         along = self.kernel.value_of[self.scan.along]
-        seen = self._seen_test(moment.step, along)
-        same = not self.riding or seen == self._term_test(moment.step, along)
-        return moment.frame if same else self._moment_frame(seen)
+        view = self._seen_test(moment.step, along)
+        same = not self.epilogue or view == self._term_test(moment.step, along)
+        return moment.frame if same else self._moment_frame(view)
 
     def _enter(self, moment: _Moment) -> None:
         self.kernel.value_of.update(moment.value_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
@@ -37,10 +37,10 @@ MOST_CHUNKS = 4096
 MOST_TOTALS = {True: 3 * 2**19, False: 2**24}  # that all programs may read together: of threads' lanes, elsewhere
 
 
-def choose_scan_tiling(scan: Scan, seen: Viewed) -> ScanTiling:
+def choose_scan_tiling(scan: Scan, view: StridedView) -> ScanTiling:
     """Blocks as long as the rows allow where memory runs along them; elsewhere a thread a lane, or blocks as wide as
     there are lanes."""
-    steps, rows, along = scan.steps, scan.rows, runs_along_steps(scan, seen)
+    steps, rows, along = scan.steps, scan.rows, runs_along_steps(scan, view)
     heavy = scan.algebra.then in ("join_logs_", "then_log_")
     commutes = scan.algebra.commutes
     if not along and rows >= FEW_LANES and not heavy:
@@ -77,14 +77,14 @@ def bodies(scan: Scan) -> tuple[Expr, ...]:
     return (*guard, *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)))
 
 
-def runs_along_steps(scan: Scan, seen: Viewed) -> bool:
+def runs_along_steps(scan: Scan, view: StridedView) -> bool:
     """Whether memory runs along the steps, in the tensor read that is largest, or in the output."""
     s = scan.statement
     accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor != s.output]
     accesses.append(Access(s.output, s.index or ()))
-    largest = max(accesses, key=lambda a: math.prod(seen.types[a.tensor].shape))
+    largest = max(accesses, key=lambda a: math.prod(view.types[a.tensor].shape))
     moves = {v: 0 for v in (*scan.lanes, scan.along)}
-    for e, stride in zip(largest.index, seen.strides[largest.tensor], strict=True):
+    for e, stride in zip(largest.index, view.strides[largest.tensor], strict=True):
         for v in moves:
             moves[v] += as_int(linear(e).coefficient(v) * stride)
     return all(not m or abs(moves[scan.along]) <= abs(m) for v, m in moves.items() if scan.space.largest(v) > 1)
@@ -92,14 +92,14 @@ def runs_along_steps(scan: Scan, seen: Viewed) -> bool:
 
 def scan_steps(
     scan: Scan,
-    seen: Viewed,
+    view: StridedView,
     flat: Statement,
-    wide: bool,
-    riding: Sequence[Statement] = (),
+    int64_index: bool,
+    epilogue: Sequence[Statement] = (),
 ) -> list[Step]:
-    """Steps that compute a scan into its allocated output, or that of the last statement riding on it."""
-    tiling = choose_scan_tiling(scan, seen)
-    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, seen, wide, tiling, riding)
+    """Steps that compute a scan into its allocated output, or that of its epilogue."""
+    tiling = choose_scan_tiling(scan, view)
+    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, view, int64_index, tiling, epilogue)
     chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
     if chunks == 1:
         return [writer.apply(flat, 1)]
@@ -116,13 +116,13 @@ def scan_of_terms(
     terms: Statement,
     kind: TensorType,
     scan: Statement,
-    seen: Viewed,
+    view: StridedView,
     flat: Statement,
     steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
 ) -> list[Step]:
     """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
-    types = {**seen.types, terms.output: kind}
-    strides = {**seen.strides, terms.output: contiguous(kind.shape)}
+    types = {**view.types, terms.output: kind}
+    strides = {**view.strides, terms.output: contiguous(kind.shape)}
     return [
         Allocate(terms.output, kind.shape, kind.dtype),
         *steps_of(terms, terms, types, strides),
@@ -136,15 +136,15 @@ def affine_recurrence(
     types: Mapping[str, TensorType],
     strides: Mapping[str, tuple[int, ...]],
     setting: Setting,
-    wide: bool,
-    riding: Sequence[Statement] = (),
+    int64_index: bool,
+    epilogue: Sequence[Statement] = (),
 ) -> list[Step] | None:
     """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
     found = None if setting.exact else recognise_steps(flat, types)
-    seen = Viewed(flat, types, strides)
-    if found is None or not composition_pays(found, seen):
+    view = StridedView(flat, types, strides)
+    if found is None or not composition_pays(found, view):
         return None
-    return scan_steps(found, seen, flat, wide, riding)
+    return scan_steps(found, view, flat, int64_index, epilogue)
 
 
 FEWEST_STEPS = 256  # shorter recurrences are as quick step by step, in one launch
@@ -152,9 +152,9 @@ FEWEST_ALONG = 16  # but not where each lane's steps lie side by side in memory
 MOST_ROWS = 8192  # so many fill the device step by step, which reads everything once
 
 
-def composition_pays(scan: Scan, seen: Viewed) -> bool:
+def composition_pays(scan: Scan, view: StridedView) -> bool:
     """Step by step, a lane a thread, is as quick where steps are few, and quicker where lanes are many, unless threads
     that read side by side would read far apart."""
-    if scan.rows > 1 and runs_along_steps(scan, seen):
+    if scan.rows > 1 and runs_along_steps(scan, view):
         return scan.steps >= FEWEST_ALONG
     return scan.steps >= FEWEST_STEPS and scan.rows <= MOST_ROWS

@@ -39,7 +39,7 @@ PROGRAMS = 4 * PLANNED_FOR.multiprocessors  # that count
 def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[Step] | None:
     """Steps that combine every point into the output at the element, or row of columns, `place`, where it is `wanted`;
     None where sorting is the way. The terms are those of the statement as written."""
-    s, out = runs.statement, runs.seen.types[runs.statement.output]
+    s, out = runs.statement, runs.view.types[runs.statement.output]
     operation = ATOMICS.get((s.aggregation, out.dtype))
     if operation is None or s.default is not None or runs.width > _WIDEST:
         return None
@@ -64,8 +64,8 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     k.decode(Axis("col", runs.columns, "BN"))
     frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
     evaluator, valid = _valid(frame, runs, wanted)
-    kind = triton_type(runs.seen.types[s.output].dtype)
-    value = evaluator.tensor(evaluator.value(s.body), runs.seen.types[s.output].dtype)
+    kind = triton_type(runs.view.types[s.output].dtype)
+    value = evaluator.tensor(evaluator.value(s.body), runs.view.types[s.output].dtype)
     address = f"{k.pointer(s.output)} + ({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
     k.emit(f"value = tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.emit(f"valid = tl.broadcast_to({valid}, (BM, BN))")
@@ -112,17 +112,17 @@ def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[Trito
 
 
 def _kernel(runs: Runs, suffix: str) -> Kernel:
-    k = Kernel("", runs.space, runs.seen.types, runs.seen.strides, runs.wide, powers=True)
+    k = Kernel("", runs.space, runs.view.types, runs.view.strides, runs.int64_index, powers=True)
     k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
     return k
 
 
 def _program(k: Kernel) -> str:
-    return "tl.program_id(0).to(tl.int64)" if k.wide else "tl.program_id(0)"
+    return "tl.program_id(0).to(tl.int64)" if k.int64_index else "tl.program_id(0)"
 
 
 def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:
     s = runs.statement
     constants = tuple(k.constants.items())
-    assert math.prod(runs.seen.types[s.output].shape)
+    assert math.prod(runs.view.types[s.output].shape)
     return Launch(k.file(s), (programs, 1, 1), tuple(k.parameters.items()), constants, 4, 2, (s.output,))

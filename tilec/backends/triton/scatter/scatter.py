@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major, size_of
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.iteration.coalesce import Viewed, coalescable, merge
+from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines, python_name
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
@@ -29,7 +29,7 @@ StatementPlanner = Callable[..., list[Step]]
 
 
 def scattered(
-    s: Statement, types: Mapping[str, TensorType], strides: Strides, wide: bool, carry: StatementPlanner
+    s: Statement, types: Mapping[str, TensorType], strides: Strides, int64_index: bool, carry: StatementPlanner
 ) -> list[Step]:
     """Steps that compute the flat statement `s` into its allocated output; `carry` carries out an ordinary one."""
     domain = build_domain(s, types)
@@ -64,7 +64,7 @@ def scattered(
     before: list[Step] = []
     after: tuple[str, ...] = ()
     width = math.prod(out.shape[split:])
-    wide = wide or points > NARROWEST
+    int64_index = int64_index or points > NARROWEST
     accumulator = Accumulator.of(aggregation, out.dtype)
     roots = (s.body, *(() if s.guard is None else (s.guard,)), *(s.index or ()))
     wanted = point_conditions(roots, (*s.constraints, *limits), types)
@@ -72,7 +72,9 @@ def scattered(
     summed = set(order) < set(domain.low)
     space = build_space(term, types)
     assert space is not None
-    runs = Runs(s, space, Viewed(term, types, strides), keyed, columns, points, count, width, accumulator, wide)
+    runs = Runs(
+        s, space, StridedView(term, types, strides), keyed, columns, points, count, width, accumulator, int64_index
+    )
     exact = None if summed else exact_steps(runs, place, wanted)
     if exact is not None:
         return exact
@@ -93,10 +95,10 @@ def scattered(
         tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted if free(c.form) <= set(keyed)),
         span=s.span,
     )
-    seen, numbering, across = _merged(Viewed(term, types, strides), keyed, columns)
-    own = build_space(_without_keyed(seen.statement, numbering, whole_guard), seen.types)
+    view, numbering, across = _merged(StridedView(term, types, strides), keyed, columns)
+    own = build_space(_without_keyed(view.statement, numbering, whole_guard), view.types)
     assert own is not None
-    runs = replace(runs, space=own, seen=seen, keyed=numbering, columns=across)
+    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across)
     return [*before, *_sorted(runs, position, types, strides, carry), *([Release(after)] if after else [])]
 
 
@@ -113,7 +115,7 @@ def _sorted(
     lines = (
         f"{python_name(placed)}, {python_name(order)} = torch.sort({python_name(at)}.reshape(-1), stable=True)",
         f"edges = torch.arange(1, {runs.count + 2}, dtype=torch.{dtype}, device={python_name(placed)}.device)",
-        f"{python_name(starts)} = torch.searchsorted({python_name(placed)}, edges, out_int32={not runs.wide})",
+        f"{python_name(starts)} = torch.searchsorted({python_name(placed)}, edges, out_int32={not runs.int64_index})",
     )
     return [
         Allocate(at, shape, dtype),
@@ -133,20 +135,20 @@ def _read_back(term: Statement, order: tuple[str, ...], types: Mapping[str, Tens
 
 
 def _merged(
-    seen: Viewed, keyed: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[Viewed, tuple[str, ...], tuple[str, ...]]:
+    view: StridedView, keyed: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[StridedView, tuple[str, ...], tuple[str, ...]]:
     """Neighbouring variables that all tensors walk as one as one, of those that number the points and of columns."""
     pending = True
     while pending:
         pending = False
-        for outer, inner in coalescable(seen.statement):
+        for outer, inner in coalescable(view.statement):
             together = {outer, inner} <= set(keyed) or {outer, inner} <= set(columns)
-            found = merge(seen, outer, inner) if together else None
+            found = merge(view, outer, inner) if together else None
             if found is not None:
-                seen, pending = found, True
+                view, pending = found, True
                 keyed, columns = (tuple(v for v in names if v != outer) for names in (keyed, columns))
                 break
-    return seen, keyed, columns
+    return view, keyed, columns
 
 
 def _without_keyed(s: Statement, keyed: tuple[str, ...], whole_guard: bool) -> Statement:

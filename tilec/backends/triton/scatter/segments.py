@@ -17,7 +17,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -36,14 +36,14 @@ class Runs:
 
     statement: Statement
     space: Space
-    seen: Viewed
+    view: StridedView
     keyed: tuple[str, ...]
     columns: tuple[str, ...]
     points: int
     count: int
     width: int
     accumulator: Accumulator
-    wide: bool
+    int64_index: bool
 
     def name(self, what: str) -> str:
         return f"{self.statement.output}.{what}"
@@ -97,9 +97,9 @@ class _Writer:
 
     def __init__(self, runs: Runs, blocks: RunBlocks):
         self.runs, self.blocks = runs, blocks
-        self.types, self.strides = runs.seen.types, runs.seen.strides
-        self.integer = "tl.int64" if runs.wide else "tl.int32"
-        self.k = Kernel("", runs.space, self.types, self.strides, runs.wide, powers=True)
+        self.types, self.strides = runs.view.types, runs.view.strides
+        self.integer = "tl.int64" if runs.int64_index else "tl.int32"
+        self.k = Kernel("", runs.space, self.types, self.strides, runs.int64_index, powers=True)
         self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns}
         self.shape = "(BM * BR, BN)"
 
@@ -111,10 +111,10 @@ class _Writer:
     def whole(self, split: bool) -> _Writer:
         """Every run; of long ones the parts that `pieces` has made."""
         runs, k = self.runs, self.k
-        s, out = runs.statement, runs.seen.types[runs.statement.output]
+        s, out = runs.statement, runs.view.types[runs.statement.output]
         k.name = k.names.fresh(python_name(s.output) + "_segments")
         count = k.number("count", "count", runs.count, False)
-        program = "tl.program_id(0).to(tl.int64)" if runs.wide else "tl.program_id(0)"
+        program = "tl.program_id(0).to(tl.int64)" if runs.int64_index else "tl.program_id(0)"
         self._columns()
         run = k.line("run", f"{program} * BM + tl.arange(0, BM * BR) // BR")
         begin, end = self._bounds(f"{run} < {count}", run)
@@ -149,7 +149,7 @@ class _Writer:
         k.name = k.names.fresh(python_name(runs.statement.output) + "_pieces")
         self._columns()
         points = k.number("points", "points", runs.points, False)
-        kind = f".to({self.integer})" if runs.wide else ""
+        kind = f".to({self.integer})" if runs.int64_index else ""
         origin = k.line("origin", f"tl.program_id(0){kind} * {LONGEST}")
         limit = k.line("limit", f"tl.minimum({origin} + {LONGEST}, {points})")
         k.emit("part = tl.program_id(2)")

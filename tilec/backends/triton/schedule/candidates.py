@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, worthwhile
@@ -39,8 +39,8 @@ class MatmulProblem:
     types: Mapping[str, TensorType]
     dot: Dot
     space: Space
-    seen: Viewed
-    wide: bool
+    view: StridedView
+    int64_index: bool
     setting: Setting
 
     @property
@@ -56,9 +56,9 @@ class MatmulProblem:
         counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
         layouts = []
         for name in (s.statement.output, *reads(s.statement)):
-            if name in self.seen.types:
-                moves = "".join("1" if n == 1 else "a" if n % 16 == 0 else "x" for n in self.seen.strides[name])
-                layouts.append(f"{self.seen.types[name].dtype}:{moves}")
+            if name in self.view.types:
+                moves = "".join("1" if n == 1 else "a" if n % 16 == 0 else "x" for n in self.view.strides[name])
+                layouts.append(f"{self.view.types[name].dtype}:{moves}")
         settings = f"{self.setting.precision} {'library' if self.setting.library else 'own'}"
         return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
 
@@ -76,7 +76,7 @@ def product_configs(task: MatmulProblem) -> list[tuple[Choice, list[Step]]]:
 def _choices(task: MatmulProblem) -> Iterator[Choice]:
     yield from [{"family": "library"}] if task.setting.library else []
     prepared = _along(task)
-    for tiles in candidates(prepared.dot, prepared.space, prepared.seen, task.setting)[:MOST_TILES]:
+    for tiles in candidates(prepared.dot, prepared.space, prepared.view, task.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
     if worthwhile(task.dot, task.space):
         first = choose_config(task.dot, task.space, task.setting.device.shared)
@@ -90,16 +90,18 @@ def steps_of(task: MatmulProblem, choice: Choice) -> list[Step] | None:
     """The steps that a choice stands for, None where it does not fit."""
     match choice.get("family"):
         case "library" if task.setting.library:
-            return library_steps(task.defracted, task.flat, task.types, task.dot, task.space, task.seen, task.wide)
+            return library_steps(
+                task.defracted, task.flat, task.types, task.dot, task.space, task.view, task.int64_index
+            )
         case "hopper":
             prepared = _along(task)
             tiles = _hopper_config(choice)
-            steps = hopper_steps(prepared.dot, prepared.space, prepared.seen, task.setting, tiles)
+            steps = hopper_steps(prepared.dot, prepared.space, prepared.view, task.setting, tiles)
             return None if steps is None else [*prepared.before, *steps, *prepared.after]
         case "dot" if worthwhile(task.dot, task.space):
             names = ("bm", "bn", "bk", "warps", "stages", "parts")
             config = Config(**{n: int(choice[n]) for n in names})
-            return dot_steps(task.dot, task.space, task.seen, task.flat, task.wide, task.setting, config=config)
+            return dot_steps(task.dot, task.space, task.view, task.flat, task.int64_index, task.setting, config=config)
     return None
 
 
@@ -109,17 +111,17 @@ class _Along:
 
     dot: Dot
     space: Space
-    seen: Viewed
+    view: StridedView
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
 
 
 def _along(task: MatmulProblem) -> _Along:
-    copied = packed(task.dot, task.space, task.seen, task.wide)
+    copied = packed(task.dot, task.space, task.view, task.int64_index)
     if copied is None:
-        return _Along(task.dot, task.space, task.seen)
-    before, seen, space, dot, after = copied
-    return _Along(dot, space, seen, tuple(before), tuple(after))
+        return _Along(task.dot, task.space, task.view)
+    before, view, space, dot, after = copied
+    return _Along(dot, space, view, tuple(before), tuple(after))
 
 
 def _hopper_choice(c: hopper.HopperConfig) -> Choice:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from tilec.backends.triton.iteration.coalesce import Viewed, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
@@ -39,8 +39,8 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     LogDot,
     LogWriter,
     recognise_log,
-    viewed_with_tops,
     with_guards,
+    with_tops,
 )
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
@@ -61,22 +61,22 @@ from tilec.ir.types import TensorType, Types
 
 @dataclass(frozen=True)
 class Problem:
-    """A statement to carry out into its allocated output: in its two forms, over the views `seen`, whose points are
-    `space`. `wide`: with 64-bit positions. `riding`: its epilogue, elementwise statements of the same launch."""
+    """A statement to carry out into its allocated output: in its two forms, over the views of `view`, whose points
+    are `space`. `int64_index`: of positions. `epilogue`: elementwise statements of the same launch."""
 
     defracted: Statement
     flat: Statement
     types: Types
     strides: Strides
     setting: Setting
-    seen: Viewed
+    view: StridedView
     space: Space
-    wide: bool
-    riding: tuple[Statement, ...] = ()
+    int64_index: bool
+    epilogue: tuple[Statement, ...] = ()
 
     @cached_property
     def dot(self) -> Dot | None:
-        return recognise_dot(self.space, self.seen)
+        return recognise_dot(self.space, self.view)
 
     @property
     def product(self) -> MatmulProblem | None:
@@ -84,7 +84,7 @@ class Problem:
         p, dot = self, self.dot
         if dot is None:
             return None
-        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.seen, p.wide, p.setting)
+        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.view, p.int64_index, p.setting)
 
 
 def problem_of(
@@ -93,16 +93,16 @@ def problem_of(
     types: Types,
     strides: Strides,
     setting: Setting,
-    riding: Sequence[Statement] = (),
+    epilogue: Sequence[Statement] = (),
 ) -> Problem | None:
     """None where the statement's points are no space: where its output index is data."""
-    viewed = Viewed(defracted, types, strides)
-    seen = viewed if riding else coalesce(viewed)
-    space = build_space(seen.statement, seen.types)
+    viewed = StridedView(defracted, types, strides)
+    view = viewed if epilogue else coalesce(viewed)
+    space = build_space(view.statement, view.types)
     if space is None:
         return None
-    wide = is_wide((flat, *riding), types, strides, space)
-    return Problem(defracted, flat, types, strides, setting, seen, space, wide, tuple(riding))
+    int64_index = needs_int64_index((flat, *epilogue), types, strides, space)
+    return Problem(defracted, flat, types, strides, setting, view, space, int64_index, tuple(epilogue))
 
 
 def product_task(
@@ -119,8 +119,8 @@ def statement_steps(
     """Steps that compute one statement into its allocated output."""
     p = problem_of(defracted, flat, types, strides, setting)
     if p is None:
-        wide = is_wide((flat,), types, strides, None)
-        return scattered(flat, types, strides, wide, partial(statement_steps, setting=setting))
+        int64_index = needs_int64_index((flat,), types, strides, None)
+        return scattered(flat, types, strides, int64_index, partial(statement_steps, setting=setting))
     first = fill(p.space, types)
     if not p.space.classes:
         return first
@@ -128,16 +128,16 @@ def statement_steps(
     return [*(first if family.fills else ()), *(steps or ())]
 
 
-def ridden_steps(
+def fused_steps(
     defracted: Statement,
     flat: Statement,
-    riding: Sequence[Statement],
+    epilogue: Sequence[Statement],
     types: Types,
     strides: Strides,
     setting: Setting,
 ) -> list[Step] | None:
     """Steps that compute a statement and its epilogue in one launch; None where it has no such form."""
-    p = problem_of(defracted, flat, types, strides, setting, riding)
+    p = problem_of(defracted, flat, types, strides, setting, epilogue)
     return None if p is None or not p.space.classes else _emitted(p)[1]
 
 
@@ -164,16 +164,16 @@ def _emitted(p: Problem) -> tuple[Family, list[Step] | None]:
 
 def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:
     """A match that looks at problems without an epilogue alone."""
-    return lambda p: None if p.riding else match(p)
+    return lambda p: None if p.epilogue else match(p)
 
 
 def _alone(p: Problem, steps: list[Step]) -> list[Step] | None:
-    return None if p.riding else steps
+    return None if p.epilogue else steps
 
 
 def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -> list[Step] | None:
     carry = partial(statement_steps, setting=p.setting)
-    return None if p.riding else scan_of_terms(*found, p.seen, p.flat, carry)
+    return None if p.epilogue else scan_of_terms(*found, p.view, p.flat, carry)
 
 
 def _tuned(p: Problem) -> list[Step] | None:
@@ -185,107 +185,107 @@ def _tuned(p: Problem) -> list[Step] | None:
 def _rewritten(p: Problem) -> Any:
     dot, setting = p.dot, p.setting
     return (
-        None if dot is None else side_by_side(dot, p.space, p.seen, setting) or columns(dot, p.space, p.seen, setting)
+        None if dot is None else side_by_side(dot, p.space, p.view, setting) or columns(dot, p.space, p.view, setting)
     )
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
-    return None if p.riding else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
+    return None if p.epilogue else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
 
 
 def _of_library(p: Problem) -> list[Step] | None:
     if p.dot is None or not p.setting.library:
         return None
-    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.seen, p.wide)
+    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
 
 
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
-    space, seen, wide = p.space, p.seen, p.wide
-    computed = hoisted(dot, space, seen, wide)
-    if p.riding:
-        plain = computed is None and hopper_steps(dot, space, seen, p.setting) is None
-        return dot_steps(dot, space, seen, p.flat, wide, p.setting, p.riding) if plain else None
+    space, view, int64_index = p.space, p.view, p.int64_index
+    computed = hoisted(dot, space, view, int64_index)
+    if p.epilogue:
+        plain = computed is None and hopper_steps(dot, space, view, p.setting) is None
+        return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
     if computed is None:
-        return _product_steps(dot, space, seen, p.flat, wide, p.setting)
-    before, seen, space, dot, after = computed
-    return [*before, *_product_steps(dot, space, seen, p.flat, wide, p.setting), *after]
+        return _product_steps(dot, space, view, p.flat, int64_index, p.setting)
+    before, view, space, dot, after = computed
+    return [*before, *_product_steps(dot, space, view, p.flat, int64_index, p.setting), *after]
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
-    if p.riding and not p.space.covers:
+    if p.epilogue and not p.space.covers:
         return None
-    return _exponential_steps(found, p.space, p.seen, p.flat, p.wide, p.setting, p.riding)
+    return _exponential_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
 
 
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     """Both operands and their squares, then the product."""
-    if p.riding and not p.space.covers:
+    if p.epilogue and not p.space.covers:
         return None
-    computed = hoisted(found.dot, p.space, p.seen, p.wide, found.dot.summed[-1])
+    computed = hoisted(found.dot, p.space, p.view, p.int64_index, found.dot.summed[-1])
     product = None if computed is None else computed[3]
     if computed is None or product is None or not all(isinstance(e, Access) for e in (*product.left, *product.right)):
         return _pointwise(p, p.space)
     squares = squares_of(product, p.space, computed[1])
-    seen = viewed_with_tops(squares, replace(computed[1], statement=p.seen.statement))
-    steps = [*computed[0], *(step for s in squares for step in _allocated_steps(s, seen, p.setting))]
+    view = with_tops(squares, replace(computed[1], statement=p.view.statement))
+    steps = [*computed[0], *(step for s in squares for step in _allocated_steps(s, view, p.setting))]
     config = config_of(found, p.space, p.setting)
-    writer = DistanceWriter(found, product, squares, p.space, seen, p.wide, config, p.riding)
+    writer = DistanceWriter(found, product, squares, p.space, view, p.int64_index, config, p.epilogue)
     return [*steps, *launched(writer, p.flat), *computed[4], Release(tuple(s.output for s in squares))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
-    seen, wide = p.seen, p.wide
+    view, int64_index = p.view, p.int64_index
     before: list[Step] = []
     after: list[Step] = []
-    for prepared in (columns_packed,) if p.riding else (shared, columns_packed):
-        once = prepared(space, seen, wide)
+    for prepared in (columns_packed,) if p.epilogue else (shared, columns_packed):
+        once = prepared(space, view, int64_index)
         if once is not None:
-            made, seen, space, released = once
+            made, view, space, released = once
             before, after = [*before, *made], [*released, *after]
-    own = pointwise(space, seen, p.flat, wide, p.riding)
+    own = pointwise(space, view, p.flat, int64_index, p.epilogue)
     split = own is not None and any(isinstance(step, Release) for step in own)
-    if p.riding and split and shared(*_merged(p), wide) is not None:
+    if p.epilogue and split and shared(*_merged(p), int64_index) is not None:
         return None
     return None if own is None else [*before, *own, *after]
 
 
-def _merged(p: Problem) -> tuple[Space, Viewed]:
-    seen = coalesce(p.seen)
-    space = build_space(seen.statement, seen.types)
+def _merged(p: Problem) -> tuple[Space, StridedView]:
+    view = coalesce(p.view)
+    space = build_space(view.statement, view.types)
     assert space is not None
-    return space, seen
+    return space, view
 
 
 FAMILIES = (
     Family(
         "scan",
-        lambda p: recognise_scan(p.space, p.seen),
-        lambda p, scan: scan_steps(scan, p.seen, p.flat, p.wide, p.riding),
+        lambda p: recognise_scan(p.space, p.view),
+        lambda p, scan: scan_steps(scan, p.view, p.flat, p.int64_index, p.epilogue),
         fills=False,
     ),
-    Family("scan of terms", lambda p: terms_first(p.space, p.seen), _scan_of_terms, fills=False),
+    Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
     Family(
         "chain of products",
-        _plain(lambda p: pairwise(p.space, p.seen.types, variables_outside) if p.dot is None else None),
-        lambda p, stages: _in_turn(stages, p.flat, p.seen, p.setting),
+        _plain(lambda p: pairwise(p.space, p.view.types, variables_outside) if p.dot is None else None),
+        lambda p, stages: _in_turn(stages, p.flat, p.view, p.setting),
         fills=False,
     ),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
     Family(
         "padded product",
         lambda p: p.dot,
-        lambda p, dot: dot_steps(dot, p.space, p.seen, p.flat, p.wide, p.setting, p.riding),
-        lambda p, dot: worthwhile_padded(dot, p.space, p.seen),
+        lambda p, dot: dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue),
+        lambda p, dot: worthwhile_padded(dot, p.space, p.view),
     ),
     Family(
         "product of exponentials",
-        lambda p: recognise_log(p.space, p.seen) or recognise_weighted(p.space, p.seen),
+        lambda p: recognise_log(p.space, p.view) or recognise_weighted(p.space, p.view),
         _of_exponentials,
     ),
-    Family("distances", lambda p: recognise_distances(p.space, p.seen), _of_distances),
+    Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
 
@@ -298,75 +298,77 @@ def _ours_is_faster(p: Problem) -> bool:
     no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
     plain: it would copy others before or after. So do sums that must be split over programs for few columns: kernel
     gradients of 64 channels take ours a third longer."""
-    dot, space, seen = p.dot, p.space, p.seen
+    dot, space, view = p.dot, p.space, p.view
     assert dot is not None
     accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
     bare = all(linear(e).bare is not None for a in accesses for e in a.index)
-    steps = None if bare and is_plain(dot, space, seen) else hopper_steps(dot, space, seen, p.setting)
+    steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, p.setting)
     split = steps is not None and len(steps) > 1
     return steps is not None and not (split and space.count(dot.columns) <= FEW_COLUMNS)
 
 
-def _product_steps(dot: Dot, space: Space, seen: Viewed, flat: Statement, wide: bool, setting: Setting) -> list[Step]:
+def _product_steps(
+    dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
+) -> list[Step]:
     """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
-    fast = hopper_steps(dot, space, seen, setting)
+    fast = hopper_steps(dot, space, view, setting)
     if fast is not None:
         return fast
-    copied = packed(dot, space, seen, wide)
+    copied = packed(dot, space, view, int64_index)
     before: list[Step] = []
     after: list[Step] = []
     if copied is not None:
-        before, seen, space, dot, after = copied
-        fast = hopper_steps(dot, space, seen, setting)
-    return [*before, *(fast or dot_steps(dot, space, seen, flat, wide, setting) or ()), *after]
+        before, view, space, dot, after = copied
+        fast = hopper_steps(dot, space, view, setting)
+    return [*before, *(fast or dot_steps(dot, space, view, flat, int64_index, setting) or ()), *after]
 
 
 def _exponential_steps(
     found: LogDot | Weighted,
     space: Space,
-    seen: Viewed,
+    view: StridedView,
     flat: Statement,
-    wide: bool,
+    int64_index: bool,
     setting: Setting,
-    riding: Sequence[Statement] = (),
+    epilogue: Sequence[Statement] = (),
 ) -> list[Step]:
     """A product of exponentials: the greatest terms of each operand, then the product."""
-    seen = viewed_with_tops(found.tops, seen)
+    view = with_tops(found.tops, view)
     steps: list[Step] = []
     for s in found.tops:
-        steps.append(Request(s, seen.types, seen.strides, wide, partial(_allocated_steps, s, seen, setting)))
+        steps.append(Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting)))
     product = with_guards(found.dot)
-    inner = inner_variables(product, space, seen, LEAST_REUSE)
+    inner = inner_variables(product, space, view, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
     much = work(product, space) >= LEAST_WORK
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = in_parts(product, space, seen, wide) if divisible else None
-    computed = hoisted(product, space, seen, wide, last, True) if much and divided is None else None
+    divided = in_parts(product, space, view, int64_index) if divisible else None
+    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
     config = replace(choose_config(product, space, setting.device.shared), parts=1)
     after: list[Step] = []
     parts: Parts | None = None
     if divided is not None:
-        before, seen, parts, after = divided
+        before, view, parts, after = divided
         steps += before
         config = fitted(config, setting.device.shared)
     elif computed is not None:
         before, known, _, product, after = computed
-        seen = replace(known, statement=seen.statement)
+        view = replace(known, statement=view.statement)
         steps += before
-    how = (product, space, seen, wide, PRECISION[setting.precision], config, riding, parts)
+    how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, parts)
     own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
     steps += [replace(s, sociable=True) if isinstance(s, Launch) else s for s in own]
     return [*steps, *after, Release(tuple(s.output for s in found.tops))]
 
 
-def _allocated_steps(s: Statement, seen: Viewed, setting: Setting) -> list[Step]:
-    t = seen.types[s.output]
-    return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, seen.types, seen.strides, setting)]
+def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
+    t = view.types[s.output]
+    return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, view.types, view.strides, setting)]
 
 
-def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Setting) -> list[Step]:
+def _in_turn(stages: list[Statement], flat: Statement, view: StridedView, setting: Setting) -> list[Step]:
     """Steps of a statement that was cut into several."""
-    types, strides = dict(seen.types), dict(seen.strides)
+    types, strides = dict(view.types), dict(view.strides)
     steps: list[Step] = []
     for s in stages[:-1]:
         shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
@@ -378,12 +380,12 @@ def _in_turn(stages: list[Statement], flat: Statement, seen: Viewed, setting: Se
     return [*steps, Release(tuple(s.output for s in stages[:-1]))]
 
 
-def _over_views(seen: Viewed, setting: Setting) -> list[Step]:
+def _over_views(view: StridedView, setting: Setting) -> list[Step]:
     """Steps of a statement over views, into a tensor that is there."""
-    return statement_steps(seen.statement, seen.statement, seen.types, seen.strides, setting)
+    return statement_steps(view.statement, view.statement, view.types, view.strides, setting)
 
 
-def is_wide(
+def needs_int64_index(
     statements: Sequence[Statement],
     types: Types,
     strides: Strides,

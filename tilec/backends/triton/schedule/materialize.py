@@ -137,7 +137,7 @@ def _same_views(step: Request, maker: _Maker) -> bool:
     for name in set(reads(step.statement)) - set(maker.names):
         if name in types and (step.types[name] != types[name] or tuple(step.strides[name]) != tuple(strides[name])):
             return False
-    return step.wide == maker.first.wide
+    return step.int64_index == maker.first.int64_index
 
 
 def _known(maker: _Maker) -> tuple[dict[str, TensorType], dict[str, tuple[int, ...]]]:
@@ -210,7 +210,7 @@ def _made(maker: _Maker) -> list[Step]:
         steps.append(Allocate(name, t.shape, t.dtype))
     group = _group(maker.shared)
     told = tuple(s for s in group.statements if len(show_statement(s)) <= TOLD)
-    launch = row_launch(group, types, strides, maker.first.wide, _tiling(group, strides), told=told).launch
+    launch = row_launch(group, types, strides, maker.first.int64_index, _tiling(group, strides), told=told).launch
     return [*steps, replace(launch, sociable=True)]
 
 

@@ -10,14 +10,14 @@ from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
-from tilec.backends.triton.emit.epilogue import riders
+from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.plan.plan import Allocate, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_riders
+from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
-from tilec.backends.triton.schedule.families import is_wide, ridden_steps, statement_steps
+from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
 from tilec.backends.triton.schedule.materialize import settled
 from tilec.backends.triton.schedule.reshape import reshape_steps
 from tilec.ir.program import Program, Statement, reads, reads_itself
@@ -56,13 +56,13 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             units.append(Unit((s,), (s.output,), tuple(reshaped)))
             done.add(s.output)
             continue
-        riding = riders(kept, place, types, members)
-        for output in (s.output, *(r.output for r in riding)):
+        epilogue = find_epilogue(kept, place, types, members)
+        for output in (s.output, *(r.output for r in epilogue)):
             known[output] = contiguous(types[output].shape)
         made: list[Step] | None = None
-        if riding and _elements(types[s.output]):
-            made = ridden_steps(defracted[s.output], s, riding, types, known, setting)
-        statements = (s, *riding) if made is not None else (s,)
+        if epilogue and _elements(types[s.output]):
+            made = fused_steps(defracted[s.output], s, epilogue, types, known, setting)
+        statements = (s, *epilogue) if made is not None else (s,)
         output, t = statements[-1].output, types[statements[-1].output]
         if made is None and _elements(t):
             made = statement_steps(defracted[s.output], s, types, known, setting)
@@ -103,21 +103,21 @@ def _recurrence_unit(
     setting: Setting,
     barred: Collection[str],
 ) -> Unit:
-    """A recurrence and what rides on it, none of `barred`: many steps at once where they are affine and that pays."""
+    """A recurrence and its epilogue, none of `barred`: many steps at once where they are affine and that pays."""
     s = flat.statements[place]
     t = types[s.output]
     known.update((later.output, contiguous(types[later.output].shape)) for later in flat.statements[place:])
     if _elements(t):
-        for riding in dict.fromkeys((riders(flat, place, types, barred), ())):
-            wide = is_wide((s, *riding), types, known, None)
-            steps = affine_recurrence(s, types, known, setting, wide, riding)
+        for epilogue in dict.fromkeys((find_epilogue(flat, place, types, barred), ())):
+            int64_index = needs_int64_index((s, *epilogue), types, known, None)
+            steps = affine_recurrence(s, types, known, setting, int64_index, epilogue)
             if steps is not None:
-                last = (s, *riding)[-1]
+                last = (s, *epilogue)[-1]
                 allocated = Allocate(last.output, types[last.output].shape, types[last.output].dtype)
-                return Unit((s, *riding), (last.output,), (allocated, *steps))
-    ridden = with_riders(flat, place, types, known, setting, barred)
-    if ridden is not None:
-        statements, made = ridden
+                return Unit((s, *epilogue), (last.output,), (allocated, *steps))
+    fused = with_epilogue(flat, place, types, known, setting, barred)
+    if fused is not None:
+        statements, made = fused
         names = {m.output for m in statements}
         stored = tuple(a.tensor for a in made if isinstance(a, Allocate) and a.tensor in names)
         return Unit(statements, stored, tuple(made))
@@ -148,15 +148,15 @@ def _row_unit(
     members = (*group.statements, *group.after)
     strides.update((s.output, contiguous(types[s.output].shape)) for s in members)
     outputs = tuple(s.output for s in members if s.output in group.stored)
-    wide = is_wide(members, types, strides, None)
-    made = row_launch(group, types, strides, wide, misaligned=setting.misaligned)
+    int64_index = needs_int64_index(members, types, strides, None)
+    made = row_launch(group, types, strides, int64_index, misaligned=setting.misaligned)
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
     steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
     steps.append(made.launch)
     types = {**types, **made.partial}
     known = {**strides, **{name: contiguous(t.shape) for name, t in made.partial.items()}}
     if made.second is not None:
-        steps.append(row_launch(made.second, types, known, wide).launch)
+        steps.append(row_launch(made.second, types, known, int64_index).launch)
         steps.append(Release(tuple(made.partial)))
     return Unit(members, outputs, tuple(steps))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec.backends.common.domain import Condition, access_conditions, free
-from tilec.backends.triton.iteration.coalesce import Viewed
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot
 from tilec.backends.triton.matmul.hopper import kernels as hopper
@@ -15,13 +15,13 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    dot: Dot, space: Space, seen: Viewed, setting: Setting, config: hopper.HopperConfig | None = None
+    dot: Dot, space: Space, view: StridedView, setting: Setting, config: hopper.HopperConfig | None = None
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
-    product = hopper_product(dot, space, seen, setting)
+    product = hopper_product(dot, space, view, setting)
     if product is None:
         return None
-    shapes, strides, dtypes = layouts(product, seen)
+    shapes, strides, dtypes = layouts(product, view)
     tf32 = dot.dtype == "float32"
     choice = config or hopper.default_config(product, shapes, strides, dtypes, tf32=tf32)
     if config is None and choice is not None and _mostly_outside(choice, dot, space):
@@ -43,36 +43,36 @@ def _mostly_outside(config: hopper.HopperConfig, dot: Dot, space: Space) -> bool
     return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
 
 
-def candidates(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> list[hopper.HopperConfig]:
+def candidates(dot: Dot, space: Space, view: StridedView, setting: Setting) -> list[hopper.HopperConfig]:
     """Tiles worth measuring, the likeliest first."""
-    product = hopper_product(dot, space, seen, setting)
+    product = hopper_product(dot, space, view, setting)
     if product is None:
         return []
-    shapes, strides, dtypes = layouts(product, seen)
+    shapes, strides, dtypes = layouts(product, view)
     return hopper.configs(product, shapes, strides, dtypes, tf32=dot.dtype == "float32")
 
 
-def layouts(product: hopper.HopperDot, seen: Viewed):
+def layouts(product: hopper.HopperDot, view: StridedView):
     """Shapes, strides and element types of the tensors of a product, by name."""
     names = (product.output, product.left.tensor, product.right.tensor)
     return (
-        {n: seen.types[n].shape for n in names},
-        {n: tuple(seen.strides[n]) for n in names},
-        {n: seen.types[n].dtype for n in names},
+        {n: view.types[n].shape for n in names},
+        {n: tuple(view.strides[n]) for n in names},
+        {n: view.types[n].dtype for n in names},
     )
 
 
-def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> hopper.HopperDot | None:
+def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) -> hopper.HopperDot | None:
     """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
     beside those of reading them. None where it has no such form, or on another chip."""
     if setting.device.capability != HOPPER or dot.zero_result or not space.covers:
         return None
     if dot.dtype not in NARROW and (dot.dtype != "float32" or setting.precision == "highest"):
         return None
-    left, right = _lone(dot.left, dot.dtype, seen), _lone(dot.right, dot.dtype, seen)
+    left, right = _lone(dot.left, dot.dtype, view), _lone(dot.right, dot.dtype, view)
     if left is None or right is None or {left.tensor, right.tensor} & set(setting.misaligned):
         return None
-    own: set[Condition | Expr] = {c for a in (left, right) for c in access_conditions(a, seen.types)}
+    own: set[Condition | Expr] = {c for a in (left, right) for c in access_conditions(a, view.types)}
     if not {*dot.zero_left, *dot.zero_right} <= own:
         return None
     index = space.rows
@@ -107,11 +107,11 @@ def hopper_product(dot: Dot, space: Space, seen: Viewed, setting: Setting) -> ho
     )
 
 
-def _lone(side: tuple[Expr, ...], dtype: str, seen: Viewed) -> Access | None:
+def _lone(side: tuple[Expr, ...], dtype: str, view: StridedView) -> Access | None:
     """The access that an operand is, under a cast or not."""
     if len(side) != 1:
         return None
     e = side[0]
     if isinstance(e, Call) and e.function == "float32" and dtype in NARROW:
         e = e.args[0]
-    return e if isinstance(e, Access) and seen.types[e.tensor].dtype == dtype else None
+    return e if isinstance(e, Access) and view.types[e.tensor].dtype == dtype else None
