@@ -182,8 +182,8 @@ def _holds(guard: Expr, grid: Mapping[str, np.ndarray]) -> float:
             return np.logical_and(*map(value, e.args))
         return np.asarray(True if found is None else found, bool)
 
-    held = np.broadcast_to(value(guard), next(iter(grid.values())).shape)
-    return max(int(held.sum()), 1) / held.size
+    holds = np.broadcast_to(value(guard), next(iter(grid.values())).shape)
+    return max(int(holds.sum()), 1) / holds.size
 
 
 def _operations(s: Statement) -> int:

@@ -77,8 +77,8 @@ class Tile(torch.nn.Module):
         self.function = source
         parameters, buffers = parameters or {}, buffers or {}
         self._check(parameters, buffers, init or {})
-        self.held = tuple(name for name in source.inputs if name in parameters or name in buffers)
-        self.asked = tuple(name for name in source.inputs if name not in self.held)
+        self.own_inputs = tuple(name for name in source.inputs if name in parameters or name in buffers)
+        self.call_inputs = tuple(name for name in source.inputs if name not in self.own_inputs)
         self.init: dict[str, Initial | None] = {}  # of what reset_parameters fills
         for name, given in parameters.items():
             if not isinstance(given, torch.nn.Parameter):
@@ -141,18 +141,17 @@ class Tile(torch.nn.Module):
 
     def forward(self, *inputs: object, **named: object) -> object:
         try:
-            values = by_name(self.asked, inputs, named) if named or len(inputs) != len(self.asked) else inputs
-            given = iter(values)
-            held = self.held
-            return self.function(*[getattr(self, n) if n in held else next(given) for n in self.function.inputs])
+            names, own = self.call_inputs, self.own_inputs
+            given = iter(by_name(names, inputs, named) if named or len(inputs) != len(names) else inputs)
+            return self.function(*[getattr(self, n) if n in own else next(given) for n in self.function.inputs])
         except TileError as error:
             hide_frames(error)
             raise
 
     def extra_repr(self) -> str:
-        kinds = ((n, "parameter" if n in self._parameters else "buffer") for n in self.held)
-        held = [f"{kind} {n}{list(getattr(self, n).shape)}" for n, kind in kinds]
-        return ", ".join([f"({', '.join(self.asked)}) -> ({', '.join(self.function.outputs)})", *held])
+        kinds = ((n, "parameter" if n in self._parameters else "buffer") for n in self.own_inputs)
+        own = [f"{kind} {n}{list(getattr(self, n).shape)}" for n, kind in kinds]
+        return ", ".join([f"({', '.join(self.call_inputs)}) -> ({', '.join(self.function.outputs)})", *own])
 
 
 def fan_in(program: Program, name: str, shape: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from tilec.transforms.lower.float_counts import float_counts
 from tilec.transforms.lower.own_outputs import own_outputs
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.split_clamps import split_clamps
-from tilec.transforms.lower.tighten_domains import narrow
+from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.lower.views import drop_views
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
@@ -49,7 +49,7 @@ TRANSFORMS: dict[str, Transform] = {
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
-    "tighten_domains": lambda program, setting: narrow(program),
+    "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),

@@ -102,7 +102,7 @@ def launch(name, output, source, grid=(2, 1, 1), warps=4, leaves_early=False):
     )
     kernel = KernelFunction(name, ("n", "X", "Y"), ("BM",), body, leaves_early=leaves_early)
     arguments = (("n", 100), ("X", Pointer(source)), ("Y", Pointer(output)))
-    return Launch(kernel_file(kernel), grid, arguments, (("BM", 32),), warps, 2, (output,), sociable=True)
+    return Launch(kernel_file(kernel), grid, arguments, (("BM", 32),), warps, 2, (output,), horizontal=True)
 
 
 def test_launches_of_any_grid_become_one():

@@ -29,15 +29,15 @@ FORMS = {  # how recurrences are carried out: what is patched in the backend's m
     "a step ahead": {(recurrence_local, "MOST_AHEAD"): 1},
     "two steps ahead": {(recurrence_local, "MOST_AHEAD"): 2},
     "four steps ahead": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "FIRST_LOADS"): 2},
-    "resident": {(recurrence, "recognise_local"): lambda course: None},
+    "resident": {(recurrence, "recognise_local"): lambda loop: None},
     "resident in blocks": {
-        (recurrence, "recognise_local"): lambda course: None,
+        (recurrence, "recognise_local"): lambda loop: None,
         (recurrence_sweep, "MOST_LANES"): 2,
         (recurrence_sweep, "SUMMED_LANES"): 2,
         (recurrence_step, "FEW_SUMMED_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
-    "stepwise": {(recurrence, "recognise_local"): lambda course: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
+    "stepwise": {(recurrence, "recognise_local"): lambda loop: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
 }
 
 

@@ -200,7 +200,7 @@ class _Rank:
 
     def _statements(self, step: ShardedStep) -> list[Statement]:
         s, rank = step.statement, self.rank
-        held = {t: (name, self.plan.copies[name].boxes[rank]) for t, name in step.reads.items()}
+        owned = {t: (name, self.plan.copies[name].boxes[rank]) for t, name in step.reads.items()}
         before: list[Statement] = []
         shift: dict[str, Affine] = {}
         own: dict[int, int] = {}
@@ -213,7 +213,7 @@ class _Rank:
                 shift[v] = Affine.variable(v) + (low - split.form.constant)
             if split.dim is not None:
                 own[split.dim], sizes[split.dim] = low, Int(high - low)
-            elif not self._owned(s, split, held):
+            elif not self._owned(s, split, owned):
                 limits.append(Constraint((split.form - low).to_expr(), Int(high - low)))
         s = replace(s, constraints=(*s.constraints, *limits))
         init = s.init
@@ -222,17 +222,17 @@ class _Rank:
             init = replace_indices(init, shift)
         if own:
             s = replace(s, sizes=tuple(sizes))
-        s = map_expressions(replace(s, init=init), lambda e: self._at_hand(e, s.output, own, held))
+        s = map_expressions(replace(s, init=init), lambda e: self._at_hand(e, s.output, own, owned))
         if own:
             index = list(s.index or ())
             for k, low in own.items():
                 index[k] = (linear(index[k]) - low).to_expr()
             s = replace(s, index=tuple(index))
         if s.default is not None:
-            s, before = self._with_default(s, held, own)
+            s, before = self._with_default(s, owned, own)
         return [*before, s]
 
-    def _owned(self, s: Statement, split: Parted, held: Mapping[str, tuple[str, IndexBox]]) -> bool:
+    def _owned(self, s: Statement, split: Parted, owned: Mapping[str, tuple[str, IndexBox]]) -> bool:
         """Do the accesses alone keep a rank to its own points?"""
         assert split.owner is not None
         tensor, d = split.owner
@@ -241,10 +241,10 @@ class _Rank:
                 r.access.tensor == tensor and r.constrains and not r.shape and linear(r.access.index[d]) == split.form
                 for r in statement_reads(s)
             )
-            and held[tensor][1][d] == split.parts[self.rank]
+            and owned[tensor][1][d] == split.parts[self.rank]
         )
 
-    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], held: Mapping[str, tuple[str, IndexBox]]) -> Expr:
+    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], owned: Mapping[str, tuple[str, IndexBox]]) -> Expr:
         """An expression that reads what is at hand; `own`: where the output's own elements begin."""
 
         def visit(x: Expr) -> Expr:
@@ -256,9 +256,9 @@ class _Rank:
             index = tuple(map(visit, x.index))
             if x.tensor == output:
                 return Access(output, _moved(index, [own.get(k, 0) for k in range(len(index))]))
-            if x.tensor not in held:  # never read: of a statement without points
+            if x.tensor not in owned:  # never read: of a statement without points
                 return Access(self._stand_in(x.tensor), index)
-            name, box = held[x.tensor]
+            name, box = owned[x.tensor]
             return Access(name, _moved(index, [low for low, _ in box]))
 
         return visit(e)
@@ -269,15 +269,15 @@ class _Rank:
             self.stand_ins[tensor] = self.names.fresh(f"{tensor}_shape")
         return self.stand_ins[tensor]
 
-    def _with_default(self, s: Statement, held: Mapping[str, tuple[str, IndexBox]], own: Mapping[int, int]):
+    def _with_default(self, s: Statement, owned: Mapping[str, tuple[str, IndexBox]], own: Mapping[int, int]):
         """The statement with a default of its own shape."""
         assert s.default is not None
         shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
-        if s.default not in held:  # of no elements
+        if s.default not in owned:  # of no elements
             name = self._stand_in(s.default)
             box: IndexBox = tuple((0, n) for n in self.shapes[s.default])
         else:
-            name, box = held[s.default]
+            name, box = owned[s.default]
         wanted = tuple((own.get(k, 0), own.get(k, 0) + n) for k, n in enumerate(shape))
         if box == wanted:
             return replace(s, default=name), []

@@ -308,8 +308,8 @@ class _Planner:
             return 0
         cost, home = 0, self.home[tensor]
         if not self.copies[tensor]:
-            held = self._boxes(tensor, home)
-            cost = sum(max(self._ring(tensor, held, str(home[m].reduction), m)) for m in home.parts)
+            owned = self._boxes(tensor, home)
+            cost = sum(max(self._ring(tensor, owned, str(home[m].reduction), m)) for m in home.parts)
         return cost + sum(max(hop.received) for hop in self._hops(tensor, need))
 
     def _found(self, tensor: str, need: tuple[IndexBox, ...]) -> TensorCopy | None:
@@ -346,9 +346,9 @@ class _Planner:
             for r, n in enumerate(need)
         )
 
-    def _ring(self, tensor: str, held: Sequence[IndexBox], reduction: str, m: int) -> tuple[int, ...]:
+    def _ring(self, tensor: str, owned: Sequence[IndexBox], reduction: str, m: int) -> tuple[int, ...]:
         size, ranks = reduced_size(self.types[tensor].dtype, reduction), self.mesh[m]
-        return tuple(2 * -(-size * count(box) * (ranks - 1) // ranks) for box in held)
+        return tuple(2 * -(-size * count(box) * (ranks - 1) // ranks) for box in owned)
 
     def _at_hand(self, s: Statement, tensor: str, need: tuple[IndexBox, ...], splits: Sequence[Parted]) -> TensorCopy:
         found = self._found(tensor, need)
@@ -398,10 +398,10 @@ class _Planner:
     def _reduced(self, tensor: str, before: str, reason: str) -> None:
         """Put a tensor's parts together."""
         home = self.home[tensor]
-        held, source = self._boxes(tensor, home), tensor
+        owned, source = self._boxes(tensor, home), tensor
         for m in home.parts:
             reduction = str(home[m].reduction)
-            hop = _Hop(m, (), held, self._ring(tensor, held, reduction, m))
+            hop = _Hop(m, (), owned, self._ring(tensor, owned, reduction, m))
             source = self._add(before, source, tensor, "all-reduce", reason, hop, reduction).name
         self.copies[tensor] = [c for c in self.copies[tensor] if c.name == source]
 

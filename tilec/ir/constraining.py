@@ -165,10 +165,10 @@ def without_identity(s: PointNode) -> PointNode:
     points change nothing, except that a `default` is not for an element that they reach."""
     if s.aggregation not in EXEMPT or isinstance(s, Statement) and s.default is not None:
         return s
-    held, body = _pruned(s.body, float(AGGREGATIONS[s.aggregation].identity))
-    if held is None:
+    demand, body = _pruned(s.body, float(AGGREGATIONS[s.aggregation].identity))
+    if demand is None:
         return s
-    guard = held if s.guard is None else Call("and", (_truth(s.guard), _truth(held)))
+    guard = demand if s.guard is None else Call("and", (_truth(s.guard), _truth(demand)))
     return replace(s, guard=guard, body=body)
 
 
@@ -176,15 +176,15 @@ def _pruned(e: Expr, identity: float) -> tuple[Expr | None, Expr]:
     """The condition under which a body is more than the identity, None where it always is, and what it is there."""
     match e:
         case Call("select", (c, a, b)) if _value(b) == identity != _value(a):
-            held, rest = _pruned(a, identity)
-            return c if held is None else Call("select", (c, held, Int(0))), rest
+            demand, rest = _pruned(a, identity)
+            return c if demand is None else Call("select", (c, demand, Int(0))), rest
         case Call("select", (c, a, b)) if _value(a) == identity != _value(b):
-            held, rest = _pruned(b, identity)
-            return Call("eq", (c, Int(0))) if held is None else Call("select", (c, Int(0), held)), rest
+            demand, rest = _pruned(b, identity)
+            return Call("eq", (c, Int(0))) if demand is None else Call("select", (c, Int(0), demand)), rest
         case Call("select", (c, a, b)):
-            (held, a), (other, b) = _pruned(a, identity), _pruned(b, identity)
-            if held is not None or other is not None:
-                return Call("select", (c, held or Int(1), other or Int(1))), Call("select", (c, a, b), span=e.span)
+            (demand, a), (other, b) = _pruned(a, identity), _pruned(b, identity)
+            if demand is not None or other is not None:
+                return Call("select", (c, demand or Int(1), other or Int(1))), Call("select", (c, a, b), span=e.span)
     return None, e
 
 

@@ -61,8 +61,8 @@ def project_out(system: Sequence[Inequality], variables: Sequence[str]) -> list[
 
 def _cost(system: Sequence[Inequality], v: str) -> tuple[int, int]:
     """Coefficients of 1 first, then few combinations."""
-    held = [c for q in system if (c := q.coefficient(v))]
-    return max(map(abs, held), default=1), sum(c > 0 for c in held) * sum(c < 0 for c in held)
+    coefficients = [c for q in system if (c := q.coefficient(v))]
+    return max(map(abs, coefficients), default=1), sum(c > 0 for c in coefficients) * sum(c < 0 for c in coefficients)
 
 
 def _without(system: Sequence[Inequality], v: str) -> list[Inequality]:

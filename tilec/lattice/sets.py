@@ -299,16 +299,16 @@ def _components(d: IntegerSet, rows: Iterable[Affine] = ()) -> list[_Component]:
             v = leader[v]
         return v
 
-    held = [(c, _form_variables(c.form)) for c in d.conditions]
+    conditions = [(c, _form_variables(c.form)) for c in d.conditions]
     written = [(row, _form_variables(row)) for row in rows]
-    for _, names in (*held, *written):
+    for _, names in (*conditions, *written):
         for name in names[1:]:
             leader[find(name)] = find(names[0])
     groups: dict[str, tuple[list[str], list[InRange], list[Affine]]] = {}
     for v in d.variables:
         groups.setdefault(find(v), ([], [], []))[0].append(v)
     constant: list[InRange] = []
-    for c, names in held:
+    for c, names in conditions:
         (groups[find(names[0])][1] if names else constant).append(c)
     for row, names in written:
         if names:

@@ -47,10 +47,10 @@ class Exchange:
         """The rank's box, of the bytes that came from each rank."""
         need = self.need[rank]
         out = self.local.new_empty(shape_of(need))
-        for r, (held, piece) in enumerate(zip(self.have, pieces, strict=True)):
-            box = overlap(held, need)
+        for r, (owned, piece) in enumerate(zip(self.have, pieces, strict=True)):
+            box = overlap(owned, need)
             if r == rank and count(box):
-                _cut(out, need, box).copy_(_cut(self.local, held, box))
+                _cut(out, need, box).copy_(_cut(self.local, owned, box))
             elif piece.numel():
                 aligned = piece if piece.storage_offset() % out.element_size() == 0 else piece.clone()
                 _cut(out, need, box).copy_(aligned.view(out.dtype).view(shape_of(box)))
@@ -124,8 +124,8 @@ def _bytes(flat: torch.Tensor) -> torch.Tensor:
     return flat.contiguous().view(torch.uint8)
 
 
-def _cut(t: torch.Tensor, held: IndexBox, box: IndexBox) -> torch.Tensor:
-    return t[tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, held, strict=True))]
+def _cut(t: torch.Tensor, owned: IndexBox, box: IndexBox) -> torch.Tensor:
+    return t[tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, owned, strict=True))]
 
 
 def all_reduce(part: torch.Tensor, reduction: str, ranks: int, group: Any) -> torch.Tensor:

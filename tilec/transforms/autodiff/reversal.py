@@ -145,10 +145,10 @@ class _Reversal:
         self, form: Affine, target: Affine, free: set[str], names: Mapping[str, str]
     ) -> tuple[str, Affine] | None:
         """A variable that the equation `form = target` gives as an integer form of the others."""
-        held = set(index_variables(*form.atoms()))
+        own_variables = set(index_variables(*form.atoms()))
         for v in form.variables():
             c = form.coefficient(v)
-            if abs(c) == 1 and v in free and v not in held:
+            if abs(c) == 1 and v in free and v not in own_variables:
                 rest = form - Affine.variable(v, c)
                 if rest.is_integral:
                     return v, (target - rest) * (1 / c)
@@ -202,8 +202,8 @@ class _Reversal:
         if guard is not None or confined and factor == UNIT:
             condition = guard if guard is not None else Call("eq", (ZERO, ZERO))
             condition = condition if is_bool(condition) else Call("ne", (condition, ZERO))
-            held = product(ONE, *insides)
-            gate = Statement("Gate", place, self.sizes, condition, "assign", held, constraints)
+            own_variables = product(ONE, *insides)
+            gate = Statement("Gate", place, self.sizes, condition, "assign", own_variables, constraints)
             guard = opened = Access(self.emit(separate(gate)), place)
         else:
             opened = None

@@ -230,11 +230,11 @@ class _Resolver:
         bound: tuple[str, ...] = s.bound if isinstance(s, Aggregate) else base.variables
         s = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, *self.ranges(base, box, bound)))))
         base = _domain(s, self.shapes, around, self.own, index, sizes, ConditionalPath(here))
-        held: list[Expr] = [c for d in wanted if isinstance(d, Branch) if (c := self.held(d, base, ())) is not None]
+        guards: list[Expr] = [c for d in wanted if isinstance(d, Branch) if (c := self.guards(d, base, ())) is not None]
         guard: Expr | None = None if s.guard is None else self.padded(s.guard, base)
         body = self.padded(s.body, base)
-        if held:
-            guard = combined_condition([*held, *(() if guard is None else (guard,))])
+        if guards:
+            guard = combined_condition([*guards, *(() if guard is None else (guard,))])
         return replace(s, guard=guard, body=body), base
 
     def pruned(self, s: PointNode) -> PointNode | None:
@@ -279,7 +279,7 @@ class _Resolver:
 
     # accesses
 
-    def held(self, d: Branch, base: IntegerSet, given: tuple[InRange, ...], branch: bool = False) -> Expr | None:
+    def guards(self, d: Branch, base: IntegerSet, given: tuple[InRange, ...], branch: bool = False) -> Expr | None:
         """The condition that the taken branch's accesses lie inside; None where they surely do. `branch`: is what it
         depends on itself asked in a branch alone?"""
         sides: list[Expr] = []
@@ -290,9 +290,9 @@ class _Resolver:
             for x in side:
                 if isinstance(x, Branch):
                     if len(found) <= 1:
-                        one = self.held(x, base, (*given, *(found[0] if found else ())), True)
+                        one = self.guards(x, base, (*given, *(found[0] if found else ())), True)
                     else:
-                        one = self.held(x, base, given, True)
+                        one = self.guards(x, base, given, True)
                 elif x in inner or all(self.inside(x, base, (*given, *way)) for way in found):
                     one = None
                 else:

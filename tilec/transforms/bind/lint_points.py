@@ -27,9 +27,9 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
         except TileError:
             continue
         if empty:
-            held = "the default's" if s.default is not None else f"{AGGREGATIONS[s.aggregation].identity}"
+            identity = "the default's" if s.default is not None else f"{AGGREGATIONS[s.aggregation].identity}"
             yield SizeMistake(
-                f"no point of this statement is valid at these sizes: every element of `{s.output}` is {held}",
+                f"no point of this statement is valid at these sizes: every element of `{s.output}` is {identity}",
                 s.span,
                 hint="an access outside of its tensor at every point, or a constraint that never holds",
             )

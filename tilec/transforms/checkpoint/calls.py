@@ -32,38 +32,38 @@ def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangen
     inner = drop_dead(inner, tuple(o for o in program.outputs if o not in wanted) + tuple(outside))
     try:
         first = given or independent(inner, cotangents)
-        course = CheckpointSchedule(timeline(replace(program, statements=inner), types), first, given)
+        schedule = CheckpointSchedule(timeline(replace(program, statements=inner), types), first, given)
         names = Names.of(program)
 
         def kept(name: str) -> str:
             return names.fresh(f"{name}_kept")
 
-        found = course.completed(chunks, kept) if isinstance(chunks, Chunks) else course.chunks(kept, chunks)
-        return None if found is None else _Plan(program, course, found).calls()
+        found = schedule.completed(chunks, kept) if isinstance(chunks, Chunks) else schedule.chunks(kept, chunks)
+        return None if found is None else _Plan(program, schedule, found).calls()
     except (Untimed, TileError):
         return None
 
 
 class _Plan:
-    def __init__(self, program: Program, course: CheckpointSchedule, chunks: Chunks):
-        self.program, self.course, self.chunks = program, course, chunks
-        self.line = course.line
-        self.frame = ChunkContext(course, chunks, program.outputs)
+    def __init__(self, program: Program, schedule: CheckpointSchedule, chunks: Chunks):
+        self.program, self.schedule, self.chunks = program, schedule, chunks
+        self.line = schedule.line
+        self.frame = ChunkContext(schedule, chunks, program.outputs)
         self.types = self.frame.types
 
     def calls(self) -> Calls:
         steps: list[ChunkCall | Sweep] = []
         done: set[str] = set()
-        for stage in range(self.course.stages + 1):
+        for stage in range(self.schedule.stages + 1):
             steps += self._whole(stage, done)
-            if stage < self.course.stages and (sweep := self._sweep(stage)) is not None:
+            if stage < self.schedule.stages and (sweep := self._sweep(stage)) is not None:
                 steps.append(sweep)
         return Calls(tuple(steps), self.program.input_names(), self.program.outputs)
 
     def _whole(self, stage: int, done: set[str]) -> list[ChunkCall]:
         """The whole statements that can be computed before this stage's sweep."""
         parts = [p for p in self.line.parts if p.variable is None and p.output not in done]
-        ready = [p.statement for p in parts if self.course.there[p.output] <= stage]
+        ready = [p.statement for p in parts if self.schedule.there[p.output] <= stage]
         if not ready:
             return []
         done.update(s.output for s in ready)
@@ -80,12 +80,12 @@ class _Plan:
         """Every chunk has a program made for it: which parts are active in it, and which ranges are cut off at an end,
         may differ anywhere. Equal ones are built once."""
         count = self.chunks.count
-        order = range(count) if self.course.rising(stage) else range(count - 1, -1, -1)
+        order = range(count) if self.schedule.rising(stage) else range(count - 1, -1, -1)
         calls = [call for k in order if (call := Chunk(self.frame, stage, k).call()) is not None]
         if not calls:
             return None
-        parts = [p for p in self.course.parts if self.course.stage[p.output] == stage]
-        kept = [self.frame.states[p.output].kept for p in parts if self.course.to_be_kept(p, stage)]
+        parts = [p for p in self.schedule.parts if self.schedule.stage[p.output] == stage]
+        kept = [self.frame.states[p.output].kept for p in parts if self.schedule.to_be_kept(p, stage)]
         whole = [p.output for p in parts if p.axis is not None and self.frame.is_whole(p.output)]
         made = tuple((n, self.types[n]) for n in (*kept, *whole))
         rounded = tuple((p.output, self.types[p.output].dtype) for p in parts if self.frame.summed_up(p))

@@ -65,10 +65,10 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str], shar
     kept under the names given there, and those of this share of all steps may be held at once; None where it does not
     fall into chunks."""
     try:
-        course = CheckpointSchedule(timeline(program, types), again, frozenset(again))
-        if set(again) != set(course.first):
+        schedule = CheckpointSchedule(timeline(program, types), again, frozenset(again))
+        if set(again) != set(schedule.first):
             return None
-        return course.chunks(again.__getitem__, share)
+        return schedule.chunks(again.__getitem__, share)
     except Untimed:
         return None
 

@@ -54,13 +54,13 @@ class ChunkContext:
     """What the chunks of a program have in common. `types`: of all tensors, the kept states among them; `local`: names
     of a chunk's own tensors, which are the same in every chunk."""
 
-    def __init__(self, course: CheckpointSchedule, chunks: Chunks, outputs: tuple[str, ...]):
-        self.course, self.chunks, self.outputs = course, chunks, outputs
-        self.types: dict[str, TensorType] = dict(course.line.types)
+    def __init__(self, schedule: CheckpointSchedule, chunks: Chunks, outputs: tuple[str, ...]):
+        self.schedule, self.chunks, self.outputs = schedule, chunks, outputs
+        self.types: dict[str, TensorType] = dict(schedule.line.types)
         self.states = {s.recurrence: s for s in chunks.states}
         for s in chunks.states:
             self.types[s.kept] = chunks.kept_type(s, self.types[s.recurrence])
-        self._names = Names((*self.types, *(p.output for p in course.line.parts)))
+        self._names = Names((*self.types, *(p.output for p in schedule.line.parts)))
         self._local: dict[object, str] = {}
 
     def local(self, key: object, base: str) -> str:
@@ -70,7 +70,7 @@ class ChunkContext:
 
     def is_whole(self, name: str) -> bool:
         """Is all of a part along time put into one tensor?"""
-        return name in self.outputs or name in self.course.stored
+        return name in self.outputs or name in self.schedule.stored
 
     def summed_up(self, p: TimedStatement) -> bool:
         """Are parts of this sum to be kept in float32?"""
@@ -80,12 +80,12 @@ class ChunkContext:
     def cut(self, p: TimedStatement, k: int) -> TimeRange:
         """The times at which a part is computed in a chunk that is computed whether or not it is read."""
         a, b = self.chunks.times(k)
-        lag = self.course.lag[p.output]
+        lag = self.schedule.lag[p.output]
         low = p.low if k == 0 else a + lag
         high = p.high if k == self.chunks.count - 1 else b + lag
         if p.axis is None:
             return max(low, p.low), min(high, p.high)
-        n = self.course.extent(p)
+        n = self.schedule.extent(p)
         return (0 if k == 0 else a + lag), (n if k == self.chunks.count - 1 else min(b + lag, n))
 
 
@@ -108,10 +108,10 @@ class Chunk:
     """The program of one chunk in one sweep."""
 
     def __init__(self, frame: ChunkContext, stage: int, k: int):
-        self.frame, self.course, self.stage, self.k = frame, frame.course, stage, k
-        self.axes, self.types = frame.course.line.axes, frame.types
+        self.frame, self.schedule, self.stage, self.k = frame, frame.schedule, stage, k
+        self.axes, self.types = frame.schedule.line.axes, frame.types
         self.start = frame.chunks.times(k)[0]
-        self.rising = frame.course.rising(stage)
+        self.rising = frame.schedule.rising(stage)
         self.span: dict[str, TimeRange] = {}  # the times at which parts are computed
         self.store: dict[str, TimeRange] = {}  # the times that tensors hold, what was carried included
         self.cut: dict[tuple[str, int], TimeRange] = {}  # the times that are read of what is not computed here
@@ -143,7 +143,7 @@ class Chunk:
         """The parts that are computed here, with their times set."""
         need: dict[str, TimeRange] = {}
         chosen = []
-        for p in reversed(self.course.parts):
+        for p in reversed(self.schedule.parts):
             span = self._span(p, need)
             if span is None:
                 continue
@@ -162,26 +162,26 @@ class Chunk:
         return list(reversed(chosen))
 
     def _span(self, p: TimedStatement, need: Mapping[str, TimeRange]) -> TimeRange | None:
-        course, name = self.course, p.output
+        schedule, name = self.schedule, p.output
         span = need.get(name)
-        if course.fixed(p, self.stage):
+        if schedule.fixed(p, self.stage):
             times = self.frame.cut(p, self.k)
             there = times[0] < times[1]
-            if name in course.late or p.axis is None:
+            if name in schedule.late or p.axis is None:
                 return times if there else None
             span = widened(span, times) if there else span
-        if course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
+        if schedule.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             span = widened(span, states)
         if span is None:
             return None
-        low, high = _within(span, course.extent(p))
+        low, high = _within(span, schedule.extent(p))
         if p.back:
-            edge = course.edge(self.frame.chunks, self.frame.states[name])
+            edge = schedule.edge(self.frame.chunks, self.frame.states[name])
             a, b = self.frame.chunks.times(self.k)
-            if course.rises[name]:
+            if schedule.rises[name]:
                 low = 0 if self.k == 0 else a + edge
             else:
-                high = course.extent(p) if self._is_last else b + edge
+                high = schedule.extent(p) if self._is_last else b + edge
         return low, high
 
     @property
@@ -199,24 +199,24 @@ class Chunk:
 
     def _kept_after(self, name: str) -> int | None:
         """Which of a recurrence's kept states this chunk finds."""
-        k = self.k if self.course.rises[name] else self.k - 1
+        k = self.k if self.schedule.rises[name] else self.k - 1
         return k if 0 <= k < self.frame.chunks.count - 1 else None
 
     def _kept_before(self, name: str) -> int | None:
         """Which of a recurrence's kept states this chunk starts from."""
-        k = self.k - 1 if self.course.rises[name] else self.k
+        k = self.k - 1 if self.schedule.rises[name] else self.k
         return k if 0 <= k < self.frame.chunks.count - 1 else None
 
     def _is_here(self, name: str) -> bool:
         """Is the tensor computed here if it is read? One of an earlier sweep that could not be is there whole."""
-        return name in self.axes and (name not in self.course.late or self.course.stage[name] == self.stage)
+        return name in self.axes and (name not in self.schedule.late or self.schedule.stage[name] == self.stage)
 
     def _stored(self, p: TimedStatement, span: TimeRange) -> TimeRange:
         """The times of a part that are computed here or were carried here."""
-        carry = self.course.carry.get(p.output, 0)
+        carry = self.schedule.carry.get(p.output, 0)
         if self.rising:
             return max(span[0] - carry, 0), span[1]
-        return span[0], min(span[1] + carry, self.course.extent(p))
+        return span[0], min(span[1] + carry, self.schedule.extent(p))
 
     # statements
 
@@ -301,7 +301,7 @@ class Chunk:
         assert axis is not None and s.index is not None and p.variable is not None
         own = None if s.init is None else move(outside_zero(s.init))
         low, high = self.span[p.output]
-        if p.output in self.course.late:
+        if p.output in self.schedule.late:
             found = self._carried(p)
             before = self.rising
         else:
@@ -312,7 +312,7 @@ class Chunk:
             found = self.frame.local((states.kept, "k"), f"{p.output}_before")
             shape = self.types[states.kept].shape[1:]
             self.inputs.add(found, TensorType(shape, self.types[p.output].dtype), Kept(states.kept, k))
-            before = self.course.rises[p.output]
+            before = self.schedule.rises[p.output]
         if found is None:
             return own
         length = self.inputs.types[self.inputs.names.index(found)].shape[axis]
@@ -338,10 +338,10 @@ class Chunk:
     def _is_joined(self, p: TimedStatement | str) -> bool:
         """Do other parts read what was carried here of this one?"""
         name = p if isinstance(p, str) else p.output
-        if name not in self.course.late or self.store.get(name) == self.span.get(name):
+        if name not in self.schedule.late or self.store.get(name) == self.span.get(name):
             return False
         low, high = self.span[name]
-        for q in self.course.parts:
+        for q in self.schedule.parts:
             if q.output in self.span:
                 a, b = self.span[q.output]
                 if any(n == name and (a + steps < low or b + steps > high) for n, _, steps in q.reads):
@@ -371,20 +371,20 @@ class Chunk:
             return [(name, Combine(name, p.statement.aggregation))]
         low, high = self.span[name]
         found: list[tuple[str, Sink]] = []
-        if self.frame.is_whole(name) and self.course.stage[name] == self.stage:
+        if self.frame.is_whole(name) and self.schedule.stage[name] == self.stage:
             a, b = self.frame.cut(p, self.k)
             if a < b:
                 found.append((name, Into(name, axis, a - low, b - low, a)))
-        if self.course.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
+        if self.schedule.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             k = self._kept_after(p.output)
             assert k is not None
             found.append((name, Keep(self.frame.states[name].kept, k, axis, states[0] - low, states[1] - low)))
-        carry = self.course.carry.get(name, 0)
-        if name in self.course.late and carry:
+        carry = self.schedule.carry.get(name, 0)
+        if name in self.schedule.late and carry:
             holder, (first, last) = name, self.span[name]
             if self._is_joined(name):
                 holder, (first, last) = self._joined(name), self.store[name]
-            a, b = (max(high - carry, 0), high) if self.rising else (low, min(low + carry, self.course.extent(p)))
+            a, b = (max(high - carry, 0), high) if self.rising else (low, min(low + carry, self.schedule.extent(p)))
             if a < first or b > last:
                 raise Untimed
             if not (self._is_last if self.rising else self.k == 0):

@@ -35,7 +35,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.lower.factor import Factor, added, factors_of, held, is_number, quotient_of, terms_of
+from tilec.transforms.lower.factor import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
@@ -66,7 +66,7 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         return [s]
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     halved = types[s.output].dtype in NARROW
-    factors = [held(f, halved) for f in cut.shared]
+    factors = [as_float32(f, halved) for f in cut.shared]
     known = dict(types)
     made: list[Statement] = []
 

@@ -121,7 +121,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = added([(negative, quotient_of([held(f, halved) for f in inner])) for negative, inner in terms])
+    body = added([(negative, quotient_of([as_float32(f, halved) for f in inner])) for negative, inner in terms])
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = quotient_of([Factor(Access(total, index), False), *outer])
@@ -135,7 +135,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     return [first, second] if made == types[s.output] else [s]
 
 
-def held(f: Factor, halved: bool) -> Factor:
+def as_float32(f: Factor, halved: bool) -> Factor:
     """A factor of a sum that is held in float32."""
     return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
 

@@ -92,8 +92,8 @@ def _implied(v: str, change: Mapping[str, Affine], points: IntegerSet) -> bool:
     if target.is_integral or any(f.is_integral and f.variables() == (v,) and abs(f.coefficient(v)) == 1 for f in forms):
         return True
     fractional = [f for f in (f.substitute(change) for f in forms) if not f.is_integral]
-    held = dict.fromkeys(name for f in (target, *fractional) for name in f.variables())
-    names = [name for name in held if any(f.coefficient(name).denominator > 1 for f in (target, *fractional))]
+    variables = dict.fromkeys(name for f in (target, *fractional) for name in f.variables())
+    names = [name for name in variables if any(f.coefficient(name).denominator > 1 for f in (target, *fractional))]
     rows = [[*(f.coefficient(name) for name in names), f.constant] for f in (target, *fractional)]
     return contains([*rows[1:], *identity_matrix(len(names) + 1)], rows[0])
 

@@ -38,7 +38,7 @@ from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
 
-def narrow(program: Program) -> Program:
+def tighten_domains(program: Program) -> Program:
     """A flat program with both done wherever they can be; recurrences stay as they are."""
     shapes, computed = shapes_of(program), frozenset(s.output for s in program.statements)
     return replace(program, statements=tuple(narrowed(s, shapes, computed) for s in program.statements))

@@ -180,10 +180,10 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
 def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:
     """Operands of a product and their type: 16-bit elements that a cast widens are multiplied as they are, which is
     exact."""
-    narrow = [e.args[0] if isinstance(e, Call) and e.function == "float32" else e for e in (left, right)]
-    kinds = {expression_type(e, types).dtype for e in narrow}
-    if len(kinds) == 1 and kinds <= {"float16", "bfloat16"} and all(isinstance(e, Access) for e in narrow):
-        return kinds.pop(), narrow[0], narrow[1]
+    operands = [e.args[0] if isinstance(e, Call) and e.function == "float32" else e for e in (left, right)]
+    kinds = {expression_type(e, types).dtype for e in operands}
+    if len(kinds) == 1 and kinds <= {"float16", "bfloat16"} and all(isinstance(e, Access) for e in operands):
+        return kinds.pop(), operands[0], operands[1]
     return expression_type(left * right, types).dtype, left, right
 
 

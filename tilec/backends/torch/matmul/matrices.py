@@ -118,9 +118,9 @@ def contraction_lines(
         return _elementwise(task, domain, layout, kept, dtype, loops, block, semiring)
     left = _matrix(task, domain, layout, layout.left, layout.rows, dtype, loops, block, semiring, swapped=False)
     right = _matrix(task, domain, layout, layout.right, layout.columns, dtype, loops, block, semiring, swapped=True)
-    narrow = dtype in NARROW
+    in_16_bits = dtype in NARROW
     accumulated = loops is not None and any(v in loops.ends for v in layout.summed)
-    if narrow:
+    if in_16_bits:
         block.code = f"rt.multiply({left}, {right}{', wide=True' if accumulated else ''})"
     else:
         template = semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]

@@ -1,5 +1,5 @@
-"""Which block programs give warps work of their own: on Hopper, where a product of a held and a walked operand feeds
-another one (FlashAttention-3: Shah et al. 2024). `warp_roles_text` writes their kernels."""
+"""Which block programs give warps work of their own: on Hopper, where a product of a stationary and a streamed operand
+feeds another one (FlashAttention-3: Shah et al. 2024). `warp_roles_text` writes their kernels."""
 
 from __future__ import annotations
 
@@ -59,60 +59,61 @@ GLUON_REDUCTIONS: Mapping[str, str] = {"sum": "gl.sum({0}, {1})", "max": "gl.max
 
 @dataclass(frozen=True)
 class Walk:
-    """A loop: the loads of both products' walked operands, the products, and the place of the second's sums among what
-    is carried."""
+    """A loop: the loads of both products' streamed operands, the products, and the place of the second's sums among
+    what is carried."""
 
     loop: Loop
     first: DotOp
     second: DotOp
-    walked: Load
+    streamed: Load
     mixture: Load
     sums: int
 
 
 @dataclass(frozen=True)
 class WarpRoles:
-    """A block program in this form: the operand that is held, the walks, the axes of rows, of what is walked, and of
-    the second product's columns."""
+    """A block program in this form: the operand that is stationary, the walks, the axes of rows, of what is streamed,
+    and of the second product's columns."""
 
     program: BlockProgram
     loads: Mapping[int, BoxLoad]
-    held: Load
+    stationary: Load
     walks: tuple[Walk, ...]
     rows: str
-    walked: str
+    streamed: str
     columns: str
 
 
 def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles | None:
-    """The block program in this form; None where it is another one: one product of a held operand and a walked one in
-    16 bits, both brought by maps, and one second product in each walk, and between them functions of the table."""
+    """The block program in this form; None where it is another one: one product of a stationary operand and a streamed
+    one in 16 bits, both brought by maps, and one second product in each walk, and between them functions of the
+    table."""
     made = {v.number: op for op in every_operation(program.body) for v in results(op)}
     walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
     if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
         return None
     first, second = walks[0].first, walks[0].second
-    held = made[first.left.number]
-    assert isinstance(held, Load)
-    (rows, columns), walked = second.out.type.axes, walks[0].walked.out.type.axes[0]
+    stationary = made[first.left.number]
+    assert isinstance(stationary, Load)
+    (rows, columns), streamed = second.out.type.axes, walks[0].streamed.out.type.axes[0]
     alike = all(
         w.first.left == first.left
         and w.second.out.type.axes == second.out.type.axes
         and w.loop.step == walks[0].loop.step
-        and w.first.out.type.axes == (rows, walked)
-        and made[w.walked.out.number].tensor == walks[0].walked.tensor  # type: ignore[union-attr]
+        and w.first.out.type.axes == (rows, streamed)
+        and made[w.streamed.out.number].tensor == walks[0].streamed.tensor  # type: ignore[union-attr]
         and made[w.mixture.out.number].tensor == walks[0].mixture.tensor  # type: ignore[union-attr]
         for w in walks
     )
-    if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS or held.out.number not in loads:
+    if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS or stationary.out.number not in loads:
         return None
-    found = WarpRoles(program, loads, held, tuple(walks), rows, walked, columns)
+    found = WarpRoles(program, loads, stationary, tuple(walks), rows, streamed, columns)
     return found if all(_known(op, found) for op in every_operation(live_operations(found))) else None
 
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
     """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {v.number for w in s.walks for v in (w.walked.out, w.mixture.out, s.held.out)}
+    copied = {v.number for w in s.walks for v in (w.streamed.out, w.mixture.out, s.stationary.out)}
     first = {w.first.out.number for w in s.walks}
     needed: set[int] = set()
 
@@ -148,13 +149,13 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     if not (isinstance(left, Load) and isinstance(right, Load) and isinstance(other, Load)):
         return None
     brought = all(x.out.number in loads and loads[x.out.number].axes == x.out.type.axes for x in (left, right, other))
-    narrow = {x.out.type.dtype for x in (left, right, other, second)} - {"float32"}
+    dtypes = {x.out.type.dtype for x in (left, right, other, second)} - {"float32"}
     cast = made.get(second.left.number)
-    if not brought or not isinstance(cast, Cast) or second.accumulator is None or len(narrow) != 1:
+    if not brought or not isinstance(cast, Cast) or second.accumulator is None or len(dtypes) != 1:
         return None
-    if first.accumulator is not None or left.out.number in inside or not narrow <= set(NARROW):
+    if first.accumulator is not None or left.out.number in inside or not dtypes <= set(NARROW):
         return None
-    if not {right.out.number, other.out.number, cast.out.number} <= inside or cast.out.type.dtype not in narrow:
+    if not {right.out.number, other.out.number, cast.out.number} <= inside or cast.out.type.dtype not in dtypes:
         return None
     axes = (first.left.type.axes[1], first.right.type.axes[1]) == (first.axis, first.axis)
     if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
@@ -182,8 +183,8 @@ def depending(ops: Sequence[Op], found: set[int]) -> set[int]:
 
 
 def _known(op: Op, s: WarpRoles) -> bool:
-    """Whether the writer has the operation: blocks over rows, over what is walked, over both or of the sums."""
-    shapes = {(), (s.rows,), (s.walked,), (s.columns,), (s.rows, s.walked), (s.rows, s.columns)}
+    """Whether the writer has the operation: blocks over rows, over what is streamed, over both or of the sums."""
+    shapes = {(), (s.rows,), (s.streamed,), (s.columns,), (s.rows, s.streamed), (s.rows, s.columns)}
     if isinstance(op, (DotOp, Loop)):
         return True
     if any(v.type.axes not in shapes for v in results(op)):

@@ -1,7 +1,7 @@
-"""Block programs whose warps have work of their own, in Gluon: for Hopper, where a product of a held and a walked
-operand feeds another one (FlashAttention-3: Shah et al. 2024).
+"""Block programs whose warps have work of their own, in Gluon: for Hopper, where a product of a stationary and a
+streamed operand feeds another one (FlashAttention-3: Shah et al. 2024).
 
-One warp copies what is walked into a ring of buffers. Two groups of four warps have half of the program's rows each:
+One warp copies what is streamed into a ring of buffers. Two groups of four warps have half of the program's rows each:
 they begin a block's first product and the second one of the block before, and work out what lies between while the
 latter runs. Neither waits for the other, so that one's exponentials go with the other's products.
 """
@@ -47,24 +47,24 @@ GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the cop
 OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
-    columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun held
-    walked mixture held_full walked_full walked_free mixture_full mixture_free""".split()
+    columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
+    stationary streamed mixture stationary_full streamed_full streamed_free mixture_full mixture_free""".split()
 )
-BARRIERS = ("held_full", "walked_full", "walked_free", "mixture_full", "mixture_free")
-SHARED = ("held", "walked", "mixture", *BARRIERS)
+BARRIERS = ("stationary_full", "streamed_full", "streamed_free", "mixture_full", "mixture_free")
+SHARED = ("stationary", "streamed", "mixture", *BARRIERS)
 
 
 def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
-    """The same with a map of half of the held rows, which each group has copied for itself; maps with layouts."""
-    box = s.loads[s.held.out.number]
+    """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
+    box = s.loads[s.stationary.out.number]
     block = list(maps[box.parameter].block)
-    place = next(d for d, v in enumerate(s.held.index) if v.type.axes == (s.rows,))
+    place = next(d for d, v in enumerate(s.stationary.index) if v.type.axes == (s.rows,))
     block[place] = GROUP_ROWS
-    name = f"{python_name(s.held.tensor)}_map_{'_'.join(map(str, block))}"
-    loads = {**s.loads, s.held.out.number: replace(box, parameter=name)}
-    used = [loads[w.out.number].parameter for walk in s.walks for w in (walk.walked, walk.mixture)]
+    name = f"{python_name(s.stationary.tensor)}_map_{'_'.join(map(str, block))}"
+    loads = {**s.loads, s.stationary.out.number: replace(box, parameter=name)}
+    used = [loads[w.out.number].parameter for walk in s.walks for w in (walk.streamed, walk.mixture)]
     found = {name: replace(maps[box.parameter], block=tuple(block))} | {p: maps[p] for p in dict.fromkeys(used)}
-    dtype = s.held.out.type.dtype
+    dtype = s.stationary.out.type.dtype
     laid = {
         p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
         for p, d in found.items()
@@ -87,16 +87,20 @@ def warp_roles_file(
             ("consume", ("WHICH",), _Consumer(s, frozenset(int64_tensors), set(given), stages).body()),
         )
     )
-    held, walked, mixture = _parameters(s)
+    stationary, streamed, mixture = _parameters(s)
     lines = []
-    for name, count, p in (("held", GROUPS_OF_WARPS, held), ("walked", stages, walked), ("mixture", stages, mixture)):
+    for name, count, p in (
+        ("stationary", GROUPS_OF_WARPS, stationary),
+        ("streamed", stages, streamed),
+        ("mixture", stages, mixture),
+    ):
         block = ", ".join(map(str, maps[p].block))
         lines.append(f"{name} = gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)")
     for name in BARRIERS:
-        count = GROUPS_OF_WARPS if name == "held_full" else stages
+        count = GROUPS_OF_WARPS if name == "stationary_full" else stages
         lines.append(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
     for name in BARRIERS:
-        count = GROUPS_OF_WARPS if name == "held_full" else stages
+        count = GROUPS_OF_WARPS if name == "stationary_full" else stages
         arrivals = GROUPS_OF_WARPS if name.endswith("_free") else 1
         lines.append(f"for k in gl.static_range({count}):")
         lines.append(f"    mbarrier.init({name}.index(k), count={arrivals})")
@@ -109,10 +113,12 @@ def warp_roles_file(
 
 
 def _parameters(s: WarpRoles) -> tuple[str, str, str]:
-    """Maps of the held operand, of the walked one, of the second product's."""
+    """Maps of the stationary operand, of the streamed one, of the second product's."""
     w = s.walks[0]
-    held, walked, mixture = (s.loads[load.out.number].parameter for load in (s.held, w.walked, w.mixture))
-    return held, walked, mixture
+    stationary, streamed, mixture = (
+        s.loads[load.out.number].parameter for load in (s.stationary, w.streamed, w.mixture)
+    )
+    return stationary, streamed, mixture
 
 
 class _Part(BlockText):
@@ -157,8 +163,8 @@ class _Producer(_Part):
     """The warp that copies."""
 
     def body(self) -> list[str]:
-        held, walked, mixture = _parameters(self.s)
-        boxed = [self.s.held, *(x for w in self.s.walks for x in (w.walked, w.mixture))]
+        stationary, streamed, mixture = _parameters(self.s)
+        boxed = [self.s.stationary, *(x for w in self.s.walks for x in (w.streamed, w.mixture))]
         places = [v for x in boxed for v in self.s.loads[x.out.number].offsets if v is not None]
         wanted = {v.number for v in places} | {v.number for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
         ops = list(every_operation(self.s.program.body))
@@ -175,9 +181,11 @@ class _Producer(_Part):
             if not started:
                 started = True
                 for k in range(GROUPS_OF_WARPS):
-                    lines.append(f"mbarrier.expect(held_full.index({k}), {held}.block_type.nbytes)")
-                    offsets = self._offsets(self.s.held, f" + {k * GROUP_ROWS}" if k else "")
-                    lines.append(f"copy_in({held}, [{offsets}], held_full.index({k}), held.index({k}))")
+                    lines.append(f"mbarrier.expect(stationary_full.index({k}), {stationary}.block_type.nbytes)")
+                    offsets = self._offsets(self.s.stationary, f" + {k * GROUP_ROWS}" if k else "")
+                    lines.append(
+                        f"copy_in({stationary}, [{offsets}], stationary_full.index({k}), stationary.index({k}))"
+                    )
                 lines.append("turn = 0")
             w = next(w for w in self.s.walks if w.loop is op)
             lines.append(self._steps(op))
@@ -185,7 +193,7 @@ class _Producer(_Part):
             inner = [self._first(op, "t"), f"slot = (turn + t) % {self.stages}"]
             inner.append(f"at = (((turn + t) // {self.stages}) & 1) ^ 1")
             inner += self.lines([x for x in op.body if self._wanted(x, wanted)])
-            for name, parameter, load in (("walked", walked, w.walked), ("mixture", mixture, w.mixture)):
+            for name, parameter, load in (("streamed", streamed, w.streamed), ("mixture", mixture, w.mixture)):
                 inner.append(f"mbarrier.wait({name}_free.index(slot), at)")
                 inner.append(f"mbarrier.expect({name}_full.index(slot), {parameter}.block_type.nbytes)")
                 offsets = self._offsets(load)
@@ -204,7 +212,7 @@ class _Consumer(_Part):
 
     def body(self) -> list[str]:
         s, axes = self.s, self.s.program.axes
-        scores, mixed = axes[s.walked], axes[s.columns]
+        scores, mixed = axes[s.streamed], axes[s.columns]
 
         def layout(columns: int) -> str:
             return (
@@ -222,7 +230,7 @@ class _Consumer(_Part):
             lines.append(f"{name}: gl.constexpr = gl.SliceLayout({dimension}, {parent})")
         lines.append("operand_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=by_mixed, k_width=2)")
         lines.append(f"zero = gl.zeros([{GROUP_ROWS}, {scores}], gl.float32, layout=by_scores)")
-        lines += ["turn = 0", "mbarrier.wait(held_full.index(WHICH), 0)"]
+        lines += ["turn = 0", "mbarrier.wait(stationary_full.index(WHICH), 0)"]
         walks = {w.loop.counter: w for w in s.walks}
         for op in live_operations(s):
             if isinstance(op, Loop):
@@ -241,16 +249,16 @@ class _Consumer(_Part):
             self.names[result.number] = self.names[carried.number]
         sums = self.names[loop.carried[w.sums].number]
         lines.append(self._steps(loop))
-        multiplied = self.s.program.axes[self.s.walked], self.s.program.axes[w.first.axis]
+        multiplied = self.s.program.axes[self.s.streamed], self.s.program.axes[w.first.axis]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
         def first_product(turn: str, slot: str) -> list[str]:
-            walked = f"walked.index({slot}).reshape([{multiplied[0]}, {multiplied[1]}]).permute((1, 0))"
+            streamed = f"streamed.index({slot}).reshape([{multiplied[0]}, {multiplied[1]}]).permute((1, 0))"
             return [
                 f"{slot} = ({turn}) % {stages}",
-                f"mbarrier.wait(walked_full.index({slot}), (({turn}) // {stages}) & 1)",
-                f"{slot}_begun = warpgroup_mma(held.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}]), {walked}, "
-                "warpgroup_mma_init(zero), use_acc=False, is_async=True)",
+                f"mbarrier.wait(streamed_full.index({slot}), (({turn}) // {stages}) & 1)",
+                f"{slot}_begun = warpgroup_mma(stationary.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}]), "
+                f"{streamed}, warpgroup_mma_init(zero), use_acc=False, is_async=True)",
             ]
 
         def second_product(turn: str, slot: str) -> list[str]:
@@ -283,13 +291,13 @@ class _Consumer(_Part):
 
     def _masked(self, loop: Loop) -> bool:
         """Whether some points of its blocks do not count."""
-        points = (self.s.rows, self.s.walked)
+        points = (self.s.rows, self.s.streamed)
         return any(v.type.axes == points and v.type.dtype == "bool" for op in loop.body for v in results(op))
 
     def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[str]) -> list[str]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
-        apart = {w.walked.out.number, w.mixture.out.number, w.first.out.number, w.second.out.number}
+        apart = {w.streamed.out.number, w.mixture.out.number, w.first.out.number, w.second.out.number}
         rest = [op for op in loop.body if not any(v.number in apart for v in results(op))]
         later = depending(loop.body, {w.first.out.number})
         late = depending(loop.body, {loop.carried[w.sums].number})
@@ -300,7 +308,7 @@ class _Consumer(_Part):
         lines.append(
             f"{self.named(w.first.out)} = warpgroup_mma_wait(num_outstanding={outstanding}, deps=({slot}_begun,))"
         )
-        lines.append(f"mbarrier.arrive(walked_free.index({slot}), count=1)")
+        lines.append(f"mbarrier.arrive(streamed_free.index({slot}), count=1)")
         lines += self.lines(middle)
         lines += ended
         lines += self.lines(after)
@@ -340,9 +348,9 @@ class _Consumer(_Part):
         s = self.s
         return {
             (s.rows,): "by_rows",
-            (s.walked,): "by_columns",
+            (s.streamed,): "by_columns",
             (s.columns,): "columns_of_mixed",
-            (s.rows, s.walked): "by_scores",
+            (s.rows, s.streamed): "by_scores",
             (s.rows, s.columns): "by_mixed",
         }[axes]
 

@@ -120,10 +120,10 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
 
 def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
     """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
-    held, walked, matrices = _operands(kernel)
+    stationary, streamed, matrices = _operands(kernel)
     while True:
-        each = tiling.step * (sum(walked.values()) + tiling.block * len(matrices))
-        if (tiling.block * sum(held.values()) + tiling.stages * each) * size <= shared:
+        each = tiling.step * (sum(streamed.values()) + tiling.block * len(matrices))
+        if (tiling.block * sum(stationary.values()) + tiling.stages * each) * size <= shared:
             return tiling
         if tiling.stages > 1:
             tiling = replace(tiling, stages=tiling.stages - 1)
@@ -138,12 +138,12 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
 def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[str]]:
     """The tensors that products read for the rows of a program, and for those that it walks, with their widths; those
     that have an element for each point."""
-    held: dict[str, int] = {}
-    walked: dict[str, int] = {}
+    stationary: dict[str, int] = {}
+    streamed: dict[str, int] = {}
     matrices: set[str] = set()
     for r in kernel.targets:
         for f in r.feature:
-            walked.update(
+            streamed.update(
                 (a.tensor, feature_block(kernel.extent[r.target.feature or ""])) for a in accesses_in(f.value)
             )
         for a in accesses_in(r.target.body, *r.target.conditions):
@@ -158,8 +158,8 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
                 for x in () if side is None else accesses_in(side):
                     own = {names.get(v) for v in index_variables(x)}
                     if inner.axis in index_variables(x):
-                        (walked if kernel.looped in own else held)[x.tensor] = feature_block(inner.extent)
-    return held, walked, matrices
+                        (streamed if kernel.looped in own else stationary)[x.tensor] = feature_block(inner.extent)
+    return stationary, streamed, matrices
 
 
 def block_program(

@@ -82,10 +82,10 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
         return None
     moduli = dict(found.classes)
     outputs = found.outputs
-    held: tuple[Constraint, ...] = ()
+    output_constraints: tuple[Constraint, ...] = ()
     if math.prod(moduli.values()) > MOST_CLASSES:
         # residues become outputs like any other, which only their own constraints bound
-        held = tuple(c for c in s.constraints if moduli.keys() >= set(index_variables(c.expr)))
+        output_constraints = tuple(c for c in s.constraints if moduli.keys() >= set(index_variables(c.expr)))
         outputs, moduli = (*outputs, *moduli), {}
     free = index_variables(*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)))
     constrained = (v for c in s.constraints for v in index_variables(c.expr))
@@ -94,7 +94,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
     classes: tuple[Mapping[str, int], ...] = tuple(
         dict(zip(moduli, values, strict=True)) for values in itertools.product(*map(range, moduli.values()))
     )
-    ranges = [_ranges(s, c, outputs, reductions, shapes, held) for c in classes]
+    ranges = [_ranges(s, c, outputs, reductions, shapes, output_constraints) for c in classes]
     kept = [(c, r) for c, r in zip(classes, ranges, strict=True) if r is not None]
     low = tuple({v: a for v, (a, _) in r.items()} for _, r in kept)
     extent = tuple({v: n for v, (_, n) in r.items()} for _, r in kept)
@@ -130,13 +130,13 @@ def _ranges(
     outputs: tuple[str, ...],
     reductions: tuple[str, ...],
     shapes: Mapping[str, tuple[int, ...]],
-    held: tuple[Constraint, ...],
+    output_constraints: tuple[Constraint, ...],
 ) -> dict[str, tuple[int, int]] | None:
     """Low end and extent of each variable in a class, None if the class has no element of the output. The constraints
-    that are `held` say which elements there are; the others, which points."""
+    that are `output_constraints` say which elements there are; the others, which points."""
     fixed = {v: Affine.of((), r) for v, r in residues.items()}
     s = substitute_affine(s, fixed)
-    elements = bounds(replace(s, body=Int(1), guard=None, constraints=held), shapes)
+    elements = bounds(replace(s, body=Int(1), guard=None, constraints=output_constraints), shapes)
     if elements is None:
         return None
     points = bounds(s, shapes) if reductions else {}

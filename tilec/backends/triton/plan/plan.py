@@ -57,9 +57,9 @@ class Pointer:
 class Launch:
     """One kernel launch. `file`: files of equal text are compiled once, so sizes are arguments. `arguments` and then
     `constants` (tl.constexpr) are the parameters in the order of the signature. `fusion`: may a product and a sum be
-    rounded once? `together`: all programs run at once, as they wait for each other. `sociable`: one launch with its
-    neighbours, where none needs another, is wanted. `block`: makes the lines of the block program that the text is
-    written from, where there is one, each with the output that it serves."""
+    rounded once? `together`: all programs run at once, as they wait for each other. `horizontal`: one launch with its
+    neighbours is wanted, where none needs another (horizontal fusion). `block`: makes the lines of the block program
+    that the text is written from, where there is one, each with the output that it serves."""
 
     file: KernelFile
     grid: tuple[int, int, int]
@@ -70,7 +70,7 @@ class Launch:
     statements: tuple[str, ...]
     fusion: bool = True
     together: bool = False
-    sociable: bool = False
+    horizontal: bool = False
     block: Callable[[], list[tuple[str, str]]] | None = field(default=None, compare=False, repr=False)
 
     @property

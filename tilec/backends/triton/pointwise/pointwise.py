@@ -114,7 +114,7 @@ def _steps(
     s = space.statement
     k = Kernel(python_name(s.output) + "_kernel", space, view.types, view.strides, int64_index, powers=True)
     accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
-    if tiling.lanes is not None and tiling.lanes.narrow:
+    if tiling.lanes is not None and tiling.lanes.in_16_bits:
         accumulator = replace(accumulator, dtype=HALVES)
     k.residues()
     axes = _output_axes(k, tiling)
@@ -235,7 +235,7 @@ def _reduction(
     evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
     mask = _mask(k, frame, evaluator)
     truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
-    if lanes is not None and lanes.narrow:
+    if lanes is not None and lanes.in_16_bits:
         assert isinstance(s.body, Call)
         reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))
         code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*reads)

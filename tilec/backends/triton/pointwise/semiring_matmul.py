@@ -8,7 +8,7 @@ All reads of several steps come first, under a test that holds but that the comp
 to where they are used, and waits for each.
 
 Where memory runs along the reduction in the rows' operand, and along the columns in the other, points of the reduction
-stand side by side in the block too (`Lanes`), and are combined when all are done. A thread then has more rows and
+stand side by side in the block too (`KVector`), and are combined when all are done. A thread then has more rows and
 columns of one of them, so that it reads less for each pair.
 """
 
@@ -114,26 +114,26 @@ def at_once(lines: Sequence[str], count: int, names: FreshNames) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class KVector:
     """`count` points of the summed variable `inner` side by side, `times` as many reads in flight; `warps`: of a
-    program. `narrow`: pairs are added and compared in 16 bits."""
+    program. `in_16_bits`: pairs are added and compared in 16 bits."""
 
     inner: str
     count: int
     times: int
     warps: int
-    narrow: bool
+    in_16_bits: bool
 
 
-def lanes_of(space: Space, view: StridedView, columns: Sequence[str], bm: int, bn: int, warps: int) -> Lanes | None:
+def lanes_of(space: Space, view: StridedView, columns: Sequence[str], bm: int, bn: int, warps: int) -> KVector | None:
     """Points side by side for a laid out block, None where memory does not run that way, or the body does more than the
     reading costs."""
     s = space.statement
     inner = _run_along(space, view, columns)
     if inner is None or s.aggregation == "logsumexp" or s.default is not None or calls_library(space):
         return None
-    narrow = is_narrow_sum(space, view)
-    dtype = HALVES if narrow else Accumulator.of(s.aggregation, view.types[s.output].dtype).dtype
+    in_16_bits = sums_in_16_bits(space, view)
+    dtype = HALVES if in_16_bits else Accumulator.of(s.aggregation, view.types[s.output].dtype).dtype
     warps = 8 if bm * bn > 2048 else warps
     words = bm * bn * size_in_bytes(TensorType((), dtype)) / (4 * 32 * warps)
     even = gcd(ROUND, *(e[inner] for e in space.extent))
@@ -143,7 +143,7 @@ def lanes_of(space: Space, view: StridedView, columns: Sequence[str], bm: int, b
         count //= 2
     if count < FEWEST_LANES:
         return None
-    return Lanes(inner, count, min(2 if warps == 8 else 4, even // count), warps, narrow)
+    return KVector(inner, count, min(2 if warps == 8 else 4, even // count), warps, in_16_bits)
 
 
 def _run_along(space: Space, view: StridedView, columns: Sequence[str]) -> str | None:
@@ -173,7 +173,7 @@ def _run_along(space: Space, view: StridedView, columns: Sequence[str]) -> str |
     return found.pop() if len(found) == 1 and found != {""} else None
 
 
-def is_narrow_sum(space: Space, view: StridedView) -> bool:
+def sums_in_16_bits(space: Space, view: StridedView) -> bool:
     """Whether the greatest or least of sums of two 16-bit elements may be found in 16 bits, two at a time. Rounding is
     monotone, so the greatest rounded sum is the rounded greatest sum; and a sum of two such elements that is rounded to
     float32 first, and then to 16 bits, is the sum rounded once, since 24 bits are twice 11 and two more."""

@@ -11,7 +11,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.pointwise.semiring_matmul import Lanes, block_sizes, laid_out, lanes_of, sides
+from tilec.backends.triton.pointwise.semiring_matmul import KVector, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, accesses_in, index_variables, walk
@@ -40,7 +40,7 @@ class PointwiseTiling:
     parts: int = 1
     warps: int = 4
     outer: bool = False
-    lanes: Lanes | None = None
+    lanes: KVector | None = None
 
 
 def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:

@@ -43,10 +43,10 @@ class Blocks:
     together: bool = False
 
 
-def choose_blocks(course: SkewedLoop, setting: Setting) -> Blocks:
+def choose_blocks(loop: SkewedLoop, setting: Setting) -> Blocks:
     """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
-    mixed, apart = course.count(course.mixed), course.count(course.apart)
-    points = max([1, *(course.count(e.bound) for e in course.aggregates())])
+    mixed, apart = loop.count(loop.mixed), loop.count(loop.apart)
+    points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
     most = SUMMED_LANES if points > 1 else MOST_LANES
     span = -(-mixed * apart // setting.device.multiprocessors)
     if points > 1 and setting.device.capability and span * points + WAITING_WORK < mixed * points:
@@ -68,23 +68,23 @@ def _warps(points: int) -> int:
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
-def swept(course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks) -> list[Step]:
+def swept(loop: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks) -> list[Step]:
     """Steps that compute the output."""
-    return _Sweep(course, strides, int64_index, blocks).steps()
+    return _Sweep(loop, strides, int64_index, blocks).steps()
 
 
 class _Sweep(StepWriter):
-    def __init__(self, course: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks):
-        kernel = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, int64_index)
-        super().__init__(kernel, course)
+    def __init__(self, loop: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks):
+        kernel = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
+        super().__init__(kernel, loop)
         self.tiling = blocks
         kernel.constants["BM"] = blocks.lanes
         self.program = "tl.program_id(0)" + (".to(tl.int64)" if int64_index else "")
-        self.moving = frozenset((course.time,))
-        self.arrived = f"{course.own}.arrived"
+        self.moving = frozenset((loop.time,))
+        self.arrived = f"{loop.own}.arrived"
 
     def steps(self) -> list[Step]:
-        course, blocks = self.course, self.tiling
+        loop, blocks = self.loop, self.tiling
         if not blocks.span:
             return self._stepwise()
         if blocks.span <= blocks.lanes:
@@ -95,31 +95,31 @@ class _Sweep(StepWriter):
             self.moment("at_step", True)
             self.kernel.scopes.append(Scope())
             self._lanes("lanes_at + tl.arange(0, BM)")
-            inner = frozenset(("row", "lane", *course.lanes))
+            inner = frozenset(("row", "lane", *loop.lanes))
             self._step(self._frame(self.moving, inner))
             self.close(f"for lanes_at in range(0, {self._span()}, BM):")
             self._next()
-        launch = self._launch(-(-course.count(course.lanes) // blocks.span))
+        launch = self._launch(-(-loop.count(loop.lanes) // blocks.span))
         if not blocks.together:
             return [launch]
         return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
 
     def _stepwise(self) -> list[Step]:
-        k, course = self.kernel, self.course
+        k, loop = self.kernel, self.loop
         counter = k.number("moment", "moment", 0, False)
         self.moment(counter, True)
         self._decode(f"{self.program} * BM + tl.arange(0, BM)", self._order(), [])
         self._step(self._frame())
-        programs = -(-course.count(course.lanes) // self.tiling.lanes)
-        return [Repeat(self._launch(programs), counter, course.steps)]
+        programs = -(-loop.count(loop.lanes) // self.tiling.lanes)
+        return [Repeat(self._launch(programs), counter, loop.steps)]
 
     def _through(self) -> None:
         """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
         steps before."""
-        k, course = self.kernel, self.course
-        accesses = [a for a in feeds(course, course.roots, lambda e: False) if course.time in free_of(a)]
+        k, loop = self.kernel, self.loop
+        accesses = [a for a in feeds(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
         accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
-        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), course.steps))
+        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps))
         waiting = self.waiting(self._frame(), accesses, ahead)
         for u, names in enumerate(waiting):
             self.let({names[a]: text for a, text in self._loads(accesses, str(u)).items()})
@@ -162,7 +162,7 @@ class _Sweep(StepWriter):
             waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
             self.kernel.nest(f"while {waits}:", ["pass"])
             self.kernel.emit("tl.debug_barrier()")
-        self.close(f"for at_step in range(0, {self.kernel.extent(self.course.time)}):")
+        self.close(f"for at_step in range(0, {self.kernel.extent(self.loop.time)}):")
 
     # lanes
 
@@ -172,17 +172,17 @@ class _Sweep(StepWriter):
     def _order(self) -> tuple[str, ...]:
         """All lanes in the order of their positions. Where a program has a part of a set, sets stand side by side in
         it: what mixed lanes weigh their sums with is then read by few programs."""
-        apart, mixed = self.course.apart, self.course.mixed
+        apart, mixed = self.loop.apart, self.loop.mixed
         return (*apart, *mixed) if self.tiling.span and not self.tiling.together else (*mixed, *apart)
 
     def _lanes(self, lane: str) -> None:
         """A block of the program's own lanes. Lanes apart have one value where a program owns one set of mixed ones."""
-        k, course = self.kernel, self.course
+        k, loop = self.kernel, self.loop
         k.emit(f"lane = {lane}")
-        if self.tiling.span == course.count(course.mixed) and not self.tiling.together:
+        if self.tiling.span == loop.count(loop.mixed) and not self.tiling.together:
             batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
-            k.decode(Axis(batch, course.apart, None), 0)
-            self._decode("lane", course.mixed, [])
+            k.decode(Axis(batch, loop.apart, None), 0)
+            self._decode("lane", loop.mixed, [])
         else:
             place = k.line("lanes_from", f"{self.program} * {self._span()}", 0)
             self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])
@@ -196,15 +196,15 @@ class _Sweep(StepWriter):
         k.decode(Axis("row", tuple(variables), "BM"))
 
     def _launch(self, programs: int) -> Launch:
-        k, course = self.kernel, self.course
+        k, loop = self.kernel, self.loop
         return Launch(
-            k.file(course.flat),
+            k.file(loop.flat),
             (programs, 1, 1),
             tuple(k.parameters.items()),
             tuple(k.constants.items()),
             self.tiling.warps,
             1,
-            (course.own,),
-            fusion=bool(course.aggregates()),
+            (loop.own,),
+            fusion=bool(loop.aggregates()),
             together=self.tiling.together,
         )

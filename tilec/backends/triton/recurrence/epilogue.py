@@ -88,9 +88,9 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
     return all(at_hand(root, s.output, r.index or ()) for root in roots)
 
 
-def over(course: SkewedLoop, r: Statement) -> Statement:
-    """The statement over the course's variables."""
-    index = course.statement.index or ()
+def over(loop: SkewedLoop, r: Statement) -> Statement:
+    """The statement over the loop's variables."""
+    index = loop.statement.index or ()
     names = [linear(e).bare for e in r.index or ()]
     mapping: dict[str, Affine] = {v: linear(e) for v, e in zip(names, index, strict=True) if v is not None}
     return replace(

@@ -42,10 +42,10 @@ class Local:
     """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
     `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
     inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
-    whose states are stored, None where none are. `epilogue`: statements over the course's variables whose elements are
+    whose states are stored, None where none are. `epilogue`: statements over the loop's variables whose elements are
     computed beside the state's."""
 
-    course: SkewedLoop
+    loop: SkewedLoop
     back: Mapping[Access, int]
     turns: Mapping[str, int]
     start: Expr | None
@@ -55,7 +55,7 @@ class Local:
     @property
     def roots(self) -> tuple[Expr, ...]:
         bodies = (e for s in self.epilogue for e in (s.body, s.guard) if e is not None)
-        return (*self.course.roots, *bodies)
+        return (*self.loop.roots, *bodies)
 
     @property
     def depth(self) -> int:
@@ -71,39 +71,39 @@ class LocalTiling:
     ahead: int
 
 
-def recognise_local(course: SkewedLoop) -> Local | None:
+def recognise_local(loop: SkewedLoop) -> Local | None:
     """The statement as one whose lanes keep to themselves, None if they do not."""
-    if not course.skew.plain or course.aggregates():
+    if not loop.skew.plain or loop.aggregates():
         return None
     back: dict[Access, int] = {}
-    shifts: dict[str, list[tuple[int, int]]] = {v: [] for v in course.lanes}
+    shifts: dict[str, list[tuple[int, int]]] = {v: [] for v in loop.lanes}
     closed = True
-    for access in self_reads(course.statement):
-        given = dict(zip(course.skew.old, map(linear, access.index), strict=True))
-        time, *forms = (row.substitute(given) for row in course.skew.rows)
-        step = (time - Affine.variable(course.time)) * (1 if course.falling else -1)
+    for access in self_reads(loop.statement):
+        given = dict(zip(loop.skew.old, map(linear, access.index), strict=True))
+        time, *forms = (row.substitute(given) for row in loop.skew.rows)
+        step = (time - Affine.variable(loop.time)) * (1 if loop.falling else -1)
         if step.terms or step.constant.denominator > 1 or not 1 <= step.constant <= MOST_STEPS_BACK:
             return None
         back[access] = int(step.constant)
-        for v, form in zip(course.skew.names[1:], forms, strict=True):
-            moved = _moved(form, v, course)
+        for v, form in zip(loop.skew.names[1:], forms, strict=True):
+            moved = _moved(form, v, loop)
             if moved is None:
                 return None
             shift, wraps = moved
             closed = closed and (wraps or not shift)
             shifts[v].append((back[access], shift))
-    turns = {v: _turn(found, course.extent[v]) for v, found in shifts.items()}
-    if not back or None in turns.values() or any(c and course.extent[v] > LONGEST_TURN for v, c in turns.items()):
+    turns = {v: _turn(found, loop.extent[v]) for v, found in shifts.items()}
+    if not back or None in turns.values() or any(c and loop.extent[v] > LONGEST_TURN for v, c in turns.items()):
         return None
-    pads = {e for root in course.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
+    pads = {e for root in loop.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
     values = {p.value for p in pads}
     start: Expr | None = None
     if closed and all(map(_is_zero, values)):
         start = ZERO
     elif closed and set(back.values()) == {1} and len(values) == 1:
         start = values.pop()
-    whole = course.low[course.time], course.low[course.time] + course.steps - 1
-    return Local(course, back, {v: c for v, c in turns.items() if c}, start, whole)
+    whole = loop.low[loop.time], loop.low[loop.time] + loop.steps - 1
+    return Local(loop, back, {v: c for v, c in turns.items() if c}, start, whole)
 
 
 def _is_zero(e: Expr) -> bool:
@@ -115,9 +115,9 @@ def _is_zero(e: Expr) -> bool:
     return False
 
 
-def _moved(form: Affine, v: str, course: SkewedLoop) -> tuple[int, bool] | None:
+def _moved(form: Affine, v: str, loop: SkewedLoop) -> tuple[int, bool] | None:
     """By how much a form differs from the variable, and whether it wraps round at its range's ends."""
-    n, low = course.extent[v], course.low[v]
+    n, low = loop.extent[v], loop.low[v]
     match form.terms:
         case ((Call("mod", (e, Int(size))), c),) if c == 1 and not form.constant and size == n and not low:
             form, wraps = linear(e), True
@@ -139,12 +139,12 @@ def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
 
 
 def choose_local(local: Local) -> LocalTiling:
-    course = local.course
-    lanes = course.count(course.lanes)
+    loop = local.loop
+    lanes = loop.count(loop.lanes)
     accesses = _feeds(local)
     echoes = _echoes(local, accesses)
     carried = [a for a in accesses if _moves(local, a) and a not in echoes]
-    words = sum(2 if course.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
+    words = sum(2 if loop.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
     touched = len(carried) + len(local.epilogue) + (local.kept is not None)
     ahead = min(
@@ -157,7 +157,7 @@ def choose_local(local: Local) -> LocalTiling:
         ahead = min(ahead, 8)
     ahead = max(1, power_of_two(ahead + 1) // 2)
     warps = 1 if lanes < MULTIPROCESSORS * 512 else 4
-    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(course.steps)))
+    return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(loop.steps)))
 
 
 def _feeds(local: Local) -> list[Access]:
@@ -166,16 +166,16 @@ def _feeds(local: Local) -> list[Access]:
     def settled(e: Pad) -> bool:
         return e.access in local.back and local.start is not None
 
-    return feeds(local.course, local.roots, settled)
+    return feeds(local.loop, local.roots, settled)
 
 
 def _echoes(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
     """Elements that the step before has read already, each with the access by which it did."""
-    course = local.course
-    before = {course.time: Affine.variable(course.time) + (1 if course.falling else -1)}
+    loop = local.loop
+    before = {loop.time: Affine.variable(loop.time) + (1 if loop.falling else -1)}
     for v, turn in local.turns.items():
         back = Affine.variable(v) - turn
-        before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(course.extent[v]))), 1)])
+        before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(loop.extent[v]))), 1)])
     inner = {x for a in accesses for i in a.index for x in walk(i)}
     plain = [a for a in accesses if _moves(local, a) and not inner & {a, *accesses} and a not in inner]
     read = {(b.tensor, tuple(_turned(linear(i).substitute(before)) for i in b.index)): b for b in plain}
@@ -201,7 +201,7 @@ def _turned(form: Affine) -> Affine:
 
 def _moves(local: Local, access: Access) -> bool:
     """Whether an element changes from step to step."""
-    return bool(free_of(access) & {local.course.time, *local.turns})
+    return bool(free_of(access) & {local.loop.time, *local.turns})
 
 
 class _Frame(WalkingFrame):
@@ -219,13 +219,13 @@ class _Writer(StepWriter):
     frames = _Frame
 
     def __init__(self, kernel: Kernel, local: Local, tiling: LocalTiling):
-        super().__init__(kernel, local.course)
+        super().__init__(kernel, local.loop)
         self.local, self.tiling = local, tiling
-        self.moving = frozenset((local.course.time, *local.turns))
+        self.moving = frozenset((local.loop.time, *local.turns))
         self.feeds = _feeds(local)
         self.echoes = _echoes(local, self.feeds)
         self.fixed: dict[Access, str] = {}
-        self.dtype = local.course.types[local.course.own].dtype
+        self.dtype = local.loop.types[local.loop.own].dtype
 
     def at(
         self,
@@ -244,7 +244,7 @@ class _Writer(StepWriter):
         frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
         assert isinstance(frame, _Frame)
         frame.local, frame.history = self.local, history
-        frame.course, frame.turns, frame.steps = self.course, self.local.turns, self.tiling.ahead
+        frame.loop, frame.turns, frame.steps = self.loop, self.local.turns, self.tiling.ahead
         frame.walk, frame.number = walk, number
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
@@ -252,7 +252,7 @@ class _Writer(StepWriter):
     def walk(self, moment: str, places: Mapping[str, str]) -> InductionState:
         """Steps from that one on, at these places of moving lanes."""
         k, name = self.kernel, self.kernel.names.fresh("left")
-        n = k.extent(self.course.time)
+        n = k.extent(self.loop.time)
         k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
         self.scopes[name] = len(k.scopes) - 1
         return InductionState(places, name)
@@ -278,7 +278,7 @@ class _Writer(StepWriter):
         name = self.state(code)
         if self.local.kept is not None:
             low = self.local.kept[0]
-            form = Affine.variable(self.course.time) - low
+            form = Affine.variable(self.loop.time) - low
             self.store(frame, name, compute_dtype, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
         for s in self.local.epilogue:
             self.emit_epilogue(frame, s, name)
@@ -290,7 +290,7 @@ class _Writer(StepWriter):
         if self.local.start is not None:
             for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
                 assert isinstance(e.access, Access)
-                t = expression_type(e, self.course.types)
+                t = expression_type(e, self.loop.types)
                 compute_dtype, code = compute_dtype_of(t.dtype), frame.read(e.access, None)
                 code = (
                     code
@@ -324,14 +324,14 @@ class _Writer(StepWriter):
 
     def emit_epilogue(self, frame: _Frame, s: Statement, state: str) -> None:
         """Compute and store the elements of a statement beside the state."""
-        course = self.course
-        variables = frozenset((course.time, *course.lanes))
-        t = course.types[course.own]
+        loop = self.loop
+        variables = frozenset((loop.time, *loop.lanes))
+        t = loop.types[loop.own]
         given = ScalarValue(state, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        state_read = Access(course.own, course.statement.index or ())
+        state_read = Access(loop.own, loop.statement.index or ())
         evaluator = TritonScalars(frame, *roots, given={**self.insides(frame, roots), state_read: given})
-        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, course.types))
+        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, loop.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
         self.store(frame, name, compute_dtype, s.output)
@@ -351,13 +351,13 @@ def local_steps(
     local: Local, strides: Mapping[str, tuple[int, ...]], int64_index: bool, tiling: LocalTiling
 ) -> list[Step]:
     """Steps that compute the output."""
-    course = local.course
-    k = Kernel(python_name(course.own) + "_kernel", course.space(), course.types, strides, int64_index)
+    loop = local.loop
+    k = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
     k.constants["BM"] = tiling.lanes
     w = _Writer(k, local, tiling)
     k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if int64_index else ''} * BM + tl.arange(0, BM)")
-    k.emit(f"row_in = row < {k.count([v for v in course.lanes if k.space.largest(v) > 1])}")
-    k.decode(Axis("row", course.lanes, "BM"))
+    k.emit(f"row_in = row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
+    k.decode(Axis("row", loop.lanes, "BM"))
     first = {v: k.value_of[v] for v in local.turns}
     frame = w.at("0", first, [], {})
     w.load(frame, fixed=True)
@@ -368,11 +368,11 @@ def local_steps(
     if any(waiting):
         _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
-    grid = (-(-course.count(course.lanes) // tiling.lanes), 1, 1)
+    grid = (-(-loop.count(loop.lanes) // tiling.lanes), 1, 1)
     arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    outputs = (course.own, *(s.output for s in local.epilogue))
+    outputs = (loop.own, *(s.output for s in local.epilogue))
     return [
-        Launch(k.file(course.flat, *local.epilogue), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
+        Launch(k.file(loop.flat, *local.epilogue), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
     ]
 
 
@@ -413,7 +413,7 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
         w.let({name: new[a] for a, name in old.items()})
     w.let(dict(reversed(list(zip(states, history, strict=True)))))
     w.let({name: places[count][v] for v, name in carried.items()})
-    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.course.time)}, {count}):")
+    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.loop.time)}, {count}):")
 
 
 def _moment(step: int) -> str:

@@ -36,19 +36,19 @@ class Moves:
     """How far an address goes in a step, and for each turning lane how much less where it begins again."""
 
     step: int
-    laps: Mapping[str, int]
+    wraps: Mapping[str, int]
 
 
 def moves_of(
-    tensor: str, forms: Sequence[Affine], kernel: Kernel, course: SkewedLoop, turns: Mapping[str, int], steps: int
+    tensor: str, forms: Sequence[Affine], kernel: Kernel, loop: SkewedLoop, turns: Mapping[str, int], steps: int
 ) -> Moves | None:
     """None where the address stays, or goes by no constant: lanes turn by one place, either way, and not round within
     so many steps."""
     if 0 in kernel.types[tensor].shape:
         return None
-    time, step = -1 if course.falling else 1, 0
-    laps: dict[str, int] = {}
-    moving = {course.time, *turns}
+    time, step = -1 if loop.falling else 1, 0
+    wraps: dict[str, int] = {}
+    moving = {loop.time, *turns}
     for axis, (form, stride) in enumerate(zip(forms, kernel.strides[tensor], strict=True)):
         if kernel.types[tensor].shape[axis] == 1:
             continue
@@ -59,16 +59,16 @@ def moves_of(
                 continue
             if not isinstance(atom, Index):
                 return None
-            if atom.name == course.time:
+            if atom.name == loop.time:
                 step += time * int(c) * stride
                 continue
-            n, by = course.extent[atom.name], direction(turns[atom.name], course.extent[atom.name])
+            n, by = loop.extent[atom.name], direction(turns[atom.name], loop.extent[atom.name])
             if by is None or steps > n:
                 return None
             step += by * int(c) * stride
-            laps[atom.name] = laps.get(atom.name, 0) + by * int(c) * stride * n
-    laps = {v: lap for v, lap in laps.items() if lap}
-    return Moves(step, laps) if step or laps else None
+            wraps[atom.name] = wraps.get(atom.name, 0) + by * int(c) * stride * n
+    wraps = {v: wrap for v, wrap in wraps.items() if wrap}
+    return Moves(step, wraps) if step or wraps else None
 
 
 def direction(turn: int, lanes: int) -> int | None:
@@ -82,7 +82,7 @@ class WalkingFrame(StepFrame):
     walk: InductionState | None = None
     number: int
     steps: int
-    course: SkewedLoop
+    loop: SkewedLoop
     turns: Mapping[str, int]
 
     def address(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str] = frozenset()) -> str:
@@ -90,7 +90,7 @@ class WalkingFrame(StepFrame):
         if walk is None:
             return super().address(tensor, forms, spread_over)
         key = tensor, tuple(forms)
-        moves = moves_of(tensor, forms, k, self.course, self.turns, self.steps)
+        moves = moves_of(tensor, forms, k, self.loop, self.turns, self.steps)
         if moves is None:
             return super().address(tensor, forms, spread_over)
         if key not in walk.pointers:
@@ -101,15 +101,15 @@ class WalkingFrame(StepFrame):
         stem = python_name(tensor)
         for number in range(then, self.number):
             by = k.number(("walk", tensor, tuple(forms)), f"{stem}_walk", moves.step)
-            laps = {v: k.number(("lap", tensor, tuple(forms), v), f"{stem}_lap", n) for v, n in moves.laps.items()}
-            tests = {v: self._begins_again(walk.places[v], v, number) for v in laps}
-            match list(laps.items()):
+            wraps = {v: k.number(("lap", tensor, tuple(forms), v), f"{stem}_lap", n) for v, n in moves.wraps.items()}
+            tests = {v: self._begins_again(walk.places[v], v, number) for v in wraps}
+            match list(wraps.items()):
                 case []:
                     text = by
-                case [(v, lap)]:
-                    text = f"tl.where({tests[v]}, {k.line('lapped', f'{by} - {lap}', 0)}, {by})"
+                case [(v, wrap)]:
+                    text = f"tl.where({tests[v]}, {k.line('lapped', f'{by} - {wrap}', 0)}, {by})"
                 case several:
-                    text = " - ".join([by, *(f"tl.where({tests[v]}, {lap}, 0)" for v, lap in several)])
+                    text = " - ".join([by, *(f"tl.where({tests[v]}, {wrap}, 0)" for v, wrap in several)])
             name = self._named(tensor, f"{name} + {text}")
         walk.pointers[key] = self.number, name
         return name
@@ -122,7 +122,7 @@ class WalkingFrame(StepFrame):
 
     def _begins_again(self, first: str, v: str, number: int) -> str:
         """Text of the test that a lane which stood there at first begins again after the step of that number."""
-        if direction(self.turns[v], self.course.extent[v]) == -1:
+        if direction(self.turns[v], self.loop.extent[v]) == -1:
             return f"{first} == {number}"
         return f"{first} == {self.kernel.extent(v)} - {number + 1}"
 

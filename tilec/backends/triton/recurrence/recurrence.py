@@ -28,16 +28,16 @@ def check_recurrences(flat: Program) -> None:
 
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
-    course = chart(flat, types)
-    return sequential(course, strides, _needs_int64_index((flat,), types, strides), setting)
+    loop = chart(flat, types)
+    return sequential(loop, strides, _needs_int64_index((flat,), types, strides), setting)
 
 
-def sequential(course: SkewedLoop, strides: Strides, int64_index: bool, setting: Setting) -> list[Step]:
+def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence time by time."""
-    local = recognise_local(course)
+    local = recognise_local(loop)
     if local is not None:
         return local_steps(local, strides, int64_index, choose_local(local))
-    return swept(course, strides, int64_index, choose_blocks(course, setting))
+    return swept(loop, strides, int64_index, choose_blocks(loop, setting))
 
 
 def with_epilogue(
@@ -49,12 +49,12 @@ def with_epilogue(
     epilogue = tuple(r for r in find_recurrence_epilogue(program, place, types) if r.output not in barred)
     if not epilogue or 0 in types[s.output].shape:
         return None
-    course = chart(s, types)
-    local = recognise_local(course)
+    loop = chart(s, types)
+    local = recognise_local(loop)
     if local is None:
         return None
-    kept = times_read(program, s, course.time, epilogue, types)
-    local = replace(local, epilogue=tuple(over(course, r) for r in epilogue), kept=kept)
+    kept = times_read(program, s, loop.time, epilogue, types)
+    local = replace(local, epilogue=tuple(over(loop, r) for r in epilogue), kept=kept)
     made = [r.output for r in epilogue] + ([] if kept is None else [s.output])
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
     int64_index = _needs_int64_index((s, *epilogue), types, strides)

@@ -108,7 +108,7 @@ def _without_aggregates(e: Expr) -> Expr:
 
 
 def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
-    """The course of a flat recurrence whose output has elements. Raises Unsupported for what no step can compute."""
+    """The loop of a flat recurrence whose output has elements. Raises Unsupported for what no step can compute."""
     s = _typed(padded(assigned(flat)), types)
     skew = skewed(s, types)
     time, *lanes = skew.names
@@ -171,11 +171,11 @@ def _range(domain: Domain, v: str) -> tuple[int, int]:
     return domain.low[v], domain.low[v] + domain.extent[v] - 1
 
 
-def feeds(course: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
+def feeds(loop: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
     """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
     `settled`: pads whose value is known already."""
     found: dict[Access, None] = {}
-    s, box = course.statement, course.space().box(0)
+    s, box = loop.statement, loop.space().box(0)
 
     def add(access: Access) -> None:
         for i in access.index:
@@ -193,7 +193,7 @@ def feeds(course: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bo
             add(e)
         elif isinstance(e, Pad):
             access = e.access if isinstance(e.access, Access) else e.access.access
-            outside = [] if box.inside(access, course.types) else [e.value]
+            outside = [] if box.inside(access, loop.types) else [e.value]
             stack += [] if settled(e) else [*outside, e.access]
         else:
             stack += reversed(value_children(e))

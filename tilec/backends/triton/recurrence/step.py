@@ -43,11 +43,11 @@ class StepFrame(Frame):
         axes: Sequence[str],
         tails: Mapping[str, str],
         inner: Sequence[frozenset[str]],
-        course: SkewedLoop,
+        loop: SkewedLoop,
         scopes: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
-        self.own, self.time, self.scopes = course.own, course.time, scopes
+        self.own, self.time, self.scopes = loop.own, loop.time, scopes
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
         self.only: str | None = None
@@ -86,8 +86,8 @@ class StepWriter:
 
     frames: type[StepFrame] = StepFrame
 
-    def __init__(self, kernel: Kernel, course: SkewedLoop):
-        self.kernel, self.course = kernel, course
+    def __init__(self, kernel: Kernel, loop: SkewedLoop):
+        self.kernel, self.loop = kernel, loop
         self.scopes: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
 
@@ -95,7 +95,7 @@ class StepWriter:
         self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
     ) -> StepFrame:
         """`around`: the frame of the step that the new one is part of."""
-        made = self.frames(self.kernel, axes, tails, inner, self.course, self.scopes)
+        made = self.frames(self.kernel, axes, tails, inner, self.loop, self.scopes)
         if around is not None:
             made.running, made.shared = around.running, around.shared
         return made
@@ -103,15 +103,15 @@ class StepWriter:
     def moment(self, text: str, sure: bool) -> str | None:
         """Bind time to the step of that number, `counter` or `counter + number`; the name of the test that there is
         such a step, unless it is sure."""
-        k, course, depth = self.kernel, self.course, len(self.kernel.scopes) - 1
-        low, n = k.low(course.time), k.extent(course.time)
+        k, loop, depth = self.kernel, self.loop, len(self.kernel.scopes) - 1
+        low, n = k.low(loop.time), k.extent(loop.time)
         counter, _, further = text.partition(" + ")
         count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + {counter}")
         self.scopes[count] = depth
         count = k.line("count", f"{count} + {further}") if further else count
-        place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if course.falling else count
+        place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if loop.falling else count
         now = count if (place, low) == (count, "0") else k.line("now", place if low == "0" else f"{low} + {place}")
-        k.value_of[course.time] = now
+        k.value_of[loop.time] = now
         self.scopes |= {count: depth, now: depth}
         if sure:
             return None
@@ -133,7 +133,7 @@ class StepWriter:
             for a in accesses:
                 names[a] = self.kernel.names.fresh(f"next_{python_name(a.tensor).lower()}")
                 shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
-                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.course.types[a.tensor].dtype)})"})
+                self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.loop.types[a.tensor].dtype)})"})
             result.append(names)
         return result
 
@@ -144,14 +144,14 @@ class StepWriter:
     def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
         """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
         the size of the block of lanes."""
-        evaluator = self.evaluator(frame, self.course.roots, lanes)
-        return self.selected(frame, self.course.statement, evaluator, self.kernel.space.valid)
+        evaluator = self.evaluator(frame, self.loop.roots, lanes)
+        return self.selected(frame, self.loop.statement, evaluator, self.kernel.space.valid)
 
     def selected(
         self, frame: StepFrame, s: Statement, evaluator: TritonScalars, valid: Sequence[Condition]
     ) -> tuple[str, str]:
         """Text and dtype of a statement's elements: its body where the point is valid, elsewhere 0 or the default's."""
-        dtype = self.course.types[s.output].dtype
+        dtype = self.loop.types[s.output].dtype
         tests = frame.tests(valid)
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
@@ -172,11 +172,11 @@ class StepWriter:
     ) -> None:
         """Store a step's elements, given the name of their block, where the tests hold; `output`: another tensor than
         the recurrence's."""
-        k, s = self.kernel, self.course.statement
+        k, s = self.kernel, self.loop.statement
         output = output or s.output
         rows = [frame.form(e) for e in s.index or ()]
         mask = " & ".join(dict.fromkeys([*frame.store_tests(), *tests, *frame.tests(k.space.stored)]))
-        dtype = self.course.types[output].dtype
+        dtype = self.loop.types[output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
         address = frame.address(output, rows, frozenset(frame.axes))
@@ -195,12 +195,12 @@ class StepWriter:
 
     def _is_timed(self, e: Pad) -> bool:
         """Whether a state is padded with elements of tensors, and time alone says where."""
-        access, course = e.access, self.course
-        if not isinstance(access, Access) or access.tensor != course.own:
+        access, loop = e.access, self.loop
+        if not isinstance(access, Access) or access.tensor != loop.own:
             return False
-        asked = (*access_conditions(access, course.types), *whole_arguments(access.index))
+        asked = (*access_conditions(access, loop.types), *whole_arguments(access.index))
         box = self.kernel.space.box(0)
-        timed = all(free(c.form) <= {course.time} for c in asked if not box.holds(c))
+        timed = all(free(c.form) <= {loop.time} for c in asked if not box.holds(c))
         kinds = {type(x) for x in walk(e.value)}
         return timed and Access in kinds and Aggregate not in kinds
 
@@ -208,14 +208,14 @@ class StepWriter:
         """Such a state: what it is padded with is loaded in the few steps that need it."""
         assert isinstance(e.access, Access)
         state = TritonScalars(frame, e.access).value(e.access)
-        inside, t = frame.inside(e.access), expression_type(e, self.course.types)
+        inside, t = frame.inside(e.access), expression_type(e, self.loop.types)
         if inside is None:
             return state
         frame.only = f"({inside} ^ True)"
         evaluator = TritonScalars(frame, e.value)
         value = evaluator.value(e.value)
         frame.only = None
-        compute_dtype, variables = compute_dtype_of(t.dtype), state.variables | value.variables | {self.course.time}
+        compute_dtype, variables = compute_dtype_of(t.dtype), state.variables | value.variables | {self.loop.time}
         code = f"tl.where({inside}, {evaluator.cast(state, compute_dtype)}, {evaluator.tensor(value, compute_dtype)})"
         return ScalarValue(frame.assign("padded", code, variables), t, compute_dtype, variables, depth=1)
 
@@ -225,16 +225,16 @@ class StepWriter:
         for e in _reached(roots):
             match e:
                 case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
-                    inside, t = frame.inside(access), expression_type(e, self.course.types)
+                    inside, t = frame.inside(access), expression_type(e, self.loop.types)
                     known = ScalarValue("True", t, None, number=True)
                     found[e] = known if inside is None else ScalarValue(inside, t, "bool", free_of(access))
         return found
 
     def _aggregate(self, e: Aggregate, frame: StepFrame, points: int) -> ScalarValue:
-        k, course = self.kernel, self.course
-        t = aggregate_type(e.aggregation, expression_type(e.body, course.types))
+        k, loop = self.kernel, self.loop
+        t = aggregate_type(e.aggregation, expression_type(e.body, loop.types))
         accumulator = Accumulator.of(e.aggregation, t.dtype)
-        count = course.count(e.bound)
+        count = loop.count(e.bound)
         if not count:
             n = identity(e.aggregation, t.dtype)
             return ScalarValue(literal(n), t, None, number=n)
@@ -280,7 +280,7 @@ class StepWriter:
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
         evaluator = self.evaluator(within, roots, points * size)
         tests = [within.spread(tails[red], red)] if red in tails else []
-        tests += within.tests(step_conditions(roots, e.constraints, course.types))
+        tests += within.tests(step_conditions(roots, e.constraints, loop.types))
         if e.guard is not None:
             tests.append(evaluator.condition(evaluator.value(e.guard)))
         value = evaluator.value(e.body)
@@ -309,7 +309,7 @@ class StepWriter:
         k.emit(f"{name} = {result}")
         self.scopes[name] = len(k.scopes) - 1
         compute_dtype = compute_dtype_of(t.dtype)
-        return ScalarValue(name, t, compute_dtype, frozenset((*index_variables(e), course.time)), exact=True)
+        return ScalarValue(name, t, compute_dtype, frozenset((*index_variables(e), loop.time)), exact=True)
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:

@@ -65,7 +65,7 @@ class Planned:
     plan: Plan
 
     @property
-    def held(self) -> int:
+    def live_bytes(self) -> int:
         """The most bytes of intermediates at a time."""
         return temporary_bytes(self.plan, self.together.types)
 
@@ -88,12 +88,12 @@ def planned(
 
 def within(whole: Planned, budget: int) -> Planned:
     """The plan, cut where its intermediates pass the budget and slabs take less."""
-    held = whole.held
-    cut = _best(whole, budget) if held > budget else None
+    live_bytes = whole.live_bytes
+    cut = _best(whole, budget) if live_bytes > budget else None
     if cut is None:
         return whole
     made = replace(whole, plan=_Cutter(whole, budget).plan(cut))
-    return made if made.held < MOST_TILED_SHARE * held else whole
+    return made if made.live_bytes < MOST_TILED_SHARE * live_bytes else whole
 
 
 # what is cut
@@ -132,7 +132,7 @@ def _best(whole: Planned, budget: int) -> Cut | None:
     if not found or (most := max(f[0] for f in found)) <= 0:
         return None
     spared, _, _, run, place = min((f for f in found if f[0] >= NEARLY * most), key=lambda f: f[1:3])
-    at_once = spared * min(1.0, whole.held / total)
+    at_once = spared * min(1.0, whole.live_bytes / total)
     return Cut((*flat.statements[:place], *run.before), run, max(1, int(budget * run.size / at_once)))
 
 
@@ -230,8 +230,8 @@ class _Cutter:
         run = cut.run
         rows = _rounded(run.size, cut.rows)
         given, whole, start = self._of_rows(run, rows, wanted)
-        if whole.held > self.budget and rows > 1:
-            rows = self._fewer(run, rows, whole.held, wanted)
+        if whole.live_bytes > self.budget and rows > 1:
+            rows = self._fewer(run, rows, whole.live_bytes, wanted)
             given, whole, start = self._of_rows(run, rows, wanted)
         whole = within(whole, self.budget)
         left = run.size % rows
@@ -242,12 +242,12 @@ class _Cutter:
         last = None if rest is None else rest.part(provided)
         return Slabs(run.size, rows, whole.part(provided), last, given, results, start)
 
-    def _fewer(self, run: TileRegion, rows: int, held: int, wanted: tuple[str, ...]) -> int:
+    def _fewer(self, run: TileRegion, rows: int, live_bytes: int, wanted: tuple[str, ...]) -> int:
         """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
         some = max(1, rows // 2)
-        less = self._of_rows(run, some, wanted)[1].held
-        each = max(1, (held - less) // (rows - some))
-        return _rounded(run.size, max(1, max(self.budget - (held - each * rows), self.budget // 2) // each))
+        less = self._of_rows(run, some, wanted)[1].live_bytes
+        each = max(1, (live_bytes - less) // (rows - some))
+        return _rounded(run.size, max(1, max(self.budget - (live_bytes - each * rows), self.budget // 2) // each))
 
     def _of_rows(
         self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0

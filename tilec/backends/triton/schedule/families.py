@@ -357,7 +357,7 @@ def _exponential_steps(
         steps += before
     how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, parts)
     own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
-    steps += [replace(s, sociable=True) if isinstance(s, Launch) else s for s in own]
+    steps += [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
     return [*steps, *after, Release(tuple(s.output for s in found.tops))]
 
 

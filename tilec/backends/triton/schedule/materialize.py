@@ -200,7 +200,7 @@ def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> RowTiling |
 
 def _made(maker: _Maker) -> list[Step]:
     if len(maker.all) == 1:
-        return [replace(s, sociable=True) if isinstance(s, Launch) else s for s in maker.first.alone()]
+        return [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in maker.first.alone()]
     assert maker.shared is not None
     types, strides = _known(maker)
     steps: list[Step] = []
@@ -211,7 +211,7 @@ def _made(maker: _Maker) -> list[Step]:
     group = _group(maker.shared)
     told = tuple(s for s in group.statements if len(show_statement(s)) <= TOLD)
     launch = row_launch(group, types, strides, maker.first.int64_index, _tiling(group, strides), told=told).launch
-    return [*steps, replace(launch, sociable=True)]
+    return [*steps, replace(launch, horizontal=True)]
 
 
 def _renamed(step: Step, names: Renamed) -> Step:
@@ -242,28 +242,28 @@ def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
 
 
 def _neighbours(steps: Sequence[Step]) -> list[Step]:
-    """With sociable launches that follow each other, and of which none writes what another reads, as one."""
+    """With `horizontal` launches that follow each other, and of which none writes what another reads, as one."""
     result: list[Step] = []
-    party: list[Launch] = []
+    batch: list[Launch] = []
     let_go: list[Step] = []
 
     def close() -> None:
-        if len(party) > 1:
-            result.append(together(party, f"{party[0].kernel}_and_{len(party) - 1}"))
+        if len(batch) > 1:
+            result.append(together(batch, f"{batch[0].kernel}_and_{len(batch) - 1}"))
         else:
-            result.extend(party)
+            result.extend(batch)
         result.extend(let_go)
-        party.clear()
+        batch.clear()
         let_go.clear()
 
     for step in steps:
-        if isinstance(step, Launch) and step.sociable:
-            if party and not (len(party) < MOST_JOINED and _independent(step, party) and fusable([*party, step])):
+        if isinstance(step, Launch) and step.horizontal:
+            if batch and not (len(batch) < MOST_JOINED and _independent(step, batch) and fusable([*batch, step])):
                 close()
-            party.append(step)
-        elif party and isinstance(step, Allocate) and step.fill is None:
+            batch.append(step)
+        elif batch and isinstance(step, Allocate) and step.fill is None:
             result.append(step)
-        elif party and isinstance(step, Release):
+        elif batch and isinstance(step, Release):
             let_go.append(step)
         else:
             close()
@@ -272,6 +272,6 @@ def _neighbours(steps: Sequence[Step]) -> list[Step]:
     return result
 
 
-def _independent(step: Launch, party: Sequence[Launch]) -> bool:
-    written = {name for one in party for name in one.statements}
-    return not written & touched(step) and not any(set(step.statements) & touched(one) for one in party)
+def _independent(step: Launch, batch: Sequence[Launch]) -> bool:
+    written = {name for one in batch for name in one.statements}
+    return not written & touched(step) and not any(set(step.statements) & touched(one) for one in batch)
