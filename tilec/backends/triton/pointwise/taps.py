@@ -10,21 +10,18 @@ Zeros that are read outside are treated as in `windows.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from tilec.backends.common.domain import point_conditions
 from tilec.backends.common.terms import split_factors
-from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
-from tilec.backends.triton.emit.scalar import TritonScalars
+from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, tiled
 from tilec.backends.triton.pointwise.windows import STRIPE_WASTE, index_forms, window_axes
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
 from tilec.ir.types import TensorType, is_floating
@@ -74,24 +71,16 @@ def tap_sums(space: Space) -> TapSums | None:
     return None
 
 
-class TapWriter:
+class TapWriter(UnrolledKernel):
     """The text of the kernel that adds up a share of the places for each tap."""
 
     def __init__(self, how: TapSums, space: Space, view: StridedView, int64_index: bool):
-        self.how, self.view, self.whole = how, view, space
+        self.how, self.whole = how, space
         s = space.statement
-        self.tile = tile = fresh_variable(how.across, all_variables(s))
-        low, extent = dict(space.low[0]), dict(space.extent[0])
-        self.first = low.pop(how.across)
-        low[tile], extent[tile] = 0, -(-extent.pop(how.across) // how.count)
-        low[how.across], extent[how.across] = 0, how.count  # one neighbour, where they are not written out
-        reductions = tuple(tile if v == how.across else v for v in space.reductions)
-        self.space = replace(space, reductions=reductions, low=(low,), extent=(extent,), valid=(), stored=())
-        self.k = Kernel(python_name(s.output) + "_taps", self.space, view.types, view.strides, int64_index, powers=True)
-        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
-        self.sums = [replace(base, suffix=f"_{n}") for n in range(how.taps)]
-        self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
-        self.exact = not _reads_zeros_alone(s, view.types)
+        self.tile = fresh_variable(how.across, all_variables(s))
+        own = tiled(space, {how.across: (self.tile, how.count)})
+        name, exact = python_name(s.output) + "_taps", not _reads_zeros_alone(s, view.types)
+        super().__init__(name, own, view, int64_index, how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""
@@ -104,80 +93,39 @@ class TapWriter:
         k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
         k.emit("down = tl.program_id(0) // across")
         k.decode(Axis("down", down, None))
-        k.emit("col = (tl.program_id(0) % across) * BN + tl.arange(0, BN)")
-        k.emit(f"col_in = col < {k.count(columns)}")
-        k.decode(Axis("col", columns, "BN"))
-        for v in (*self.space.outputs, *self.space.reductions):
-            if v not in k.value_of and v != how.tap:
-                k.value_of[v] = k.low(v)
+        self.axis("col", "(tl.program_id(0) % across) * BN", columns, "BN")
+        self.bind_single(v for v in (*self.space.outputs, *self.space.reductions) if v != how.tap)
         part = k.number("part", "part_size", -(-self.space.count(self.rows) // how.parts))
         k.emit(f"start = tl.program_id(2){int64_index} * {part}")
         k.emit(f"end = tl.minimum(start + {part}, {k.count(self.rows)})")
-        for a in self.sums:
-            k.scopes[0].lines += a.start("(BM, BN)")
-        self._walk(unrolled=True, tested=self.exact)
-        if not self.exact:
-            finite = " & ".join(f"({name} - {name} == 0)" for name in self.names)
-            k.scopes.append(Scope())
-            for a in self.sums:
-                k.scopes[-1].lines += a.start("(BM, BN)")
-            self._walk(unrolled=False, tested=True)
-            k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
+        self.combine()
         self._store(target)
         tiles = self.space.count(down) * -(-self.space.count(columns) // TAP_COLUMNS)
-        constants = tuple(k.constants.items())
-        return Launch(k.file(flat), (tiles, 1, how.parts), tuple(k.parameters.items()), constants, 4, 2, (s.output,))
+        return self.launched((tiles, 1, how.parts), [flat], (s.output,))
 
-    def _walk(self, *, unrolled: bool, tested: bool) -> None:
-        """Lines that combine the share's places, into the innermost scope; not `unrolled`, a neighbour at a time."""
-        k, how = self.k, self.how
-        depth = len(k.scopes)
-        scopes: list[frozenset[str]] = [frozenset()] * (depth - 1)
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+        k, across = self.k, self.how.across
         k.scopes.append(Scope())
-        k.emit("row = first + tl.arange(0, BM)")
-        k.emit("row_in = row < end")
-        k.decode(Axis("row", self.rows, "BM"))
-        scopes.append(frozenset((*self.rows, "row")))
-        headers = ["for first in range(start, end, BM):"]
+        self.axis("row", "first", self.rows, "BM", "end")
+        yield "for first in range(start, end, BM):", frozenset((*self.rows, "row"))
         if not unrolled:
             k.scopes.append(Scope())
             k.emit("step = tl.full((), 0, tl.int32) + at_step")
-            k.value_of[how.across] = "step"
-            k.axis_of[how.across] = Axis("step", (how.across,), None)
-            scopes.append(frozenset((how.across, "step")))
-            headers.append(f"for at_step in range(0, {how.count}):")
-        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *scopes)
-        terms = [(u, n) for u in (range(how.count) if unrolled else (None,)) for n in range(how.taps)]
-        for u, n in terms:
-            self._term(frame, u, n, tested)
-        for header in reversed(headers):
-            k.close(header)
-        for v in (*self.rows, how.across):
-            k.value_of.pop(v, None)
+            k.value_of[across] = "step"
+            k.axis_of[across] = Axis("step", (across,), None)
+            yield f"for at_step in range(0, {self.how.count}):", frozenset((across, "step"))
 
-    def _term(self, frame: Frame, u: int | None, n: int, tested: bool) -> None:
-        k, how, a = self.k, self.how, self.sums[n]
-        tile = Affine.variable(self.tile, how.count) + self.first
-        place = tile + u if u is not None else tile + Affine.variable(how.across)
-        change = {how.across: place, how.tap: Affine.of((), self.space.low[0][how.tap] + n)}
-        s = substitute_affine(self.whole.statement, change)
-        roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = TritonScalars(frame, *roots)
-        tests: list[str] = []
-        if tested:
-            tests = [
-                frame.spread("row_in", "row"),
-                *frame.tests(point_conditions(roots, s.constraints, self.view.types)),
-            ]
-            if s.guard is not None:
-                tests.append(evaluator.condition(evaluator.value(s.guard)))
-        value = evaluator.value(s.body)
-        truth = a.aggregation in LOGICAL or a.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
-        if tests:
-            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})"
-        for line in a.step(k.line("value", code)):
-            k.emit(line)
+    def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
+        how = self.how
+        tile = Affine.variable(self.tile, how.count) + self.whole.low[0][how.across]
+        for u in range(how.count) if unrolled else (None,):
+            place = tile + u if u is not None else tile + Affine.variable(how.across)
+            for n in range(how.taps):
+                tap = Affine.of((), self.space.low[0][how.tap] + n)
+                yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: tap})
+
+    def tests(self, frame: Frame) -> list[str]:
+        return [frame.spread("row_in", "row")]
 
     def _store(self, target: str) -> None:
         k, s, how = self.k, self.whole.statement, self.how

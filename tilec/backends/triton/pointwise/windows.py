@@ -3,15 +3,12 @@
 In `O[y, x, c] = +(I[y + j, x + i, c] * K[j, i, c])` neighbours along x read the same elements of I. The loop over i is
 written out for eight values of x at once, in which each element of I and K is read, and converted, one time. Any
 aggregation of any body will do.
-
-A sum of products whose points may lie outside reads zeros there, which is nothing while the other factor is finite:
-where a sum comes out infinite or NaN, the block is computed again with each point tested.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import access_conditions, point_conditions, size_of
@@ -19,12 +16,11 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.emit.scalar import TritonScalars
+from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch, Step, python_name
-from tilec.ir.aggregations import LOGICAL
+from tilec.backends.triton.pointwise.unrolled import TAILS, UnrolledKernel, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Constraint, Int, Statement, accesses_in
 from tilec.ir.types import TensorType, is_floating
@@ -99,100 +95,61 @@ def striped_windows(
     return [_StripeWriter(stripe, space, view, int64_index, epilogue).launch(flat)]
 
 
-class _StripeWriter:
+class _StripeWriter(UnrolledKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
     def __init__(
         self, stripe: Stripe, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
     ):
-        self.stripe, self.view, self.epilogue, self.whole = stripe, view, epilogue, space
+        self.stripe, self.epilogue, self.whole = stripe, epilogue, space
         s = space.statement
-        self.tile = tile = fresh_variable(stripe.across, all_variables(s))
-        low, extent = dict(space.low[0]), dict(space.extent[0])
-        self.first = low.pop(stripe.across)
-        low[tile], extent[tile] = 0, -(-extent.pop(stripe.across) // stripe.count)
-        outputs = tuple(tile if v == stripe.across else v for v in space.outputs)
-        self.space = replace(space, outputs=outputs, low=(low,), extent=(extent,), valid=(), stored=())
-        self.k = Kernel(
-            python_name(s.output) + "_kernel", self.space, view.types, view.strides, int64_index, powers=True
-        )
-        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
-        self.sums = [replace(base, suffix=f"_{u}") for u in range(stripe.count)]
-        self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
-        columns = space.largest([v for v in outputs if self.space.largest(v) > 1][-1])
+        self.tile = fresh_variable(stripe.across, all_variables(s))
+        own = tiled(space, {stripe.across: (self.tile, stripe.count)})
+        name, exact = python_name(s.output) + "_kernel", not _may_read_zeros(space, view.types)
+        super().__init__(name, own, view, int64_index, stripe.count, exact)
+        columns = space.largest([v for v in own.outputs if own.largest(v) > 1][-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         self.columns = 64 if few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns else 32
         self.rows = (1024 if few else 512) // self.columns
-        self.exact = not _may_read_zeros(space, view.types)
 
     def launch(self, flat: Statement) -> Launch:
         k, s = self.k, self.space.statement
         k.constants = {"BM": self.rows, "BN": self.columns}
-        self._axes()
-        for a in self.sums:
-            k.scopes[0].lines += a.start("(BM, BN)")
-        self._walk(unrolled=True, tested=self.exact)
-        if not self.exact:
-            finite = " & ".join(f"({name} - {name} == 0)" for name in self.names)
-            k.scopes.append(Scope())
-            for a in self.sums:
-                k.scopes[-1].lines += a.start("(BM, BN)")
-            self._walk(unrolled=False, tested=True)
-            k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
+        rows, columns = self._split()
+        if self.tile not in rows:  # one tile of all neighbours
+            k.value_of[self.tile] = "0"
+        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.int64_index else ''}")
+        k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
+        self.axis("row", "(tile // across) * BM", rows, "BM")
+        self.axis("col", "(tile % across) * BN", columns, "BN")
+        self.bind_single((*self.space.outputs, *self.space.reductions))
+        self.combine()
         for u, a in enumerate(self.sums):
             self._store(u, a)
-        rows, columns = self._split()
         tiles = -(-self.space.count(rows) // self.rows) * -(-self.space.count(columns) // self.columns)
-        constants = tuple(k.constants.items())
         outputs = (s.output, *(r.output for r in self.epilogue))
-        return Launch(
-            k.file(flat, *self.epilogue), (tiles, 1, 1), tuple(k.parameters.items()), constants, 4, 2, outputs
-        )
+        return self.launched((tiles, 1, 1), [flat, *self.epilogue], outputs)
 
     def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
         last = max(k for k, v in enumerate(many) if v != self.tile)
         return (*many[:last], *many[last + 1 :]), (many[last],)
 
-    def _axes(self) -> None:
-        k, (rows, columns) = self.k, self._split()
-        if self.tile not in rows:  # one tile of all neighbours
-            k.value_of[self.tile] = "0"
-        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.int64_index else ''}")
-        k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
-        k.emit("row = (tile // across) * BM + tl.arange(0, BM)")
-        k.emit(f"row_in = row < {k.count(rows)}")
-        k.decode(Axis("row", rows, "BM"))
-        k.emit("col = (tile % across) * BN + tl.arange(0, BN)")
-        k.emit(f"col_in = col < {k.count(columns)}")
-        k.decode(Axis("col", columns, "BN"))
-        for v in (*self.space.outputs, *self.space.reductions):
-            if v not in k.value_of:
-                k.value_of[v] = k.low(v)
-
-    def _walk(self, *, unrolled: bool, tested: bool) -> None:
-        """Lines that combine all points of the window, into the innermost scope."""
-        k, stripe, space = self.k, self.stripe, self.space
-        depth = len(k.scopes)
-        around = tuple(v for v in space.reductions if not space.single(v) and v != stripe.tap)
-        headers: list[str] = []
-        scopes: list[frozenset[str]] = [frozenset()] * (depth - 1)
-        for name, variables in (("window", around), ("red", () if unrolled else (stripe.tap,))):
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+        k, space, tap = self.k, self.space, self.stripe.tap
+        around = tuple(v for v in space.reductions if not space.single(v) and v != tap)
+        for name, variables in (("window", around), ("red", () if unrolled else (tap,))):
             if variables:
                 k.scopes.append(Scope())
-                integer = "tl.int64" if k.int64_index else "tl.int32"
-                k.emit(f"{name} = tl.full((), 0, {integer}) + at_{name}")
+                k.emit(f"{name} = tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + at_{name}")
                 k.decode(Axis(name, variables, None))
-                headers.append(f"for at_{name} in range(0, {k.count(variables)}):")
-                scopes.append(frozenset((*variables, name)))
-        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *scopes)
-        terms = [(u, n) for u in range(stripe.count) for n in (range(stripe.taps) if unrolled else (None,))]
-        for u, n in sorted(terms, key=self._place):
-            self._term(frame, u, n, tested)
-        for header in reversed(headers):
-            k.close(header)
-        for v in (*around, *(() if unrolled else (stripe.tap,))):
-            k.value_of.pop(v, None)
+                header = f"for at_{name} in range(0, {k.count(variables)}):"
+                yield header, frozenset((*variables, name))
+
+    def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
+        stripe = self.stripe
+        places = [(u, n) for u in range(stripe.count) for n in (range(stripe.taps) if unrolled else (None,))]
+        return [(u, self.at(u, n)) for u, n in sorted(places, key=self._place)]
 
     def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
         """The order of terms: by the place that they read, so that what is read is let go of."""
@@ -208,30 +165,14 @@ class _StripeWriter:
     def at(self, u: int, n: int | None) -> Statement:
         """The statement of neighbour u, and of tap n where it is written out."""
         stripe = self.stripe
-        change = {stripe.across: Affine.variable(self.tile, stripe.count) + (self.first + u)}
+        change = {stripe.across: Affine.variable(self.tile, stripe.count) + (self.whole.low[0][stripe.across] + u)}
         if n is not None:
             change[stripe.tap] = Affine.of((), self.space.low[0][stripe.tap] + n)
         return substitute_affine(self.whole.statement, change)
 
-    def _term(self, frame: Frame, u: int, n: int | None, tested: bool) -> None:
-        k, s, a = self.k, self.at(u, n), self.sums[u]
-        roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = TritonScalars(frame, *roots)
-        tests = frame.tests(point_conditions(roots, s.constraints, self.view.types)) if tested else []
-        if s.guard is not None:
-            tests.append(evaluator.condition(evaluator.value(s.guard)))
-        value = evaluator.value(s.body)
-        truth = a.aggregation in LOGICAL or a.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
-        if tests:
-            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})"
-        name = k.line("value", code)
-        for line in a.step(name):
-            k.emit(line)
-
     def _store(self, u: int, a: Accumulator) -> None:
         k, s = self.k, self.at(u, None)
-        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
+        frame = Frame(k, ["row", "col"], TAILS)
         limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
         tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
         tests += frame.tests(point_conditions((), (*limits, self._inside(u)), self.view.types))

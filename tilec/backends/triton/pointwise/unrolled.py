@@ -1,0 +1,127 @@
+"""Kernels whose programs write out several points, of several sums, each with the statement at its own place.
+
+What these points read together is read, and converted, once. A sum of products whose points may lie outside reads zeros
+there, which is nothing while the other factor is finite: where a sum comes out infinite or NaN, the block is computed
+again with each point tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.domain import point_conditions
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
+from tilec.backends.triton.emit.scalar import TritonScalars
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.plan import Launch
+from tilec.ir.aggregations import LOGICAL
+from tilec.ir.program import Statement
+
+TAILS = {"row": "row_in", "col": "col_in"}
+
+
+def tiled(space: Space, tiles: Mapping[str, tuple[str, int]]) -> Space:
+    """A space of one class with tiles in the place of variables: by variable, the tile's name and how many values it
+    has, whose place in it the variable itself names."""
+    low, extent = dict(space.low[0]), dict(space.extent[0])
+    for v, (tile, count) in tiles.items():
+        low[tile], extent[tile] = 0, -(-extent[v] // count)
+        low[v], extent[v] = 0, count
+    named = {v: tile for v, (tile, _) in tiles.items()}
+    outputs, reductions = (tuple(named.get(v, v) for v in axes) for axes in (space.outputs, space.reductions))
+    return replace(space, outputs=outputs, reductions=reductions, low=(low,), extent=(extent,), valid=(), stored=())
+
+
+class UnrolledKernel:
+    """The text of one such kernel: blocks of rows x columns, a running value for each of `count` sums. `exact`: each
+    point is tested; `space`: in which tiles stand for their variables."""
+
+    def __init__(self, name: str, space: Space, view: StridedView, int64_index: bool, count: int, exact: bool):
+        self.space, self.view, self.exact = space, view, exact
+        s = space.statement
+        self.k = Kernel(name, space, view.types, view.strides, int64_index, powers=True)
+        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
+        self.sums = [replace(base, suffix=f"_{n}") for n in range(count)]
+        self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
+
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+        """Open the scopes of the loops around the points, outermost first: each one's header and what it binds. Not
+        `unrolled`, there is a loop instead of the points that are written out."""
+        raise NotImplementedError
+
+    def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
+        """The points inside the loops: which sum each belongs to, and the statement there."""
+        raise NotImplementedError
+
+    def tests(self, frame: Frame) -> list[str]:
+        """What is tested besides the statement's own conditions."""
+        return []
+
+    def axis(self, name: str, start: str, variables: tuple[str, ...], block: str, end: str | None = None) -> None:
+        """Lines that decode the positions of a block into variables."""
+        k = self.k
+        k.emit(f"{name} = {start} + tl.arange(0, {block})")
+        k.emit(f"{name}_in = {name} < {end or k.count(variables)}")
+        k.decode(Axis(name, variables, block))
+
+    def bind_single(self, variables: Iterable[str]) -> None:
+        """Give variables of one value that value."""
+        for v in variables:
+            if v not in self.k.value_of:
+                self.k.value_of[v] = self.k.low(v)
+
+    def combine(self) -> None:
+        """Lines that combine the points of every sum."""
+        k = self.k
+        for a in self.sums:
+            k.scopes[0].lines += a.start("(BM, BN)")
+        self._walk(unrolled=True, tested=self.exact)
+        if self.exact:
+            return
+        finite = " & ".join(f"({name} - {name} == 0)" for name in self.names)
+        k.scopes.append(Scope())
+        for a in self.sums:
+            k.scopes[-1].lines += a.start("(BM, BN)")
+        self._walk(unrolled=False, tested=True)
+        k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
+
+    def _walk(self, *, unrolled: bool, tested: bool) -> None:
+        k = self.k
+        scopes: list[frozenset[str]] = [frozenset()] * (len(k.scopes) - 1)
+        headers: list[str] = []
+        for header, bound in self.loops(unrolled):
+            headers.append(header)
+            scopes.append(bound)
+        frame = Frame(k, ["row", "col"], TAILS, *scopes)
+        for n, s in self.terms(unrolled):
+            a = self.sums[n]
+            for line in a.step(k.line("value", self.value(frame, a, s, tested))):
+                k.emit(line)
+        for header in reversed(headers):
+            k.close(header)
+        for v in frozenset().union(*scopes):
+            k.value_of.pop(v, None)
+
+    def value(self, frame: Frame, a: Accumulator, s: Statement, tested: bool) -> str:
+        """Text of a statement's value; where it does not count, if `tested`, the identity."""
+        roots = (s.body,) if s.guard is None else (s.guard, s.body)
+        evaluator = TritonScalars(frame, *roots)
+        tests: list[str] = []
+        if tested:
+            tests = [*self.tests(frame), *frame.tests(point_conditions(roots, s.constraints, self.view.types))]
+        if s.guard is not None:
+            tests.append(evaluator.condition(evaluator.value(s.guard)))
+        value = evaluator.value(s.body)
+        truth = a.aggregation in LOGICAL or a.dtype == "bool"
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
+        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})" if tests else code
+
+    def launched(self, grid: tuple[int, int, int], heads: Sequence[Statement], outputs: tuple[str, ...]) -> Launch:
+        """The kernel, headed by these statements, as one launch."""
+        k = self.k
+        constants = tuple(k.constants.items())
+        return Launch(k.file(*heads), grid, tuple(k.parameters.items()), constants, 4, 2, outputs)
