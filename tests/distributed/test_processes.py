@@ -67,18 +67,32 @@ def calls(mesh) -> None:
             torch.testing.assert_close(g.full_tensor(), e, rtol=1e-4, atol=1e-5)
 
 
-def model() -> torch.nn.Module:
-    w, v, b = tensors((6, 8), (8, 4), (8,))
+def model(device: str) -> torch.nn.Module:
+    w, v, b = tensors((6, 8), (8, 4), (8,), device=device)
     return torch.nn.Sequential(
-        nn.Tile(LAYER, parameters={"W": w, "B": b}), nn.Tile(LAYER, parameters={"W": v, "B": torch.zeros(4)})
+        nn.Tile(LAYER, parameters={"W": w, "B": b}),
+        nn.Tile(LAYER, parameters={"W": v, "B": torch.zeros(4, device=device)}),
     )
 
 
+def wrapped(kind: str, mesh) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The model, and it for several processes."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = model(mesh.device_type)
+    if kind == "ddp":
+        return module, DistributedDataParallel(module)
+    for layer in module:
+        fully_shard(layer, mesh=mesh)
+    return module, fully_shard(module, mesh=mesh)
+
+
 def steps(module: torch.nn.Module, data: torch.Tensor) -> list[torch.Tensor]:
-    """The losses of two steps."""
+    """The losses of three steps."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
     losses = []
-    for _ in range(2):
+    for _ in range(3):
         loss = module(data).square().mean()
         losses.append(loss.detach())
         optimizer.zero_grad()
@@ -88,22 +102,13 @@ def steps(module: torch.nn.Module, data: torch.Tensor) -> list[torch.Tensor]:
 
 
 def training(mesh) -> None:
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    (data,) = tensors((4 * mesh.size(), 6))
+    (data,) = tensors((4 * mesh.size(), 6), device=mesh.device_type)
     own = data.chunk(mesh.size())[mesh.get_local_rank()]
-    alone = model()
+    alone = model(mesh.device_type)
     expected = steps(alone, data)
     for kind in ("ddp", "fsdp"):
-        module = model()
-        if kind == "ddp":
-            wrapped = DistributedDataParallel(module)
-        else:
-            for layer in module:
-                fully_shard(layer, mesh=mesh)
-            wrapped = fully_shard(module, mesh=mesh)
-        losses = torch.stack(steps(wrapped, own))
+        module, several = wrapped(kind, mesh)
+        losses = torch.stack(steps(several, own))
         dist.all_reduce(losses)
         torch.testing.assert_close(losses / mesh.size(), torch.stack(expected), msg=f"losses of {kind}")
         for a, p in zip(alone.parameters(), module.parameters(), strict=True):
@@ -160,7 +165,7 @@ def test_two_processes() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_devices() -> None:
-    in_processes(2, calls, "cuda")
+    in_processes(2, everything, "cuda")
 
 
 @pytest.mark.slow

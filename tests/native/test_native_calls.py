@@ -20,10 +20,10 @@ NODES = {"python": "SettledCallBackward", "native": "TileCallBackward"}
 class Case:
     """exp(X * W), called before forward and backward, and its gradient by W for comparison."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         torch.manual_seed(0)
         self.f = tilec.compile(SOURCE)
-        self.x, self.w = torch.randn(5), torch.randn(5, requires_grad=True)
+        self.x, self.w = torch.randn(5, device=device), torch.randn(5, device=device, requires_grad=True)
         for _ in range(2):
             self.f(self.x, self.w).sum().backward()
         self.w.grad = None
@@ -34,8 +34,8 @@ class Case:
 
 
 @pytest.fixture
-def case(way: str) -> Case:
-    made = Case()
+def case(way: str, device: str) -> Case:
+    made = Case(device)
     assert made().grad_fn.name() == NODES[way]
     return made
 
@@ -70,8 +70,9 @@ def test_what_is_kept_must_not_change(case: Case) -> None:
         y.sum().backward()
 
 
-def test_outputs_may_change_where_they_are_not_kept(way: str) -> None:
-    f, x, w = tilec.compile("Y = X * W"), torch.randn(4), torch.randn(4, requires_grad=True)
+def test_outputs_may_change_where_they_are_not_kept(way: str, device: str) -> None:
+    f = tilec.compile("Y = X * W")
+    x, w = torch.randn(4, device=device), torch.randn(4, device=device, requires_grad=True)
     for _ in range(3):
         (gradient,) = torch.autograd.grad(f(x, w).mul_(3).sum(), w)
         same(gradient, 3 * x)
@@ -126,9 +127,9 @@ def test_transforms(case: Case) -> None:
     same(torch.func.grad(lambda w: case.f(case.x, w).sum())(w), case.gradient)
     same(torch.func.vmap(case.f)(case.x[:, None], w[:, None])[:, 0], torch.exp(case.x * w))
     with forward_ad.dual_level():
-        tangent = forward_ad.unpack_dual(case.f(case.x, forward_ad.make_dual(w, torch.ones(5)))).tangent
+        tangent = forward_ad.unpack_dual(case.f(case.x, forward_ad.make_dual(w, torch.ones_like(w)))).tangent
     same(tangent, case.gradient)
-    (rows,) = torch.autograd.grad(case(), case.w, torch.eye(5), is_grads_batched=True)
+    (rows,) = torch.autograd.grad(case(), case.w, torch.eye(5).to(case.w), is_grads_batched=True)
     same(rows, torch.diag(case.gradient))
 
 
@@ -137,7 +138,7 @@ def test_modes(case: Case) -> None:
         assert not case().requires_grad
     with torch.inference_mode():
         assert case().is_inference()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(case.x.device.type, dtype=torch.bfloat16):
         half = case.f(case.x.bfloat16(), case.w.bfloat16())
     assert half.dtype == torch.float32  # 16-bit inputs of exp are taken in float32
     assert torch.compile(case.f, backend="eager", fullgraph=True)(case.x, case.w).grad_fn is not None
@@ -166,10 +167,10 @@ def test_memory_of_many_calls(case: Case) -> None:
     assert tensors() <= before
 
 
-def test_a_function_is_forgotten(way: str) -> None:
+def test_a_function_is_forgotten(way: str, device: str) -> None:
     from weakref import ref
 
-    case = Case()
+    case = Case(device)
     gone = ref(case.f)
     y = case()
     del case
@@ -178,20 +179,20 @@ def test_a_function_is_forgotten(way: str) -> None:
     y.sum().backward()
 
 
-def test_numbers(way: str) -> None:
-    f, x = tilec.compile("Y = X / S"), torch.ones(3)
+def test_numbers(way: str, device: str) -> None:
+    f, x = tilec.compile("Y = X / S"), torch.ones(3, device=device)
     for number in (2.0, 2.0, 4.0, 2.0, 0.0, -0.0, -0.0, 0.0, 5e-324, float("inf"), 2, 3, True):
         wanted = x / torch.tensor(float(number))
         same(f(x, number), wanted)
         same(f(x, number), wanted)
-    w = torch.ones(3, requires_grad=True)
+    w = torch.ones(3, device=device, requires_grad=True)
     for number in (2.0, 3.0, 3.0):
-        same(torch.autograd.grad(f(w, number).sum(), w)[0], 1 / torch.full((3,), number))
+        same(torch.autograd.grad(f(w, number).sum(), w)[0], 1 / torch.full((3,), number, device=device))
 
 
-def test_numbers_that_do_not_fit(way: str) -> None:
+def test_numbers_that_do_not_fit(way: str, device: str) -> None:
     f = tilec.compile("Y = X + S")
-    x = torch.arange(3)
+    x = torch.arange(3, device=device)
     for number in (1, 2, 2**40):
         assert torch.equal(f(x, number), x + number)
     with pytest.raises(tilec.InputMistake):
@@ -201,22 +202,22 @@ def test_numbers_that_do_not_fit(way: str) -> None:
 @pytest.mark.parametrize(
     "source", ["A = X; B = floor(int64(X) / 2); C = sum(X[i]);", "B = floor(int64(X) / 2); A = X * W;"]
 )
-def test_several_outputs(way: str, source: str) -> None:
+def test_several_outputs(way: str, device: str, source: str) -> None:
     f = tilec.compile(source)
-    inputs = [torch.randn(4, requires_grad=True) for _ in f.inputs]
+    inputs = [torch.randn(4, device=device, requires_grad=True) for _ in f.inputs]
     for _ in range(3):
         results = f(*inputs)
         assert isinstance(results, tuple) and not results[f.outputs.index("B")].requires_grad
         named = dict(zip(f.outputs, results, strict=True))
         (gradient,) = torch.autograd.grad(named["A"].sum(), inputs[0], retain_graph=True)
-        same(gradient, torch.ones(4) if len(inputs) == 1 else inputs[1].detach())
+        same(gradient, torch.ones_like(gradient) if len(inputs) == 1 else inputs[1].detach())
         if "C" in named:
-            same(torch.autograd.grad(named["C"] + named["A"].sum(), inputs[0])[0], torch.full((4,), 2.0))
+            same(torch.autograd.grad(named["C"] + named["A"].sum(), inputs[0])[0], torch.full_like(gradient, 2.0))
 
 
-def test_some_inputs_need_gradients(way: str) -> None:
+def test_some_inputs_need_gradients(way: str, device: str) -> None:
     f = tilec.compile("function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }")
-    a, b, d = torch.randn(2, 3), torch.randn(3, 4), torch.randn(2, 4)
+    a, b, d = (torch.randn(shape, device=device) for shape in ((2, 3), (3, 4), (2, 4)))
     for asked in ((True, True), (True, False), (False, True), (True, True)):
         inputs = [t.clone().requires_grad_(r) for t, r in zip((a, b), asked, strict=True)]
         for _ in range(2):
@@ -229,8 +230,8 @@ def test_some_inputs_need_gradients(way: str) -> None:
     same(torch.autograd.grad(f(*inputs), inputs[0], d[:, :1].expand(2, 4))[0], d[:, :1].expand(2, 4) @ b.T)
 
 
-def test_inputs_of_all_kinds(way: str) -> None:
-    f, x = tilec.compile("function (X[N, M]) -> (Y) { Y = X + 1; }"), torch.arange(6.0).view(2, 3)
+def test_inputs_of_all_kinds(way: str, device: str) -> None:
+    f, x = tilec.compile("function (X[N, M]) -> (Y) { Y = X + 1; }"), torch.arange(6.0, device=device).view(2, 3)
     for t in (x, x.T, x[:, ::2], torch.nn.Parameter(x), x.double(), x.int(), x[:0], x.expand(2, 2, 3)[0], x):
         for _ in range(2):
             assert torch.equal(f(t), t + 1) and f(t).dtype == (t + 1).dtype
@@ -241,12 +242,12 @@ def test_inputs_of_all_kinds(way: str) -> None:
         f(x.to_sparse())
 
 
-def test_default_device_and_dtype(way: str) -> None:
-    f, x = tilec.compile("function (X[N]) -> (Y) { Y = X * 2 + 1; }"), torch.ones(3)
+def test_default_device_and_dtype(way: str, device: str) -> None:
+    f, x = tilec.compile("function (X[N]) -> (Y) { Y = X * 2 + 1; }"), torch.ones(3, device=device)
     f(x)
     torch.set_default_device("meta")
     try:
-        assert torch.equal(f(x), torch.full((3,), 3.0, device="cpu"))
+        assert torch.equal(f(x), torch.full((3,), 3.0, device=device))
     finally:
         torch.set_default_device(None)
 
@@ -254,10 +255,11 @@ def test_default_device_and_dtype(way: str) -> None:
 @pytest.mark.parametrize(
     "source", ["Y[j, i] = X[i, j]", "Y = X", "function (X[N, 1, M]) -> (Y) { Y[m : M] = +(X[n, 0, m]); }"]
 )
-def test_gradients_that_are_views(way: str, source: str) -> None:
+def test_gradients_that_are_views(way: str, device: str, source: str) -> None:
     f = tilec.compile(source)
-    x = torch.randn((3, 1, 4) if "N" in source else (3, 4), requires_grad=True)
-    for d in (torch.randn(f(x).shape), torch.randn(f(x).shape), torch.randn(()).expand(f(x).shape)):
+    x = torch.randn((3, 1, 4) if "N" in source else (3, 4), device=device, requires_grad=True)
+    one = torch.randn((), device=device)
+    for d in (torch.randn_like(f(x)), torch.randn_like(f(x)), one.expand(f(x).shape)):
         (found,) = torch.autograd.grad(f(x), x, d)
         wanted = d.expand(3, 1, 4) if "N" in source else d.T if "j, i" in source else d
         assert torch.equal(found, wanted) and found.data_ptr() == d.data_ptr()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.errors import InputMistake, SizeMistake
-from tilec.ir.functions import RANDOM, STRUCTURAL, ZERO, counts_positions
+from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -31,7 +31,8 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.transforms.autodiff.limit_depth import apart, shaping
+from tilec.transforms.autodiff.limit_depth import apart
+from tilec.transforms.batching.elementwise import batch_elementwise
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
 from tilec.transforms.batching.scalars import Scalars, never_outside
 from tilec.transforms.batching.structural import BATCH_RULES
@@ -165,7 +166,7 @@ class Batch:
 
     def sizes(self, tensor: str) -> tuple[Expr, ...]:
         """Of each dimension but the batch's."""
-        return tuple(self._shape(tensor, Int(d)) for d in range(self.ranks.of(tensor)))
+        return tuple(self.shape(tensor, Int(d)) for d in range(self.ranks.of(tensor)))
 
     def whole(self, tensor: str) -> Name:
         """The tensor with its batch dimension, if it has one, in front."""
@@ -210,7 +211,7 @@ class Batch:
         if not any(map(self.batched, (*roots, *(s.index or ())))) and s.default not in self.axis:
             self.emit(map_expressions(s, self.unbatched), False)
         elif s.index is None:
-            self._elementwise(s)
+            batch_elementwise(self, s)
         else:
             self._contraction(s)
 
@@ -262,11 +263,11 @@ class Batch:
             case Aggregate():
                 return self.as_scalar(e, rebuild(e, self.value))
             case Call("shape", (Name(tensor), axis)):
-                return self._shape(tensor, axis)
+                return self.shape(tensor, axis)
             case Call("as_type", (value, like)):
                 return replace(e, args=(self.value(value), like))
             case Call(function, (seed, counter)) if function in RANDOM:
-                return replace(e, args=(self._seed(self.value(seed)), self.value(counter)))
+                return replace(e, args=(self.seed(self.value(seed)), self.value(counter)))
         return rebuild(e, self.value)
 
     def position(self, e: Expr) -> Expr:
@@ -277,22 +278,23 @@ class Batch:
             case Access(tensor, index):
                 return replace(self.read(tensor, tuple(map(self.position, index))), span=e.span)
             case Call("shape", (Name(tensor), axis)):
-                return self._shape(tensor, axis)
+                return self.shape(tensor, axis)
             case Aggregate():
                 return rebuild(e, self.value)
         return rebuild(e, self.position)
 
-    def _seed(self, seed: Expr) -> Expr:
+    def seed(self, seed: Expr) -> Expr:
+        """That of the batch's element at hand."""
         return seed + self.variable * STRIDE if self.different else seed
 
     def unbatched(self, e: Expr) -> Expr:
         """An expression that does not depend on the batch's element; the sizes that it asks for are elements'."""
         match e:
             case Call("shape", (Name(tensor), axis)):
-                return self._shape(tensor, axis)
+                return self.shape(tensor, axis)
         return rebuild(e, self.unbatched)
 
-    def _shape(self, tensor: str, axis: Expr) -> Expr:
+    def shape(self, tensor: str, axis: Expr) -> Expr:
         """The size of a dimension of an element's tensor."""
         if tensor in self.axis:
             at = self.axis[tensor]
@@ -304,34 +306,6 @@ class Batch:
                 tensor, axis = self.whole(tensor).name, axis + Int(1)
         return Call("shape", (Name(tensor), axis))
 
-    # elementwise statements
-
-    def _elementwise(self, s: Statement) -> None:
-        draws: dict[Expr, str] = {}
-
-        def value(e: Expr) -> Expr:
-            match e:
-                case Name(name) if name in self.known:
-                    return self.as_scalar(e, self.aligned(name, s.output))
-                case Call("index", (Name(tensor), d)) if tensor in self.axis:
-                    whole, more = self.aligned(tensor, s.output), 1
-                    if self.known[tensor] != self.known[s.output]:
-                        more += max(0, self.ranks.of(s.output) - self.ranks.of(tensor))
-                    return replace(e, args=(whole, Int(d.value + more) if isinstance(d, Int) else d + Int(more)))
-                case Call("shape", (Name(tensor), d)):
-                    return self._shape(tensor, d)
-                case Call("as_type", (inner, like)):
-                    return replace(e, args=(value(inner), like))
-                case Call(function, args) if function in RANDOM:
-                    if counts_positions(e) or self.different or self.batched(args[0]):
-                        if e not in draws:
-                            draws[e] = self._draw(e, s)
-                        return self.aligned(draws[e], s.output)
-                    return replace(e, args=(args[0], value(args[1])))
-            return rebuild(e, value)
-
-        self.emit(replace(s, body=value(s.body)), True)
-
     def _shape_vector(self, s: Statement, tensor: str) -> None:
         """`shape(X)` without the batch's dimension."""
         whole = self.emit(
@@ -341,51 +315,8 @@ class Batch:
         count = Call("shape", (Name(whole), Int(0))) - Int(1)
         self.emit(Statement(s.output, (d,), (count,), Access(whole, (d + Int(1),)), span=s.span), False)
 
-    def _draw(self, e: Call, s: Statement) -> str:
-        """A draw of an elementwise statement as a statement of its own, with the counters that an element of the batch
-        has on its own and with the element's seed."""
-        place = self._counter(e.args[1], s) if len(e.args) > 1 else self._spanned(s)
-        index = self.variables(0 if place is None else self.ranks.of(place))
-        sizes = () if place is None else self.sizes(place)
-        counter: Expr = Int(0)
-        if len(e.args) > 1:
-            counter = self.read(place or "", index)
-        else:
-            for i, n in zip(index, sizes, strict=True):
-                counter = i if counter == Int(0) else counter * n + i
-        batched = self.batched(e)
-        seed = self._seed(self.value(e.args[0]))
-        made = Statement(
-            self.names.fresh("Draw"),
-            (self.variable, *index) if batched else index,
-            (self.size, *sizes) if batched else sizes,
-            replace(e, args=(seed, counter)),
-        )
-        self.ranks.give(made.output, len(index))
-        self.known[made.output] = () if place is None else self.known[place]
-        return self.emit(made, batched)
-
-    def _counter(self, e: Expr, s: Statement) -> str:
-        made = Statement(self.names.fresh("Counter"), None, None, e)
-        self._named(made)
-        self.statement(made)
-        return made.output
-
-    def _spanned(self, s: Statement) -> str | None:
-        """A tensor of the shape of an elementwise statement; None where that is one number."""
-        if self.ranks.of(s.output) == 0:
-            return None
-        body: Expr = ZERO
-        for name in dict.fromkeys(shaping(s.body)):
-            body = Call("select", (Int(0), name, body))
-        made = Statement(self.names.fresh("Positions"), None, None, body)
-        self._named(made)
-        self.known[made.output] = self.known[s.output]
-        self.statement(made)
-        return made.output
-
-    def _named(self, s: Statement) -> None:
-        """Note what is known of a statement that the program does not have."""
+    def note(self, s: Statement) -> None:
+        """Keep what is known of a statement that the program does not have."""
         self.known[s.output] = statement_extent(s, self.known)
         self.ranks.add(s)
         self.scalars.add(s)

@@ -1,0 +1,80 @@
+"""CUDA graphs, streams, threads and several devices, of calls that are looked up, recorded and launched in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.native.test_native_calls import NODES
+from tests.support.torch_programs import EXAMPLES, compiled
+from tests.torch_op.cuda_ways import CUDA_WAYS
+from tests.torch_op.test_on_cuda import TWO, check
+from tests.torch_op.test_transforms import flat
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture
+def function(library, name: str) -> Callable[..., torch.Tensor]:
+    """The program, once the library is in use, with the node that tells."""
+    made = compiled.__wrapped__(name)
+    for _ in range(3):
+        inputs = [t.requires_grad_() for t in EXAMPLES[name].inputs(device="cuda")]
+        result = made(*inputs)
+        assert result.grad_fn is not None
+        result.sum().backward()
+    assert made(*inputs).grad_fn.name() == NODES["native"]
+    return made
+
+
+@pytest.mark.parametrize("way", CUDA_WAYS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ways(function: Callable, name: str, way: str) -> None:
+    torch._dynamo.reset()
+    example = EXAMPLES[name]
+    check(*CUDA_WAYS[way](function, example.torch, example, example.inputs(device="cuda")))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_call_in_a_captured_graph_is_the_library_s(function: Callable, name: str) -> None:
+    """A replay follows the inputs, without the plan of a call in between giving its memory to others."""
+    inputs = EXAMPLES[name].inputs(device="cuda")
+    given = [[t * k for t in inputs] for k in (0.5, 1.5)]
+    wanted = [function(*g).clone() for g in given]
+    static = [t.clone() for t in inputs]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function(*static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function(*static)
+    for g, w in zip(given, wanted, strict=True):
+        for place, t in zip(static, g, strict=True):
+            place.copy_(t)
+        others = [function(*given[0]) for _ in range(3)]
+        graph.replay()
+        assert torch.equal(result, w)
+        assert all(torch.equal(o, wanted[0]) for o in others)
+
+
+@TWO
+@pytest.mark.parametrize("way", ("a side stream", "many streams", "threads", "graph of forward and backward"))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ways_on_the_second_device(function: Callable, name: str, way: str) -> None:
+    example = EXAMPLES[name]
+    inputs = example.inputs(device="cuda:1")
+    with torch.cuda.device(1):
+        for _ in range(3):
+            function(*inputs)
+        check(*CUDA_WAYS[way](function, example.torch, example, inputs))
+    again = function(*example.inputs(device="cuda:0"))
+    assert again.device.index == 0
+    check([again], flat([example.torch(*example.inputs(device="cuda:0"))]))
