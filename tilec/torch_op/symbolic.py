@@ -36,15 +36,15 @@ class _Unfollowed(Exception):
     """A shape that is not followed."""
 
 
-def example(size: OpenSize) -> int:
-    """The number that stands for a size's class."""
+def example(size: OpenSize, name: str = "an input") -> int:
+    """The number that stands for a size's class. Raises Unsupported for one of `name` that depends on data."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
     if hint is None:
-        hint_text = "mark the size as an argument's, or call the function outside of the traced part"
         raise Unsupported(
-            "an input has a size that depends on data, which no shape can be worked out of", hint=hint_text
+            f"{name} has a size that depends on data, which no shape can be worked out of",
+            hint="mark the size as an argument's, or call the function outside of the traced part",
         )
     return int(hint)
 
@@ -53,7 +53,8 @@ def example_types(
     function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]
 ) -> dict[str, TensorType]:
     """The inputs' types for the sizes that stand for the class."""
-    meta = [torch.empty(tuple(map(example, t.shape)), dtype=t.dtype, device="meta") for t in tensors]
+    shapes = [tuple(example(n, name) for n in t.shape) for name, t in zip(function.inputs, tensors, strict=True)]
+    meta = [torch.empty(s, dtype=t.dtype, device="meta") for s, t in zip(shapes, tensors, strict=True)]
     return function.types(meta, weak)
 
 
