@@ -40,3 +40,33 @@ def test_types_of_statements_that_read_a_normaliser(aggregation):
         got = f(a, d)
         assert got.dtype == torch.bfloat16
         torch.testing.assert_close(got.double(), f(a.double(), d.double()), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "function (A[N]) -> (L) { L[i : N] = logsumexp(1.01 * A[i]); }",
+        "function (A[N]) -> (L) { L[i/2 - j/2 + 3/2, k : 1, N] = logsumexp(A[k]), i < 3; }",
+        "function (A[N], D[N]) -> (L) { L[i : N] = logsumexp(1.01 * A[i + j]), j < 2 default D; }",
+        "function (A[N]) -> (L) { L = logaddexp(A, 0.99 * A); }",
+        "function (A[N]) -> (L, Y) { L[i : N] = logsumexp(1.01 * A[i]); Y[i] = exp(A[i] - L[i]) * L[i]; }",
+    ],
+)
+def test_a_gradient_takes_its_exponentials_of_unrounded_logarithms(source):
+    """However few terms they have: a rounded one of 90 is off by up to a quarter."""
+    f = tilec.compile(source)
+    a = 90 + torch.randn(40, generator=torch.Generator().manual_seed(0))
+    inputs = [a.bfloat16(), torch.ones(40).bfloat16()][: len(f.inputs)]
+    wide = [t.double() for t in inputs]
+    values = f(*inputs) if len(f.outputs) > 1 else (f(*inputs),)
+    assert {v.dtype for v in values} == {torch.bfloat16}
+    ones = [torch.ones(v.shape) for v in values]
+    found = f.grad(("A",))(*inputs, *(t.bfloat16() for t in ones))
+    exact = f.grad(("A",))(*wide, *(t.double() for t in ones))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=1e-2)
+    recorded = inputs[0].clone().requires_grad_()
+    results = f(recorded, *inputs[1:])
+    for v in results if isinstance(results, tuple) else (results,):
+        v.backward(torch.ones_like(v), retain_graph=True)
+    torch.testing.assert_close(recorded.grad.double(), exact, rtol=2e-2, atol=1e-2)

@@ -8,6 +8,7 @@ import torch
 from support.found import FOUND
 
 import tilec
+from tilec.backends.triton.fusion import grow_groups
 from tilec.backends.triton.matmul import chain, pack
 
 pytestmark = pytest.mark.skipif(
@@ -147,10 +148,19 @@ def test_many_points_over_small_tensors_count_in_64_bits():
 
 
 @pytest.mark.parametrize(
-    "case", ["a pad of what one reduction alone reads", "a tensor that one reduction alone asks whether it is inside"]
+    "case",
+    [
+        "a pad of what one reduction alone reads",
+        "a tensor that one reduction alone asks whether it is inside",
+        "a sum over a gather from nothing",
+        "a logsumexp over a gather that is partly outside",
+        "a maximum over elements that nothing writes",
+        "a product over a guarded assignment",
+        "an extremum's gradient where no point is",
+    ],
 )
 def test_what_is_asked_of_an_intermediate(case):
-    """It keeps its sizes: what it is computed from is inside elsewhere."""
+    """It keeps its sizes and its zeros: what it is computed from is inside elsewhere, or nowhere."""
     source, arrays = FOUND[case]
     inputs = [torch.from_numpy(np.asarray(a)) for a in arrays]
     ours, theirs = (tilec.compile(source, backend=name) for name in ("triton", "torch"))
@@ -158,3 +168,24 @@ def test_what_is_asked_of_an_intermediate(case):
     torch.testing.assert_close(found, theirs(*inputs))
     ones = [torch.ones_like(t) for t in (found if isinstance(found, tuple) else (found,))]
     torch.testing.assert_close(ours.grad()(*inputs, *ones), theirs.grad()(*inputs, *ones))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "U[i : N + 2] = A[i + 1]; T[] = +(exp(U[i]));",
+        "U[i : N + 2] = -A[i + 1]; T[] = >(U[i] - 1);",
+        "U[i : N] = A[i] > 0 ? A[i] * 2; T[] = *(U[i] + 1);",
+        "U[2*i : 2*N] = A[i]; T[] = logsumexp(U[i]);",
+        "U[i : N] = A[I[i]]; T[] = mean(abs(U[i] - 1));",
+        "U[i, j : N, 3] = A[i + j]; T[j : 3] = +(cos(U[i, j]));",
+        "U[i : N] = A[i], i < 3; T[] = any(U[i] == 0);",
+    ],
+)
+def test_zeros_of_a_producer_count(source, monkeypatch):
+    """Elements that an assignment does not write are terms of the reduction that it is computed in."""
+    monkeypatch.setattr(grow_groups, "LONG_ROW", 2)  # so that no group takes it
+    whole = f"function (A[N], I[N]) -> (T) {{ {source} }}"
+    inputs = R(7), torch.tensor([0, 6, 7, -1, 3, 3, 9])
+    found, exact = (tilec.compile(whole, backend=name)(*inputs) for name in ("triton", "torch"))
+    torch.testing.assert_close(found, exact)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.schedule import planner
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -86,3 +87,12 @@ def test_a_run_of_all_points_and_none() -> None:
         if 0 <= place < 4:
             wanted[place] = POINTS
         assert torch.equal(f(x, torch.full((POINTS,), place)), wanted)
+
+
+def test_programs_of_two_axes_in_line(monkeypatch):
+    """As where there are more columns than a grid's second axis is long."""
+    monkeypatch.setattr(planner, "MOST_DOWN", 1)
+    f = tilec.compile("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 4, D] = +(X[m, d]); }", backend="triton")
+    x = torch.randn(5, 700, generator=torch.Generator().manual_seed(0))
+    found = f(x, torch.tensor([0, 3, 0, 7, -1]))
+    torch.testing.assert_close(found, torch.stack([x[0] + x[2], 0 * x[0], 0 * x[0], x[1]]))

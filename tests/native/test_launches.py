@@ -51,12 +51,11 @@ from tilec.native import native
 library = native()
 library.use_driver(sys.argv[1])
 byte, number = torch.empty(0, dtype=torch.uint8), torch.empty(0)
-shape = [2, 3, 4], 128, 48
 
 
-def added(kernel, source, target, scale, together=False):
+def added(kernel, source, target, scale, together=False, grid=(2, 3, 4)):
     arguments = [source, target, ("i32", 6), ("i64", 2), ("fp32", scale), ("i64", 0), ("i64", 0)]
-    return "launch", kernel, *shape, together, arguments
+    return "launch", kernel, list(grid), 128, 48, together, arguments
 
 
 def double(tensors, stream):
@@ -69,6 +68,7 @@ steps = [  # input 0, an output 1, another 2; the first product in the workspace
     ("empty", 1, [2, 3], number),
     added(8, ("workspace", 512), ("tensor", 1), 1.0),
     added(8, ("tensor", 1), ("tensor", 1), 1.0, True),
+    added(1, ("tensor", 0), ("tensor", 1), 1.0, False, (2, 0, 4)),  # which the driver refuses
     ("python", double, [("once", 1)], [("twice", 2)]),
     ("free", [0]),
 ]

@@ -7,6 +7,28 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "a sum over a gather from nothing": (
+        "function (A[N, 2], I[M, 3]) -> (T) { G = gather(A, I); T[] = +(exp(G[i, j, k])); }",
+        [np.zeros((0, 2)), IX[:3].reshape(1, 3)],
+    ),
+    "a logsumexp over a gather that is partly outside": (
+        "function (A[N, 2], I[M], B[M]) -> (T) { G = gather(A, I); T[] = logsumexp(max(G[i, k] * B[i], 0.5)); }",
+        [F.reshape(3, 2), IX, F],
+    ),
+    "a maximum over elements that nothing writes": (
+        "function (A[N]) -> (T) { U[i : N + 2] = -A[i + 1]; T[] = >(U[i] - 1); }",
+        [F],
+    ),
+    "a product over a guarded assignment": (
+        "function (A[N], B[]) -> (T) { U[i : N] = A[i] > 2 ? A[i] * B[]; T[] = *(U[i] + 1); }",
+        [F, ONE],
+    ),
+    "an extremum's gradient where no point is": (
+        """function (I[H, W], K[R, S]) -> (O) {
+            O[y, x : H - R + 1, W - S + 1] = >(I[y + j, x + i] + K[j, i]);
+        }""",
+        [F[:3].reshape(3, 1), F[:4].reshape(2, 2)],
+    ),
     "a condition in a branch that reads out of bounds": (
         "function (A[], B[N, M], C[2, 2]) -> (T)"
         " { T[i : 5] = sum(A[] ? -1 : B[p, i - 1/2] != B[p, i] ? C[i, i] : C[i, p]), p < 2; }",

@@ -204,7 +204,7 @@ class Plan final : public Run {
           tensors[step.slot] = at::empty(step.sizes, options.dtype(step.dtype));
           break;
         case Step::LAUNCH:
-          launch(step, tensors, base, stream);
+          if (step.grid[0] && step.grid[1] && step.grid[2]) launch(step, tensors, base, stream);
           break;
         case Step::PYTHON:
           python(step, tensors, stream);

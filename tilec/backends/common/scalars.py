@@ -11,7 +11,7 @@ import numpy as np
 
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
-from tilec.ir.program import Call, Expr, Pad
+from tilec.ir.program import Access, Call, Expr, Pad, Statement
 from tilec.ir.types import NARROW, ElementType, is_floating, is_integer
 
 LEAST_CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}  # least sum, a term, whose relative error is sure
@@ -40,6 +40,58 @@ def count_uses(roots: Iterable[Expr]) -> Counter[Expr]:
             uses.update(value_children(e))
             stack.extend(value_children(e))
     return uses
+
+
+def values_in(*roots: Expr) -> dict[Expr, None]:
+    """All that the values of these are computed from, themselves included, each once."""
+    found: dict[Expr, None] = {}
+    stack = list(roots)
+    while stack:
+        e = stack.pop()
+        if e not in found:
+            found[e] = None
+            stack.extend(value_children(e))
+    return found
+
+
+def rounds_each(statements: Iterable[Statement]) -> bool:
+    """Must a kernel of these statements round products before it subtracts? Where one subtracts a product from what is
+    computed from it, or the reverse, what is left are roundings, so the product must be what it was there. The same
+    holds in an exponential of a product less what may be the logarithm of a sum of such, from another kernel."""
+    bodies = {s.output: s for s in statements}
+    computed = {Access(s.output, s.index or ()): s.body for s in bodies.values() if s.aggregation == "assign"}
+
+    def meant(e: Expr) -> Expr:
+        while e in computed or isinstance(e, Call) and e.function in ("neg", "ident", "reverse_grad"):
+            e = computed[e] if e in computed else value_children(e)[0]
+        return e
+
+    def depends(e: Expr, part: Expr) -> bool:
+        seen: set[Expr] = set()
+        stack = [e]
+        while stack:
+            for x in values_in(stack.pop()):
+                if meant(x) == part:
+                    return True
+                if x in computed and x not in seen:
+                    seen.add(x)
+                    stack.append(computed[x])
+        return False
+
+    def is_logarithm(e: Expr) -> bool:
+        s = bodies.get(e.tensor) if isinstance(e, Access) else None
+        return isinstance(e, Access) and (s is None or s.aggregation == "logsumexp")
+
+    every = values_in(*(r for s in bodies.values() for r in (s.body, s.guard) if r is not None))
+    exponents = {meant(x) for e in every if isinstance(e, Call) and e.function == "exp" for x in e.args}
+    for e in (e for e in every if isinstance(e, Call) and e.function == "sub"):
+        for x, y in (e.args, e.args[::-1]):
+            product, other = meant(x), meant(y)
+            if not isinstance(product, Call) or product.function not in ("mul", "pow") or other == product:
+                continue
+            if depends(y, product) or e in exponents and is_logarithm(other):
+                return True
+    return False
 
 
 def fold_literals(function: str, numbers: list, result: ElementType) -> bool | int | float | None:

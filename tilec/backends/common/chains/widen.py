@@ -1,8 +1,8 @@
-"""Statistics of chains, and every logsumexp of many terms, in float32.
+"""Statistics of chains, and logarithms of sums, in float32.
 
 What a row of a matrix is reduced to stands for all of its 16-bit values, and gradients take the exponential of its
-difference from them: rounded to 16 bits it would cost all of their accuracy. It is small, so it is held in float32;
-types of products' operands and of outputs stay what they were.
+difference from them: rounded to 16 bits it would cost all of their accuracy. So it is held in float32 where it is small
+or such an exponential is taken; types of products' operands and of outputs stay what they were.
 """
 
 from __future__ import annotations
@@ -53,16 +53,21 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
 
 def _statistics(program: Program, types: Types) -> set[str]:
     """Statements of 16 bits that are no matrix values and that chains read as values of rows or columns, chains' own
-    statistics, and logsumexps of many values. What products multiply and matrices that are read are as large as inputs:
-    they stay as they are."""
+    statistics, and logarithms of sums: small ones, and those that an exponential reads. What products multiply and
+    matrices that are read are as large as inputs: they stay as they are."""
     kernels = chained(program, types).kernels.values()
     read = {n for k in kernels for n in kernel_reads(k)} - {n for k in kernels for n in _large(k)}
     made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
     features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}
-    logs = {s.output for s in program.statements if s.aggregation == "logsumexp" and _is_small(s, types)}
-    made |= logs & {n for s in program.statements for n in reads(s)}
-    return {n for n in (read | made) & stated - features if types[n].dtype in NARROW and plain_index(_of(program, n))}
+    found = {n for n in (read | made) & stated - features if plain_index(_of(program, n))}
+    logs = {s.output: s for s in program.statements if _is_logarithm(s)}
+    small = {n for n, s in logs.items() if s.aggregation == "logsumexp" and _is_small(s, types)}
+    found |= small & {n for s in program.statements for n in reads(s)}
+    every = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    exponents = (e for e in every if isinstance(e, Call) and e.function == "exp")
+    found |= logs.keys() - features & {a.tensor for e in exponents for a in accesses_in(e)}
+    return {n for n in found if types[n].dtype in NARROW}
 
 
 def _large(kernel: ChainKernel) -> set[str]:
@@ -81,8 +86,23 @@ def _large(kernel: ChainKernel) -> set[str]:
     return found
 
 
+def _is_logarithm(s: Statement) -> bool:
+    """Of a sum of exponentials."""
+    if reads_itself(s) or s.index is None:
+        return False
+    body = s.body
+    while isinstance(body, Call) and body.function in NARROW and len(body.args) == 1:
+        (body,) = body.args
+    return (
+        s.aggregation == "logsumexp"
+        or s.aggregation == "assign"
+        and isinstance(body, Call)
+        and body.function == "logaddexp"
+    )
+
+
 def _is_small(s: Statement, types: Types) -> bool:
-    read = () if reads_itself(s) else (math.prod(types[a.tensor].shape) for a in accesses_in(s.body))
+    read = (math.prod(types[a.tensor].shape) for a in accesses_in(s.body))
     return _MANY * math.prod(types[s.output].shape) <= max(read, default=0)
 
 
@@ -111,7 +131,7 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
             s = replace(s, output=renamed.get(narrow, narrow), body=call("float32", body))
             add(s)
             if narrow in renamed:
-                whole = tuple(Index(v) for v in plain_index(s) or ())
+                whole = tuple(Index(f"i{d}") for d in range(len(types[narrow].shape)))
                 sizes = tuple(map(Int, types[narrow].shape))
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.backends.common.code import FreshNames, indented
+from tilec.backends.common.scalars import rounds_each
 from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
@@ -215,9 +216,11 @@ class Kernel:
         """The kernel, headed by its statements as written, without sizes, which would make each shape another text."""
         comments = tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
         parameters, constants, body = tuple(self.parameters), tuple(self.constants), tuple(self.scopes[0].lines)
-        unspecialized = tuple(self.unspecialized)
+        unspecialized, contracts = tuple(self.unspecialized), not rounds_each(flat)
         return kernel_file(
-            KernelFunction(self.name, parameters, constants, body, unspecialized, comments, self.leaves_early)
+            KernelFunction(
+                self.name, parameters, constants, body, unspecialized, comments, self.leaves_early, contracts
+            )
         )
 
 

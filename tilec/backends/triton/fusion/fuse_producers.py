@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.domain import build_domain
+from tilec.backends.triton.recurrence.fuse_producers import element_at
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -82,22 +84,36 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None  # no reduction
     if any(a.tensor == s.output for root in roots for e in walk(root) if isinstance(e, Access) for a in _inside(e)):
         return None
-    value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, place, strict=True)})
-    if types[s.output].dtype in NARROW:
-        value = Call(types[s.output].dtype, (value,))
+    filled = _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
+    if filled:
+        value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, place, strict=True)})
+        if types[s.output].dtype in NARROW:
+            value = Call(types[s.output].dtype, (value,))
+    else:
+        value = element_at(s, Access(s.output, place), types)
 
     def computed(e: Expr) -> Expr:
         return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
 
-    ranges = _unbounded(value, dict(zip(found, types[s.output].shape, strict=True)), types)
+    extent = dict(zip(found, types[s.output].shape, strict=True))
+    ranges = _unbounded(value if filled else None, extent, types)
     guard = None if reader.guard is None else computed(reader.guard)
     return replace(reader, body=computed(reader.body), guard=guard, constraints=(*reader.constraints, *ranges))
 
 
-def _unbounded(value: Expr, extent: Mapping[str, int], types: Types) -> tuple[Constraint, ...]:
-    """What says how far variables go that a value's reads do not bound by themselves, or at other places."""
+def _fills(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
+    """Does an elementwise statement write every element? Where it does not, the element is 0."""
+    domain = build_domain(s, types)
+    if domain is None or domain.conditions:
+        return False
+    return all(domain.low[v] == 0 and domain.extent[v] == n for v, n in extent.items())
+
+
+def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> tuple[Constraint, ...]:
+    """What says how far variables go that a value's reads do not bound by themselves, or at other places; None for a
+    value whose reads bound nothing."""
     bounds: set[tuple[str | None, int]] = set()
-    for a in accesses_in(value):
+    for a in () if value is None else accesses_in(value):
         bounds |= {(linear(e).bare, n) for e, n in zip(a.index, types[a.tensor].shape, strict=True)}
     shifted = any(v is None for v, _ in bounds)
     return tuple(Constraint(Index(v), Int(n)) for v, n in extent.items() if shifted or (v, n) not in bounds)

@@ -1,4 +1,5 @@
-"""Launches that need nothing of each other as one: the programs of all, told apart by their number.
+"""Launches that need nothing of each other as one: the programs of all, told apart by their number. A launch by itself
+becomes one whose programs are numbered along the first axis.
 
 A launch takes a few microseconds to begin and to run out whatever it does, and what is small does not fill the device
 by itself. The kernels become functions of one that calls the one whose turn it is.
@@ -19,7 +20,7 @@ def fusable(launches: Sequence[Launch]) -> bool:
     like."""
     first = launches[0]
     return all(
-        (one.warps, one.stages, one.fusion) == (first.warps, first.stages, first.fusion)
+        (one.warps, one.stages, one.contracts) == (first.warps, first.stages, first.contracts)
         and not one.together
         and not one.file.kernel.leaves_early
         and one.file.kernel.dialect == "triton"
@@ -54,7 +55,8 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
             plain.append(f"first_{place + 1}")
             test = f"{'el' if place else ''}if program < first_{place + 1}:"
         given = {p: f"{p}_{place}" for p in (*kernel.parameters, *kernel.constants)}
-        lines += [test, *indented([f"{function.name}({', '.join([*places, *given.values()])})"])]
+        call = f"{function.name}({', '.join([*places, *given.values()])})"
+        lines += [test, *indented([call])] if len(launches) > 1 else [call]
         arguments += [(given[p], value) for p, value in one.arguments]
         constants += [(given[c], value) for c, value in one.constants]
         plain += [given[p] for p in kernel.parameters if p in kernel.unspecialized]
@@ -71,7 +73,7 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
         chosen.warps,
         chosen.stages,
         tuple(s for one in launches for s in one.statements),
-        chosen.fusion,
+        chosen.contracts,
     )
 
 

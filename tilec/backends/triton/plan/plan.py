@@ -83,6 +83,11 @@ class Launch:
         return self.file.text
 
     @property
+    def contracts(self) -> bool:
+        """May a product and a sum be rounded once?"""
+        return self.fusion and self.file.kernel.contracts
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors that it is given, each once."""
         return tuple(dict.fromkeys(v.tensor for _, v in self.arguments if isinstance(v, Pointer | Descriptor)))

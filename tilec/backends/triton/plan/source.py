@@ -18,7 +18,7 @@ DIALECTS = {"triton": "tl", "gluon": "gl"}  # what compiles a function -> its la
 class KernelFunction:
     """A function that is compiled. Of its parameters, `constants` are known to the compiler and come last; the
     divisibility of `unspecialized` makes no difference. `heading`: the statements that it carries out. `leaves_early`:
-    it holds a `return`."""
+    it holds a `return`. `contracts`: a product and a sum may be rounded once."""
 
     name: str
     parameters: tuple[str, ...]
@@ -27,6 +27,7 @@ class KernelFunction:
     unspecialized: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()
     leaves_early: bool = False
+    contracts: bool = True
     dialect: str = "triton"
 
     @cached_property

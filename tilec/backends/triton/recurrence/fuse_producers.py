@@ -94,7 +94,7 @@ def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) ->
         return None
     if len(places) > MOST_PLACES or into.default == s.output:
         return None
-    values: dict[Expr, Expr] = {place: _value(s, place, types) for place in places}
+    values: dict[Expr, Expr] = {place: element_at(s, place, types) for place in places}
     bounds: dict[Constraint, None] = {}
     for place, whole in places.items():
         if not whole:
@@ -138,8 +138,8 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
             yield from ((x, Aggregate) for x in walk(e) if isinstance(x, Access) and x.tensor == tensor)
 
 
-def _value(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr:
-    """The producer's element at a place."""
+def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr:
+    """The element of an elementwise statement at a place: 0 where it writes none."""
     names = [linear(e).bare for e in s.index or ()]
     mapping: dict[str, Affine] = {v: linear(i) for v, i in zip(names, place.index, strict=True) if v is not None}
     conditions: dict[Expr, None] = {}

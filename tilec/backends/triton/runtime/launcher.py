@@ -154,7 +154,15 @@ class Launched:
     def _key(self, arguments: Sequence[Any]) -> tuple:
         """What Triton compiles a kernel for."""
         launch = self._launch
-        how = launch.text, launch.kernel, launch.constants, launch.warps, launch.stages, launch.fusion, launch.together
+        how = (
+            launch.text,
+            launch.kernel,
+            launch.constants,
+            launch.warps,
+            launch.stages,
+            launch.contracts,
+            launch.together,
+        )
         return (*how, torch._C._cuda_getDevice(), *[_specialised(a) for a in arguments])
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:

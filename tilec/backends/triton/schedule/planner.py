@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.base import Lowering
@@ -12,7 +12,8 @@ from tilec.backends.common.chains.recognise import kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.plan.plan import Allocate, Plan, Release, Setting, Step, TorchLines
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, together
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
@@ -21,7 +22,10 @@ from tilec.backends.triton.schedule.families import fused_steps, needs_int64_ind
 from tilec.backends.triton.schedule.materialize import settled
 from tilec.backends.triton.schedule.reshape import reshape_steps
 from tilec.ir.program import Program, Statement, reads, reads_itself
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType
+
+MOST_DOWN = 65_535  # programs along the second and third axis of a grid
 
 
 def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
@@ -68,7 +72,8 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             made = statement_steps(defracted[s.output], s, types, known, setting)
         units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
         done |= {m.output for m in statements}
-    return Plan(tuple(_without_overwritten(settled(_with_releases(units, flat)))), flat.outputs)
+    steps = _without_overwritten(settled(_with_releases(units, flat)))
+    return Plan(tuple(s for step in steps for s in _launchable(step)), flat.outputs)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,18 @@ def _row_unit(
         steps.append(row_launch(made.second, types, known, int64_index).launch)
         steps.append(Release(tuple(made.partial)))
     return Unit(members, outputs, tuple(steps))
+
+
+def _launchable(step: Step) -> Iterator[Step]:
+    """The step as the driver takes it: it refuses a grid without programs, and one long in another axis than the
+    first."""
+    if isinstance(step, Launch):
+        _, down, deep = step.grid
+        if any(n == 0 for n in step.grid if not is_symbolic(n)):
+            return
+        if (down > MOST_DOWN or deep > MOST_DOWN) and fusable([step]):
+            step = together([step], f"{step.kernel}_in_line")
+    yield step
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
