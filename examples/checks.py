@@ -11,6 +11,8 @@ import torch
 
 Call = Callable[..., torch.Tensor]
 
+SECONDS = 1.0  # no further round of a comparison of times begins after these
+
 
 def device() -> str:
     """Where an example runs: on the GPU if there is one."""
@@ -77,11 +79,13 @@ class Checks:
         print(f"  {'ok      ' if mine <= most else 'MISMATCH'} {what}: {mine:,} bytes kept for the gradient; {beside}")
 
     def time(self, what: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 7) -> None:
-        """Median times of both, taken in turn after a warm-up."""
+        """Median times of both, taken in turn after a warm-up; fewer rounds where they are slow."""
         taken: tuple[list[float], list[float]] = ([], [])
         for f in (ours, theirs):
             f()
-        for _ in range(rounds):
+        for k in range(rounds):
+            if k and sum(map(sum, taken)) > SECONDS:
+                break
             for f, times in zip((ours, theirs), taken, strict=True):
                 start = time.perf_counter()
                 f()

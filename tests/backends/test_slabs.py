@@ -110,7 +110,7 @@ def test_what_is_shared_is_computed_once() -> None:
     assert executable.source().count("torch.exp(") == 2  # for slabs of three rows and for the last one
 
 
-@pytest.mark.parametrize("budget", ["4MiB", "1MiB"])
+@pytest.mark.parametrize("budget", [pytest.param("4MiB", marks=pytest.mark.slow), "1MiB"])
 def test_attention_stays_within_the_budget(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """600^2 scores of 4 heads take 5.5 MiB. No tensor of a forward or backward pass is larger than the budget."""
     monkeypatch.setenv("TILEC_MEMORY_BUDGET", budget)
