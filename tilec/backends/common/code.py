@@ -33,6 +33,11 @@ def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
     return ["    " * depth + line for line in lines]
 
 
+def parenthesised(text: str, closed: str = "") -> str:
+    """The text as an operand: as it is if it is a name or a number, or ends so."""
+    return text if text.replace("_", "").isalnum() or closed and text.endswith(closed) else f"({text})"
+
+
 def literal(value: bool | int | float) -> str:
     """Python text of a number."""
     if isinstance(value, float):

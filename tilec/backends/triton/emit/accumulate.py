@@ -21,11 +21,13 @@ REDUCE_TEXT = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.trito
 @dataclass(frozen=True)
 class Accumulator:
     """`dtype`: what values are combined in, never a 16-bit float. `suffix`: of the names of the running values, where a
-    kernel has several."""
+    kernel has several. `names`: others than these, where it has more. `exponential`: what scales the terms of a sum."""
 
     aggregation: str
     dtype: str
     suffix: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+    exponential: str = "shifted_exp_"
 
     @staticmethod
     def of(aggregation: str, result: str) -> Accumulator:
@@ -44,7 +46,10 @@ class Accumulator:
     def state(self) -> tuple[str, ...]:
         """Names of the running values."""
         names = ("top", "total") if self.aggregation == "logsumexp" else ("acc",)
-        return tuple(name + self.suffix for name in names)
+        return tuple(self._name(name) + self.suffix for name in names)
+
+    def _name(self, name: str) -> str:
+        return dict(self.names).get(name, name)
 
     def start(self, shape: str, like: str | None = None) -> list[str]:
         """Lines that begin the state. `like`: a block of zeros whose layout it takes."""
@@ -60,11 +65,11 @@ class Accumulator:
     def step(self, value: str) -> list[str]:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
-            top, total = self.state
+            (top, total), new_top, exp = self.state, self._name("new_top"), self.exponential
             return [
-                f"new_top = maximum_({top}, {value})",
-                f"{total} = {total} * shifted_exp_({top}, new_top) + shifted_exp_({value}, new_top)",
-                f"{top} = new_top",
+                f"{new_top} = maximum_({top}, {value})",
+                f"{total} = {total} * {exp}({top}, {new_top}) + {exp}({value}, {new_top})",
+                f"{top} = {new_top}",
             ]
         (acc,) = self.state
         combined = COMBINE_TEXT[self.aggregation].format(acc, value)
@@ -73,12 +78,12 @@ class Accumulator:
     def reduce(self, axis: int) -> list[str]:
         """Lines that combine the state along a dimension."""
         if self.aggregation == "logsumexp":
-            top, total = self.state
+            (top, total), highest, scaled = self.state, self._name("highest"), self._name("scaled")
             return [
-                f"highest = tl.reduce({top}, {axis}, maximum_)",
-                f"scaled = {total} * shifted_exp_({top}, tl.expand_dims(highest, {axis}))",
-                f"{total} = tl.sum(scaled, {axis})",
-                f"{top} = highest",
+                f"{highest} = tl.reduce({top}, {axis}, maximum_)",
+                f"{scaled} = {total} * {self.exponential}({top}, tl.expand_dims({highest}, {axis}))",
+                f"{total} = tl.sum({scaled}, {axis})",
+                f"{top} = {highest}",
             ]
         return self.at_once(self.state[0], axis)
 
@@ -91,7 +96,7 @@ class Accumulator:
             top, total = self.state
             return [
                 f"{top} = tl.reduce({value}, {axis}, maximum_)",
-                f"{total} = tl.sum(shifted_exp_({value}, tl.expand_dims({top}, {axis})), {axis})",
+                f"{total} = tl.sum({self.exponential}({value}, tl.expand_dims({top}, {axis})), {axis})",
             ]
         text = REDUCE_TEXT[self.aggregation].format(value, axis)
         return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]

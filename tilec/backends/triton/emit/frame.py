@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tilec.backends.common.code import parenthesised
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
 from tilec.backends.triton.plan.heading import LITERAL
@@ -188,10 +189,18 @@ class Frame:
     def address(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str] = frozenset()) -> str:
         """Text of the address of an element: one product a variable, with the strides of all axes added up. It has the
         dimensions of the axes `spread_over` even if it is the same along them."""
+        return self.kernel.pointer(tensor) + self._offsets(tensor, forms, spread_over)
+
+    def part_address(self, tensor: str, parts: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
+        """The same in this program's part of a split sum: `parts` holds as many elements as the tensor for each."""
+        offsets, base = self._offsets(tensor, forms, spread_over), self.kernel.pointer(parts)
+        step = self.kernel.number("elements", "elements", math.prod(self.types[tensor].shape))
+        return f"{base} + tl.program_id(2).to(tl.int64) * {step}{offsets}"
+
+    def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         strides = self.kernel.strides[tensor]
         moves: dict[Expr, int] = {}
-        start = 0
-        text = self.kernel.pointer(tensor)
+        start, text = 0, ""
         for axis, (form, stride) in enumerate(zip(forms, strides, strict=True)):
             if self.types[tensor].shape[axis] == 1:
                 continue  # always at 0
@@ -208,7 +217,7 @@ class Frame:
             if move:
                 stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
                 step = self.kernel.number(("move", tensor, tuple(forms), a), stem, move)
-                text += f" + {_atom(self.atom(a))} * {step}"
+                text += f" + {parenthesised(self.atom(a), ']')} * {step}"
                 if isinstance(a, Index):
                     spread_over -= self.dimensions(frozenset((a.name,)))
         if start:
@@ -263,7 +272,3 @@ class Frame:
 
 def free_of(access: Access) -> frozenset[str]:
     return frozenset(v for e in access.index for v in free(linear(e)))
-
-
-def _atom(text: str) -> str:
-    return text if text.replace("_", "").isalnum() or text.endswith("]") else f"({text})"

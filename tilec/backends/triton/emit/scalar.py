@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from tilec.backends.common.code import literal
+from tilec.backends.common.code import literal, parenthesised
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, value_children
 from tilec.backends.triton.emit.frame import Frame, free_of
@@ -67,7 +67,7 @@ class TritonScalars(ScalarWriter):
         if v.number is not None:
             n = fit(v.number, dtype)
             return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
-        return v.code if v.compute_dtype == dtype else f"{_operand(v.code)}.to({triton_type(dtype)})"
+        return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
@@ -89,7 +89,7 @@ class TritonScalars(ScalarWriter):
             return self.tensor(v, compute_dtype_of(dtype))
         if v.type.dtype == dtype and v.exact:
             return v.code
-        return f"{_operand(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
+        return f"{parenthesised(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
 
     def _index(self, name: str) -> ScalarValue:
         text = self.frame.variable(name)
@@ -208,7 +208,7 @@ class TritonScalars(ScalarWriter):
         if along != [True, False]:
             return None
         scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)
-        scaled = frame.assign("scaled", f"{_operand(self.cast(b, 'float32'))} * {scale}", b.variables)
+        scaled = frame.assign("scaled", f"{parenthesised(self.cast(b, 'float32'))} * {scale}", b.variables)
         inverse = frame.assign("inverse", f"tl.div_rn(tl.full((), 1.0, tl.float32), {scaled})", b.variables)
         return f"times_inverse_({self.tensor(a, 'float32')}, {scaled}, {inverse}, {scale})"
 
@@ -224,7 +224,3 @@ class TritonScalars(ScalarWriter):
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
         return template.format(*(self.rounded(a, common) for a in args))
-
-
-def _operand(code: str) -> str:
-    return code if code.replace("_", "").isalnum() else f"({code})"

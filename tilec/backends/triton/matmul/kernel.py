@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.code import indented, parenthesised, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -33,7 +33,7 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
-SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs(acc) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
+SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 AGAIN = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
@@ -162,7 +162,7 @@ class DotWriter:
         kind_ = triton_type(self.accumulator.dtype)
         k.emit(f"value = tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
         k.nest(
-            SOME_NOT_FINITE.replace("acc", "value"),
+            SOME_NOT_FINITE.format("value"),
             [f"for over in range(0, BM, {self._at_once}):", *indented(self._again_by_rows())],
         )
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
@@ -291,7 +291,7 @@ class DotWriter:
         else:
             values = [evaluator.value(f) for f in factors]
             compute_dtype = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
-            code = " * ".join(_parenthesised(evaluator.tensor(v, compute_dtype)) for v in values)
+            code = " * ".join(parenthesised(evaluator.tensor(v, compute_dtype)) for v in values)
         tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
         if not own or not isinstance(lone, Access):
             tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
@@ -319,7 +319,7 @@ class DotWriter:
 
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
-        self.kernel.nest(SOME_NOT_FINITE, self._exact_sums())
+        self.kernel.nest(SOME_NOT_FINITE.format("acc"), self._exact_sums())
 
     def _exact_sums(self) -> list[str]:
         return [f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})", *self._points(self._added)]
@@ -351,7 +351,7 @@ class DotWriter:
         zeros = (*dot.zero_left, *dot.zero_right)
         factors = (*dot.left, *dot.right)
         evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
-        values = [_parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
+        values = [parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
         tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
         for line in step(values, " & ".join(dict.fromkeys(tests))):
             k.emit(line)
@@ -379,18 +379,13 @@ class DotWriter:
         self._finish(frame)
         value, compute_dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
-        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
+        index, whole = [frame.form(e) for e in s.index or ()], frozenset(frame.axes)
         dtype = self.view.types[output].dtype
         k.emit(f"result = {value}")
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
-            pointer, parts = k.pointer(s.output), k.pointer(f"{s.output}.parts")
-            del k.parameters[pointer]
-            step = k.number("elements", "elements", math.prod(self.view.types[s.output].shape))
-            address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
+            address = frame.part_address(output, f"{output}.parts", index, whole)
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
+        else:
+            address = frame.address(output, index, whole)
         k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")
-
-
-def _parenthesised(text: str) -> str:
-    return text if text.replace("_", "").isalnum() else f"({text})"

@@ -258,7 +258,7 @@ def _reduction(
     if alone:
         whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
         place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes))
-        never = NEVER if lanes is None else f"{NEVER.replace('None', 'None, None')} & ({BESIDE} < 0)"
+        never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
         place += "" if lanes is None else f" + {BESIDE} * 0"
         body.append(f"zeros = tl.load({place}, mask={never}, other=0)")
     body += accumulator.start(shape, "zeros" if alone else None)
@@ -390,13 +390,9 @@ def _store(
     output = epilogue[-1].output if epilogue else s.output
     dtype = types[output].dtype
     cast = "" if compute_dtype == dtype or target != s.output else f".to({triton_type(dtype)})"
-    address = frame.address(output, rows, frozenset(frame.axes))
-    if target != s.output:
-        pointer = k.pointer(s.output)
-        parts = k.pointer(target)
-        del k.parameters[pointer]
-        step = k.number("elements", "elements", math.prod(types[s.output].shape))
-        address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
+    whole = frozenset(frame.axes)
+    split = target != s.output
+    address = frame.part_address(output, target, rows, whole) if split else frame.address(output, rows, whole)
     k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
 
 

@@ -130,17 +130,14 @@ class TapWriter(UnrolledKernel):
     def _store(self, target: str) -> None:
         k, s, how = self.k, self.whole.statement, self.how
         frame = Frame(k, ["col"], {"col": "col_in"})
-        parts, step = k.pointer(target), k.number("elements", "elements", math.prod(self.view.types[s.output].shape))
         for n, a in enumerate(self.sums):
             k.scopes[0].lines += a.reduce(0)
             index = [
                 linear(e).substitute({how.tap: Affine.of((), self.space.low[0][how.tap] + n)}) for e in s.index or ()
             ]
-            pointer = k.pointer(s.output)
-            address = frame.address(s.output, [frame.form(e.to_expr()) for e in index], frozenset(frame.axes))
-            address = address.replace(pointer, f"{parts} + tl.program_id(2).to(tl.int64) * {step}", 1)
+            forms = [frame.form(e.to_expr()) for e in index]
+            address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
             k.emit(f"tl.store({address}, {a.result()}, mask=col_in)")
-        del k.parameters[k.pointer(s.output)]
 
 
 def _reads_zeros_alone(s: Statement, types: Mapping[str, TensorType]) -> bool:

@@ -17,7 +17,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds
-from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, StepFrame, StepWriter
+from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access
 
@@ -92,7 +92,7 @@ class _Sweep(StepWriter):
             self._through()
         else:
             self.kernel.scopes.append(Scope())
-            self.moment("at_step", True)
+            self.moment(Moment("at_step"), True)
             self.kernel.scopes.append(Scope())
             self._lanes("lanes_at + tl.arange(0, BM)")
             inner = frozenset(("row", "lane", *loop.lanes))
@@ -107,7 +107,7 @@ class _Sweep(StepWriter):
     def _stepwise(self) -> list[Step]:
         k, loop = self.kernel, self.loop
         counter = k.number("moment", "moment", 0, False)
-        self.moment(counter, True)
+        self.moment(Moment(counter), True)
         self._decode(f"{self.program} * BM + tl.arange(0, BM)", self._order(), [])
         self._step(self._frame())
         programs = -(-loop.count(loop.lanes) // self.tiling.lanes)
@@ -122,10 +122,10 @@ class _Sweep(StepWriter):
         ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps))
         waiting = self.waiting(self._frame(), accesses, ahead)
         for u, names in enumerate(waiting):
-            self.let({names[a]: text for a, text in self._loads(accesses, str(u)).items()})
+            self.let({names[a]: text for a, text in self._loads(accesses, Moment(str(u))).items()})
         k.scopes.append(Scope())
-        coming = self._loads(accesses, f"at_step + {ahead}", self.moving)
-        self.moment("at_step", True)
+        coming = self._loads(accesses, Moment("at_step", ahead), self.moving)
+        self.moment(Moment("at_step"), True)
         frame = self._frame(self.moving)
         frame.loaded = dict(waiting[0])
         self._step(frame)
@@ -133,7 +133,7 @@ class _Sweep(StepWriter):
             self.let({name: new[a] for a, name in old.items()})
         self._next()
 
-    def _loads(self, accesses: Sequence[Access], moment: str, *inner: frozenset[str]) -> dict[Access, str]:
+    def _loads(self, accesses: Sequence[Access], moment: Moment, *inner: frozenset[str]) -> dict[Access, str]:
         """Names of what the step of that number reads, if there is one."""
         running = self.moment(moment, False)
         frame = self._frame(*inner)

@@ -20,7 +20,7 @@ from tilec.backends.triton.plan.plan import Launch, Step, python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.pointer_induction import InductionState, WalkingFrame
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds, step_conditions
-from tilec.backends.triton.recurrence.step import StepFrame, StepWriter
+from tilec.backends.triton.recurrence.step import Moment, StepFrame, StepWriter
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
@@ -229,7 +229,7 @@ class _Writer(StepWriter):
 
     def at(
         self,
-        moment: str,
+        moment: Moment,
         places: Mapping[str, str],
         history: list[str],
         loaded: dict[Access, str],
@@ -240,7 +240,7 @@ class _Writer(StepWriter):
         k, depth = self.kernel, len(self.kernel.scopes) - 1
         running = self.moment(moment, False)
         k.value_of.update(places)
-        self.scopes |= dict.fromkeys(places.values(), depth)
+        self.bound |= dict.fromkeys(places, depth)
         frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
         assert isinstance(frame, _Frame)
         frame.local, frame.history = self.local, history
@@ -249,12 +249,11 @@ class _Writer(StepWriter):
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
 
-    def walk(self, moment: str, places: Mapping[str, str]) -> InductionState:
+    def walk(self, moment: Moment, places: Mapping[str, str]) -> InductionState:
         """Steps from that one on, at these places of moving lanes."""
         k, name = self.kernel, self.kernel.names.fresh("left")
         n = k.extent(self.loop.time)
         k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
-        self.scopes[name] = len(k.scopes) - 1
         return InductionState(places, name)
 
     def carried(self, first: Mapping[str, str]) -> dict[str, str]:
@@ -319,7 +318,6 @@ class _Writer(StepWriter):
             code = f"({code}).to({triton_type(self.dtype)}).to(tl.float32)"
         name = self.kernel.names.fresh("state")
         self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
-        self.scopes[name] = len(self.kernel.scopes) - 1
         return name
 
     def emit_epilogue(self, frame: _Frame, s: Statement, state: str) -> None:
@@ -359,7 +357,7 @@ def local_steps(
     k.emit(f"row_in = row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", loop.lanes, "BM"))
     first = {v: k.value_of[v] for v in local.turns}
-    frame = w.at("0", first, [], {})
+    frame = w.at(Moment("0"), first, [], {})
     w.load(frame, fixed=True)
     states = [k.names.fresh("state") for _ in range(local.depth)]
     start = w.start(frame)
@@ -382,8 +380,8 @@ def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Ac
     carried = w.carried(first)
     w.kernel.scopes.append(Scope())
     places = w.places(carried, count + 1)
-    walk = w.walk(_moment(0), places[0])
-    coming = [w.load(w.at(_moment(u), places[u], [], {}, walk, u)) for u in range(count)]
+    walk = w.walk(Moment("at_step", 0), places[0])
+    coming = [w.load(w.at(Moment("at_step", u), places[u], [], {}, walk, u)) for u in range(count)]
     for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
     w.let({name: places[count][v] for v, name in carried.items()})
@@ -396,17 +394,17 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     of pending loads apart. What a step reads that the step before it has read is not loaded."""
     count = len(waiting)
     carried = w.carried(first)
-    frame = w.at("0", first, [], {})
+    frame = w.at(Moment("0"), first, [], {})
     last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
     w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
     places, history = w.places(carried, 2 * count), list(states)
-    next_walk = w.walk(_moment(count), places[count])
-    coming = [w.load(w.at(_moment(count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
-    walk = w.walk(_moment(0), places[0])
+    next_walk = w.walk(Moment("at_step", count), places[count])
+    coming = [w.load(w.at(Moment("at_step", count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
+    walk = w.walk(Moment("at_step", 0), places[0])
     for u in range(count):
         before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
-        frame = w.at(_moment(u), places[u], history, {**waiting[u], **before}, walk, u)
+        frame = w.at(Moment("at_step", u), places[u], history, {**waiting[u], **before}, walk, u)
         history = [w.step(frame), *history][: w.local.depth]
     w.let({name: waiting[-1][w.echoes[a]] for a, name in last.items()})
     for old, new in zip(waiting, coming, strict=True):
@@ -414,7 +412,3 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     w.let(dict(reversed(list(zip(states, history, strict=True)))))
     w.let({name: places[count][v] for v, name in carried.items()})
     w.close(f"for at_step in range(0, {w.kernel.extent(w.local.loop.time)}, {count}):")
-
-
-def _moment(step: int) -> str:
-    return f"at_step + {step}" if step else "at_step"

@@ -117,7 +117,6 @@ class WalkingFrame(StepFrame):
     def _named(self, tensor: str, text: str) -> str:
         name = self.kernel.names.fresh(f"at_{python_name(tensor).lower()}")
         self.kernel.emit(f"{name} = {text}")
-        self.scopes[name] = len(self.kernel.scopes) - 1
         return name
 
     def _begins_again(self, first: str, v: str, number: int) -> str:

@@ -7,8 +7,8 @@ loop over time. A read of the recurrence's own output never leaves that loop, wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
@@ -26,16 +26,26 @@ from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
 from tilec.ir.types import NARROW
 
-WORD = re.compile(r"[A-Za-z_]\w*")
 FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 
 
+@dataclass(frozen=True)
+class Moment:
+    """The step of a number: `further` ones after `counter`."""
+
+    counter: str
+    further: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.counter} + {self.further}" if self.further else self.counter
+
+
 class StepFrame(Frame):
-    """A frame of a step. `scopes` remembers in which scope each name stands: what is computed from a name stands there
-    or deeper. `loaded`: names of elements that were read already. `running`: the test that the step takes place at all,
-    where it may not. `shared`: what loads of the own output are told beside. `only`: a test
-    where loads are needed at all."""
+    """A frame of a step. `bound`: the scope in which time, moving lanes and aggregates have got their values: what
+    depends on them stands there or deeper. `loaded`: names of elements that were read already. `running`: the test that
+    the step takes place at all, where it may not. `shared`: what loads of the own output are told beside. `only`: a
+    test where loads are needed at all."""
 
     def __init__(
         self,
@@ -44,22 +54,19 @@ class StepFrame(Frame):
         tails: Mapping[str, str],
         inner: Sequence[frozenset[str]],
         loop: SkewedLoop,
-        scopes: dict[str, int],
+        bound: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
-        self.own, self.time, self.scopes = loop.own, loop.time, scopes
+        self.own, self.time, self.bound = loop.own, loop.time, bound
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
         self.only: str | None = None
+        self.only_depth = 0
         self.shared = ""
         self._least = 0
 
-    def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
-        least = max((self.scopes.get(w, 0) for w in WORD.findall(text)), default=0)
-        depth = max(self.depth(variables), least, self._least)
-        name = self.kernel.line(stem, text, depth)
-        self.scopes.setdefault(name, depth)
-        return name
+    def depth(self, variables: frozenset[str]) -> int:
+        return max([super().depth(variables), self._least, self.only_depth, *(self.bound.get(v, 0) for v in variables)])
 
     def read(self, access: Access, other: float | int | None) -> str:
         if access in self.loaded:
@@ -88,42 +95,34 @@ class StepWriter:
 
     def __init__(self, kernel: Kernel, loop: SkewedLoop):
         self.kernel, self.loop = kernel, loop
-        self.scopes: dict[str, int] = {}
+        self.bound: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
 
     def frame(
         self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
     ) -> StepFrame:
         """`around`: the frame of the step that the new one is part of."""
-        made = self.frames(self.kernel, axes, tails, inner, self.loop, self.scopes)
+        made = self.frames(self.kernel, axes, tails, inner, self.loop, self.bound)
         if around is not None:
             made.running, made.shared = around.running, around.shared
         return made
 
-    def moment(self, text: str, sure: bool) -> str | None:
-        """Bind time to the step of that number, `counter` or `counter + number`; the name of the test that there is
-        such a step, unless it is sure."""
+    def moment(self, moment: Moment, certain: bool) -> str | None:
+        """Bind time to that step; the name of the test that there is such a step, unless it is certain."""
         k, loop, depth = self.kernel, self.loop, len(self.kernel.scopes) - 1
         low, n = k.low(loop.time), k.extent(loop.time)
-        counter, _, further = text.partition(" + ")
-        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + {counter}")
-        self.scopes[count] = depth
-        count = k.line("count", f"{count} + {further}") if further else count
+        count = k.line("count", f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + {moment.counter}")
+        count = k.line("count", f"{count} + {moment.further}") if moment.further else count
         place = f"{k.line('end', f'{n} - 1', 0)} - {count}" if loop.falling else count
         now = count if (place, low) == (count, "0") else k.line("now", place if low == "0" else f"{low} + {place}")
         k.value_of[loop.time] = now
-        self.scopes |= {count: depth, now: depth}
-        if sure:
-            return None
-        running = k.line("running", f"{count} < {n}")
-        self.scopes[running] = depth
-        return running
+        self.bound[loop.time] = depth
+        return None if certain else k.line("running", f"{count} < {n}")
 
     def let(self, values: Mapping[str, str]) -> None:
         """Lines that give names their values, in a loop or for it to change."""
         for name, value in values.items():
             self.kernel.emit(f"{name} = {value}")
-            self.scopes[name] = 1
 
     def waiting(self, frame: StepFrame, accesses: Sequence[Access], steps: int) -> list[dict[Access, str]]:
         """Names of blocks, of zeros as yet, for what as many steps to come read."""
@@ -211,10 +210,10 @@ class StepWriter:
         inside, t = frame.inside(e.access), expression_type(e, self.loop.types)
         if inside is None:
             return state
-        frame.only = f"({inside} ^ True)"
+        frame.only, frame.only_depth = f"({inside} ^ True)", frame.depth(free_of(e.access))
         evaluator = TritonScalars(frame, e.value)
         value = evaluator.value(e.value)
-        frame.only = None
+        frame.only, frame.only_depth = None, 0
         compute_dtype, variables = compute_dtype_of(t.dtype), state.variables | value.variables | {self.loop.time}
         code = f"tl.where({inside}, {evaluator.cast(state, compute_dtype)}, {evaluator.tensor(value, compute_dtype)})"
         return ScalarValue(frame.assign("padded", code, variables), t, compute_dtype, variables, depth=1)
@@ -239,11 +238,11 @@ class StepWriter:
             n = identity(e.aggregation, t.dtype)
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
-        own["shifted_exp_"] = "term_"
+        accumulator = replace(accumulator, names=tuple(own.items()), exponential="term_")
         tiled = count > FEW_SUMMED_POINTS and len(frame.axes) == 1
         size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
         whole = tiled and count <= size
-        red, first = own["red"], k.names.fresh("first")
+        red, at, first = own["red"], own["value"], k.names.fresh("first")
         tails, axes = dict(frame.tails), list(frame.axes)
         inner = frame.inner if whole else (*frame.inner, frozenset((red, *e.bound)))
         if tiled:
@@ -255,11 +254,8 @@ class StepWriter:
                 tails[red] = f"{red}_in"
         shape = tuple_text([self.blocks[a] for a in axes])
 
-        def renamed(lines: Sequence[str]) -> list[str]:
-            return [WORD.sub(lambda m: own.get(m[0], m[0]), line) for line in lines]
-
         def emit(lines: Sequence[str]) -> None:
-            for line in renamed(lines):
+            for line in lines:
                 k.emit(line)
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
@@ -289,27 +285,29 @@ class StepWriter:
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
         if whole:
-            emit([f"value = tl.broadcast_to({code}, {shape})", *accumulator.at_once("value", len(axes) - 1)])
+            emit([f"{at} = tl.broadcast_to({code}, {shape})", *accumulator.at_once(at, len(axes) - 1)])
         else:
-            emit([f"value = tl.broadcast_to({code}, {shape})" if rows else f"value = {code}"])
+            emit([f"{at} = tl.broadcast_to({code}, {shape})" if rows else f"{at} = {code}"])
             if rows:
-                emit(["highest = top", "scaled = total", *accumulator.at_once("value", len(axes) - 1)])
-                emit(["top, total = join_logs_(highest, scaled, top, total)"])
+                before, state = [own["highest"], own["scaled"]], accumulator.state
+                emit([f"{x} = {y}" for x, y in zip(before, state, strict=True)])
+                emit(accumulator.at_once(at, len(axes) - 1))
+                emit([f"{', '.join(state)} = join_logs_({', '.join((*before, *state))})"])
             else:
-                emit(accumulator.step("value"))
+                emit(accumulator.step(at))
             lines = k.scopes.pop().lines
             header = f"for {first} in range(0, {total}, {block}):" if tiled else f"for {first} in range(0, {total}):"
-            k.nest(renamed([header])[0], renamed(lines))
+            k.nest(header, lines)
             if tiled and not rows:
                 emit(accumulator.reduce(len(axes) - 1))
-        result = WORD.sub(lambda m: own.get(m[0], m[0]), accumulator.result())
+        result = accumulator.result()
         if t.dtype in NARROW:
             result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")
         k.emit(f"{name} = {result}")
-        self.scopes[name] = len(k.scopes) - 1
-        compute_dtype = compute_dtype_of(t.dtype)
-        return ScalarValue(name, t, compute_dtype, frozenset((*index_variables(e), loop.time)), exact=True)
+        depends = frozenset((*index_variables(e), loop.time, f"={name}"))
+        self.bound[f"={name}"] = len(k.scopes) - 1
+        return ScalarValue(name, t, compute_dtype_of(t.dtype), depends, exact=True)
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:
