@@ -43,11 +43,11 @@ class TritonScalars(ScalarWriter):
     def compute_dtype_of(self, dtype: str) -> str:
         return compute_dtype_of(dtype)
 
-    def read_first(self, *roots: Expr, made: Collection[str] = ()) -> None:
+    def read_first(self, *roots: Expr, made: Collection[str] = (), always: bool = False) -> None:
         """Read what the values of these need before any of them is computed, where some function looks at all of a
-        block: no load passes that by itself. `made`: tensors that are not read but computed here."""
-        pending, found = list(roots), list[Access]()
-        asks = False
+        block (no load passes that by itself), or `always`. `made`: tensors that are not read but computed here."""
+        pending, found = list(roots[::-1] if always else roots), list[Access]()
+        asks = always
         while pending:
             e = pending.pop()
             asks |= isinstance(e, Call) and e.function in BLOCKWISE
@@ -55,7 +55,7 @@ class TritonScalars(ScalarWriter):
                 found.append(e)
             elif e not in self._values:
                 pending += value_children(e)
-        for access in found if asks and self.frame.kernel.blockwise else ():
+        for access in found if always or asks and self.frame.kernel.blockwise else ():
             if access not in self._values and access.tensor not in made:
                 self.value(access)
 

@@ -26,7 +26,7 @@ from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
 from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.semiring_matmul import NEVER, at_once
+from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
@@ -224,26 +224,33 @@ class ExponentialWriter(DotWriter):
         values and the tests that the point is valid."""
         k, dot = self.kernel, self.dot
         together = gcd(TOGETHER, *(e[dot.summed[-1]] for e in self.space.extent))
-        headers, scopes = [], []
-        walks = (("window", dot.summed[:-1], "at_window", 1), ("red", dot.summed[-1:], "(at_red + step)", together))
-        for axis, variables, place, by in walks:
-            if variables:
-                k.scopes.append(Scope())
-                k.emit(f"{axis} = tl.full((), 0, {self.integer}) + {place}")
-                k.decode(Axis(axis, variables, None))
-                headers.append(f"for at_{axis} in range(0, {k.count(variables)}, {by}):")
-                scopes.append(frozenset((*variables, axis)))
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *scopes)
         zeros = (*self.plain.zero_left, *self.plain.zero_right)
-        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
-        values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
-        tests = self._tests(frame, evaluator, zeros)
-        for line in step(values, tests):
-            k.emit(line)
-        lines: list[str] = []
-        for header in reversed(headers):
-            own = k.scopes.pop().lines
-            lines = [header, *indented([*own, *lines] if lines else at_once(own, together, k.names))]
+        windows, summed = dot.summed[:-1], dot.summed[-1:]
+        scopes = [frozenset((*windows, "window"))] if windows else []
+        if windows:
+            k.scopes.append(Scope())
+            k.emit(f"window = tl.full((), 0, {self.integer}) + at_window")
+            k.decode(Axis("window", windows, None))
+
+        def write(number: int) -> int:
+            red = k.names.fresh(f"red_{number}")
+            k.emit(f"{red} = tl.full((), 0, {self.integer}) + (at_red + {number})")
+            k.decode(Axis(red, summed, None))
+            bound = (*scopes, frozenset((*summed, red)))
+            frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *bound)
+            roots = (*factors, *(z for z in zeros if not isinstance(z, Condition)))
+            evaluator = TritonScalars(frame, *roots)
+            evaluator.read_first(*roots, always=True)
+            last = len(k.scopes[-1].lines)
+            values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
+            for line in step(values, self._tests(frame, evaluator, zeros)):
+                k.emit(line)
+            return last
+
+        lines = reads_first(k, together, write)
+        lines = [f"for at_red in range(0, {k.count(summed)}, {together}):", *indented(lines)]
+        if windows:
+            lines = [f"for at_window in range(0, {k.count(windows)}, 1):", *indented([*k.scopes.pop().lines, *lines])]
         return lines
 
 

@@ -9,10 +9,10 @@ A long reduction with few outputs is split over programs; a second launch combin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -27,8 +27,8 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
     NEVER,
-    at_once,
     calls_library,
+    reads_first,
     tests_of_reads,
     whole_blocks,
 )
@@ -230,30 +230,9 @@ def _reduction(
     s = k.space.statement
     tiled, lanes = tiling.reduction is not None, tiling.lanes
     walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
-    frame = walk.frame
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
-    evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
-    mask = _mask(k, frame, evaluator)
-    truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
-    if lanes is not None and lanes.in_16_bits:
-        assert isinstance(s.body, Call)
-        reads = (frame.read(a, 0) for a in s.body.args if isinstance(a, Access))
-        code = {"add": "{} + {}", "sub": "{} - {}"}[s.body.function].format(*reads)
-    else:
-        value = evaluator.value(s.body)
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
-    if tiled:
-        inside = frame.spread("red_in", "red")
-        mask = inside if mask is None else f"{inside} & {mask}"
-    if mask is not None:
-        k.emit(f"valid = {mask}")
-        code = f"tl.where(valid, {code}, {accumulator.identity_text})"
-    k.emit(f"value = {code}")
-    for line in accumulator.step("value"):
-        k.emit(line)
+    lines = reads_first(k, walk.steps, lambda step: _term(k, walk.enter(step), tiling, accumulator))
     wants_reached = s.default is not None
-    if wants_reached:
-        k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
         whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
@@ -265,14 +244,10 @@ def _reduction(
     if wants_reached:
         body.append(f"reached = tl.full({shape}, False, tl.int1)")
     body += walk.before
-    lines: list[str] = []
     for headers in reversed(walk.headers):
-        own = k.scopes.pop().lines
-        if tiling.outer and not lines:
-            own, headers = at_once(own, k.constants.pop("UNROLL"), k.names), headers[:1]
-        lines = [*own, *lines]
         for header in reversed(headers):
-            lines = [header, *(f"    {line}" for line in lines)]
+            lines = [header, *indented(lines)]
+        lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
     body += lines
     if lanes is not None:
         body += accumulator.reduce(1)
@@ -283,13 +258,46 @@ def _reduction(
     return "reached" if wants_reached else None
 
 
+def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumulator) -> int:
+    """Lines that add the point of a frame, or its block of points; how many of them are there for reads."""
+    s, lanes = k.space.statement, tiling.lanes
+    roots = (s.body,) if s.guard is None else (s.guard, s.body)
+    evaluator = TritonScalars(frame, *roots)
+    halves = s.body if lanes is not None and lanes.in_16_bits and isinstance(s.body, Call) else None
+    reads = [frame.read(a, 0) for a in halves.args if isinstance(a, Access)] if halves else []
+    if tiling.outer and halves is None:
+        evaluator.read_first(*roots, always=True)
+    last = len(k.scopes[-1].lines)
+    mask = _mask(k, frame, evaluator)
+    truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
+    if halves is not None:
+        code = {"add": "{} + {}", "sub": "{} - {}"}[halves.function].format(*reads)
+    else:
+        value = evaluator.value(s.body)
+        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+    if tiling.reduction is not None:
+        inside = frame.spread("red_in", "red")
+        mask = inside if mask is None else f"{inside} & {mask}"
+    if mask is not None:
+        k.emit(f"valid = {mask}")
+        code = f"tl.where(valid, {code}, {accumulator.identity_text})"
+    k.emit(f"value = {code}")
+    for line in accumulator.step("value"):
+        k.emit(line)
+    if s.default is not None:
+        k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
+    return last
+
+
 @dataclass(frozen=True)
 class ReductionWalk:
-    """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, the frame inside."""
+    """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, and so many steps
+    written out in the innermost one, of which `enter` makes the frame."""
 
     before: tuple[str, ...]
     headers: tuple[tuple[str, ...], ...]
-    frame: Frame
+    enter: Callable[[int], Frame]
+    steps: int = 1
 
 
 def _tiled(
@@ -297,15 +305,18 @@ def _tiled(
 ) -> ReductionWalk:
     """Block by block of all summed variables together; in parts where the reduction is split over programs."""
     count = k.count(reductions)
-    k.scopes.append(Scope())
-    position = "first + tl.arange(0, BR)"
-    k.emit(f"red = ({position}).to(tl.int64)" if k.int64_index else f"red = {position}")
-    frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
     start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
-    k.emit(f"red_in = red < {end}")
-    k.decode(Axis("red", tuple(reductions), "BR"))
-    if passes_once(k.space, k.types):
-        frame.how = ', eviction_policy="evict_first"'
+
+    def enter(_: int) -> Frame:
+        position = "first + tl.arange(0, BR)"
+        k.emit(f"red = ({position}).to(tl.int64)" if k.int64_index else f"red = {position}")
+        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
+        k.emit(f"red_in = red < {end}")
+        k.decode(Axis("red", tuple(reductions), "BR"))
+        if passes_once(k.space, k.types):
+            frame.how = ', eviction_policy="evict_first"'
+        return frame
+
     before: list[str] = []
     if tiling.parts > 1:
         assert tiling.reduction is not None
@@ -313,7 +324,7 @@ def _tiled(
         part = k.number("part", "part_size", points)
         program = "tl.program_id(2)" + (".to(tl.int64)" if k.int64_index else "")
         before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
-    return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), frame)
+    return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), enter)
 
 
 def _pointed(
@@ -334,21 +345,29 @@ def _pointed(
         headers.append((f"for at_window in range(0, {k.count(windows)}):",))
         scopes.append(frozenset((*windows, "window")))
     unroll = _unroll(k.space, inner) if lanes is None else lanes.times
-    k.scopes.append(Scope())
-    if lanes is None:
-        k.emit(f"red = tl.full((), 0, {integer}) + (first + step)")
-    else:
+    if lanes is not None:
         k.constants["BR"] = lanes.count
-        k.emit(f"red = tl.arange(0, BR).to({integer}) + (first + step * BR)")
-    k.decode(Axis("red", (inner,), None if lanes is None else "BR"))
-    k.constants["UNROLL"] = unroll
+    if not outer:
+        k.constants["UNROLL"] = unroll
     block = "UNROLL" if not outer else str(unroll if lanes is None else unroll * lanes.count)
-    headers.append((f"for first in range(0, {k.extent(inner)}, {block}):", "for step in tl.static_range(UNROLL):"))
-    scopes.append(frozenset((inner, "red")))
-    frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], tails, *scopes)
-    if outer:
-        frame.untested = k.line("some", f"{k.count([v for v in axes[1].variables if k.space.largest(v) > 1])} > 0", 0)
-    return ReductionWalk((), tuple(headers), frame)
+    header = f"for first in range(0, {k.extent(inner)}, {block}):"
+    headers.append((header,) if outer else (header, "for step in tl.static_range(UNROLL):"))
+
+    def enter(number: int) -> Frame:
+        step, red = (str(number), k.names.fresh(f"red_{number}")) if outer else ("step", "red")
+        if lanes is None:
+            k.emit(f"{red} = tl.full((), 0, {integer}) + (first + {step})")
+        else:
+            k.emit(f"{red} = tl.arange(0, BR).to({integer}) + (first + {step} * BR)")
+        k.decode(Axis(red, (inner,), None if lanes is None else "BR"))
+        bound = (*scopes, frozenset((inner, red)))
+        frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", red, "col"], tails, *bound)
+        if outer:
+            columns = [v for v in axes[1].variables if k.space.largest(v) > 1]
+            frame.untested = k.line("some", f"{k.count(columns)} > 0", 0)
+        return frame
+
+    return ReductionWalk((), tuple(headers), enter, unroll if outer else 1)
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together

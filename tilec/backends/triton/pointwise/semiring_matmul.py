@@ -15,14 +15,12 @@ columns of one of them, so that it reads less for each pair.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import free_of
+from tilec.backends.triton.emit.kernel import Kernel, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -96,21 +94,18 @@ def tests_of_reads(space: Space, columns: Sequence[str], block: int, tails: dict
     return {} if even else {"col": tails["col"]}
 
 
-def _named(names: Mapping[str, str], found: re.Match[str]) -> str:
-    return names[found[1]]
-
-
-def at_once(lines: Sequence[str], count: int, names: FreshNames) -> list[str]:
-    """Lines of one `step` as those of so many, all reads before what is done with them."""
-    last = max((place for place, line in enumerate(lines) if "tl.load(" in line), default=-1)
-    own = [line.split(" = ")[0] for line in lines[: last + 1]]
-    found: tuple[list[str], list[str]] = ([], [])
+def reads_first(kernel: Kernel, count: int, write: Callable[[int], int]) -> list[str]:
+    """Lines of so many steps, all that read before what is done with it. `write` writes the step of that number into a
+    scope of its own, and returns how many of its lines are there for reads."""
+    reads: list[str] = []
+    rest: list[str] = []
     for step in range(count):
-        renamed = {name: names.fresh(f"{name}_{step}") for name in own} | {"step": str(step)}
-        words = re.compile(rf"\b({'|'.join(map(re.escape, renamed))})\b")
-        for place, line in enumerate(lines):
-            found[place > last].append(words.sub(partial(_named, renamed), line))
-    return [*found[0], *found[1]]
+        kernel.scopes.append(Scope())
+        last = write(step)
+        lines = kernel.scopes.pop().lines
+        reads += lines[:last]
+        rest += lines[last:]
+    return [*reads, *rest]
 
 
 @dataclass(frozen=True)
