@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from tilec.backends.triton.plan.plan import python_name
+from tilec.backends.common.code import python_name
 
 Line = tuple[str, tuple[str, ...]]  # its text, the outputs of the statements that it serves
 _COMMENT = re.compile(r"\s*# ([A-Za-z][\w.]*'*)\s*[\[=]")

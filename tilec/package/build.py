@@ -12,7 +12,7 @@ from typing import Any
 
 import triton
 
-from tilec.backends.common.code import identifier
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.runtime.executable import TritonProgram
 from tilec.errors import InputMistake, TileError
 from tilec.function import Function
@@ -40,7 +40,7 @@ def write_package(
     other shapes and types, for which it has entries too."""
     if function.backend == "torch":
         raise InputMistake("the torch backend compiles nothing ahead of time", hint="leave backend out")
-    title = name or (identifier(function.program.name) if function.program.name else "program")
+    title = name or (python_name(function.program.name) if function.program.name else "program")
     if not PACKAGE_NAME.fullmatch(title):
         raise InputMistake(f"{title!r} cannot name a package", hint="letters, digits and _, the first a letter")
     kernels, tables, entries = Kernels(target), [], []  # type: ignore[var-annotated]

@@ -24,9 +24,9 @@ class FreshNames:
         return name
 
 
-def identifier(name: str) -> str:
-    """A Tile name as a Python name: the prime, the one letter that Python lacks, becomes `_`."""
-    return name.replace("'", "_")
+def python_name(name: str) -> str:
+    """A Tile name, or a part's behind a dot, as a Python name: what Python lacks becomes `_`."""
+    return name.replace("'", "_").replace(".", "_")
 
 
 def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
@@ -36,6 +36,11 @@ def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
 def parenthesised(text: str, closed: str = "") -> str:
     """The text as an operand: as it is if it is a name or a number, or ends so."""
     return text if text.replace("_", "").isalnum() or closed and text.endswith(closed) else f"({text})"
+
+
+def assignable(target: str) -> str:
+    """A tensor, or a part of one, as the target of an assignment to its elements."""
+    return target if target.endswith("]") else target + "[...]"
 
 
 def literal(value: bool | int | float) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import assignable, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
@@ -148,7 +148,7 @@ def _write(
     if tuple(kept) != m.outputs:
         target += f".permute({', '.join(str(m.outputs.index(v)) for v in kept)})"
     target = loops.part(target, kept)
-    target = target if target.endswith("]") else target + "[...]"
+    target = assignable(target)
     if not m.reductions:
         whole = all(v in value.variables or domain.extent[v] == 1 for v in m.outputs)
         whole = whole and bool(value.variables or not m.outputs)  # one without axes does not fill a view that has some

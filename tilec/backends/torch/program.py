@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tilec.backends.base import KernelSource, Lowering, Options
-from tilec.backends.common.code import FreshNames, identifier, indented
+from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
@@ -84,7 +84,7 @@ def _compiled(name: str, text: str) -> CodeType:
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     flat = lowering.stages["flat"]
-    name = identifier(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
+    name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
     functions = _functions(name, lowering, options)
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
@@ -97,7 +97,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
     reduced = {s.output: s for s in lowering.stages["reduced"].statements}
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
-    local = {t: names.fresh(identifier(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
+    local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone

@@ -224,13 +224,13 @@ class _Pass:
                 parts.append(":" if low == 0 and n == shape[a] else f"{low}:{low + n}")
         while parts and parts[-1] == ":":
             parts.pop()
-        target = f"{buffer}[:, {', '.join(parts)}]" if parts else buffer
+        part = f"[:, {', '.join(parts)}]" if parts else ""
+        target = buffer + part
         lines = []
         flat_at = at if full or not self.plain else f"{at}.reshape(-1)"
         wide_at = at if full or not self.plain else f"{at}.expand_as({values})"
         if shift is not None:
-            shifted = target.replace(buffer, shift, 1)
-            lines.append(f"{values} = torch.exp({values} - torch.gather({shifted}, 0, {wide_at}))")
+            lines.append(f"{values} = torch.exp({values} - torch.gather({shift}{part}, 0, {wide_at}))")
         if aggregation == "sum" and not full:
             lines.append(f"{target}.index_add_(0, {flat_at}, {values})")
         elif aggregation == "sum":
@@ -240,6 +240,5 @@ class _Pass:
         else:
             lines.append(f"{target}.scatter_reduce_(0, {wide_at}, {values}, '{HOW[aggregation]}')")
         if seen is not None:
-            mark = target.replace(buffer, seen, 1)
-            lines.append(f"{mark}.scatter_(0, {wide_at}, torch.ones_like({values}, dtype=torch.bool))")
+            lines.append(f"{seen}{part}.scatter_(0, {wide_at}, torch.ones_like({values}, dtype=torch.bool))")
         return lines

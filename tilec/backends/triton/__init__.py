@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from tilec.backends.base import Executable, Lowering, Options
-from tilec.backends.common.code import identifier
+from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.plan.plan import Plan, Setting
@@ -40,7 +40,7 @@ class TritonBackend:
         check_recurrences(flat)
         names = flat.input_names()
         together = grouped(with_feeds(flat, lowering.types), lowering.types)
-        title = identifier(flat.name) if flat.name else "program"
+        title = python_name(flat.name) if flat.name else "program"
         chosen = options or Options.from_environment()
         opened = None
         if lowering.recorder is not None:

@@ -10,6 +10,7 @@ from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling
+from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import NARROW, TensorType
@@ -34,7 +35,7 @@ def feature_block(extent: int) -> int:
 
 def size_name(v: str) -> str:
     """The argument that is a variable's extent."""
-    return f"n_{v}".replace("'", "_")
+    return python_name(f"n_{v}")
 
 
 def tensors_of(e: Expr) -> list[str]:

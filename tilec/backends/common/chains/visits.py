@@ -15,6 +15,7 @@ from tilec.backends.common.blocks.ir import COMPARED, BlockProgram, Tensor, Valu
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, size_name
+from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
@@ -56,7 +57,7 @@ def visits_of(kernel: ChainKernel, types: Types) -> Visits | None:
     used = index_variables(*conditions, *(f.to_expr() for f in bounds))
     batch = tuple(v for v in (*kernel.batch, *kernel.walked) if v in used and kernel.extent[v] > 1)
     name = kernel.outputs[-1]
-    while {f"{name}_blocks", f"{name}_counts"} & {n.replace("'", "_").replace(".", "_") for n in types}:
+    while {f"{name}_blocks", f"{name}_counts"} & {python_name(n) for n in types}:
         name += "_"
     return Visits(tuple(bounds), conditions, batch, f"{name}.blocks", f"{name}.counts")
 

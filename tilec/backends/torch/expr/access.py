@@ -216,14 +216,18 @@ class TensorFrame:
             parts.append(text)
         picked = self._picked(access, forms, shape, parts)
         tensor, at = self.local[access.tensor], ", ".join(parts)
-        text = picked or (f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})")
+        text, copied = picked or (
+            f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})",
+            any(f.terms for f in forms),
+        )
         name = self._line(stem_of(access.tensor), text)
-        if picked is None and any(f.terms for f in forms) or ".index_select(" in text:
+        if copied:
             self._copies.add(name)
         return name
 
-    def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]) -> str | None:
-        """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once."""
+    def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]):
+        """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once. The
+        text, and whether it is a copy; None elsewhere."""
         names = [sorted(free(f)) for f in forms]
         found = [v for one in names for v in one]
         if any(f.terms and not one for f, one in zip(forms, names, strict=True)):
@@ -251,7 +255,7 @@ class TensorFrame:
             text += f".permute({', '.join(map(str, places))})"
         if dim < len(self.order):
             text += f"[{', '.join(':' if v in found else 'None' for v in self.order)}]"
-        return text
+        return text, bool(selections)
 
     # index arithmetic
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.code import assignable, indented, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
@@ -273,7 +273,7 @@ class _Body:
             whole = whole and bool(variables or not self.outputs)  # without axes it fills no view that has some
             if value.call is not None and code == value.code and dtype == value.compute_dtype == out and whole:
                 return [value.call.format(target)]
-            return [f"{target if target.endswith(']') else target + '[...]'} = {code}"]
+            return [f"{assignable(target)} = {code}"]
         if dtype != out:
             code = f"{_atom(code)}.to(torch.{out})"
         missing = [v for v in self.outputs if v not in variables and self.domain.extent[v] != 1]

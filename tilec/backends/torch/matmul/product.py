@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import opt_einsum
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import assignable, indented, literal, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.torch.expr.general import Loops, general
 from tilec.backends.torch.expr.task import Task
@@ -209,5 +209,5 @@ class _Result:
             return [*self.before, *self.lines, f"{task.out} = {code}"]
         start = [f"{task.out} = {task.allocation(filled=False)}"] if direct else []
         target = self.outer.part(task.part(domain), outputs)
-        target = target if target.endswith("]") else target + "[...]"
+        target = assignable(target)
         return [*start, *self.before, *self.outer.wrap([*self.lines, f"{target} = {code}"])]

@@ -31,7 +31,7 @@ def nested(outer: Level, e: Aggregate) -> Expr:
     identity = identity_text(e.aggregation, element.dtype)
     if domain is None:
         constant = f"torch.full((), {identity}, dtype=torch.{element.dtype}, device=device)"
-        return outer.pseudo("nothing", element, outer.step.assign("number", constant), frozenset())
+        return outer.pseudo("nothing", element, outer.step.assign("number", constant), "", frozenset())
     bound = tuple(v for v in domain.low if v not in outer.order)
     name = outer.names.fresh("part")
     order = (*outer.order, *bound)
@@ -59,7 +59,7 @@ def nested(outer: Level, e: Aggregate) -> Expr:
         lists = (f"{name} = ({text}).unbind(0)" for name, text in level.lists)
         outer.before += [*level.frame.prologue, *level.frame.lines, *level.before, *lists]
     outer.step.lines += lines
-    return outer.pseudo("aggregate", ElementType(element.dtype, element.weak), name, variables)
+    return outer.pseudo("aggregate", ElementType(element.dtype, element.weak), name, "", variables)
 
 
 def first_to_last(level: Level) -> int:
@@ -179,8 +179,7 @@ def _operand(
     made = level.prepared(e)
     evaluator = TorchScalars(level.step, made)
     value = evaluator.value(made)
-    feed = isinstance(made, Access) and made.tensor.startswith("feed")
-    still = feed and isinstance(made, Access) and "[" not in level.locals[made.tensor].text
+    still = isinstance(made, Access) and made in level.feeds.values() and not level.locals[made.tensor].at
     return evaluator.tensor(value, dtype), value.variables, still
 
 

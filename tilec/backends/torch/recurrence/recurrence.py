@@ -258,7 +258,7 @@ class _Loop:
         texts = dict(level.lists)
         lists = [(row, self._target())]
         for tensor, x in host.rows.items():
-            name, moves, _ = level.locals[tensor].text.partition("[")
+            name, moves = level.locals[tensor].name, level.locals[tensor].at
             turn = self.turns.get(level.read[tensor]) if tensor in level.read else None
             if turn is not None:
                 lists += self._turning(host, x, texts[name], turn)

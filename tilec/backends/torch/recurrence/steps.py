@@ -45,10 +45,16 @@ SMALL = 2**14  # or this many
 
 @dataclass(frozen=True)
 class StepTensor:
-    """A tensor of one step: Python text, and the variables it depends on."""
+    """A tensor of one step: its name, or that of what a step takes its slice of at the index `at`, and the variables it
+    depends on."""
 
-    text: str
+    name: str
+    at: str
     variables: frozenset[str]
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}[{self.at}]" if self.at else self.name
 
 
 @dataclass
@@ -183,7 +189,7 @@ class Level:
         if value.number is not None:
             return e
         text = evaluator.tensor(value, value.type.dtype)
-        made = self.pseudo("feed", value.type, self._steps(text, value.variables), value.variables)
+        made = self.pseudo("feed", value.type, *self._steps(text, value.variables), value.variables)
         self.feeds[e] = made
         return made
 
@@ -192,26 +198,26 @@ class Level:
         count = math.prod(self.domain.extent[v] for v in variables)
         return self.time in variables and count > max(FEEDS * self.task.elements, SMALL)
 
-    def _steps(self, text: str, variables: frozenset[str]) -> str:
-        """Text of a step's slice of a tensor over the level's order."""
+    def _steps(self, text: str, variables: frozenset[str]) -> tuple[str, str]:
+        """Name and index of a step's slice of a tensor over the level's order."""
         name = self.names.fresh("f")
         if self.time in variables:
             self.lists.append((name, text))
-            return f"{name}[{self.shift()}]"
+            return name, self.shift()
         self.frame.lines.append(f"{name} = rt.still({text}, {len(self.order)})")
-        return name
+        return name, ""
 
-    def pseudo(self, stem: str, element: ElementType, text: str, variables: frozenset[str]) -> Access:
+    def pseudo(self, stem: str, element: ElementType, text: str, at: str, variables: frozenset[str]) -> Access:
         """An access to a new pseudo-tensor."""
         name = f"{stem} {len(self.locals)}"
         shape = () if element.scalar else (1,)
         self.types[name] = TensorType(shape, element.dtype, element.weak)
-        self.locals[name] = StepTensor(text, variables - {self.time})
+        self.locals[name] = StepTensor(text, at, variables - {self.time})
         return Access(name, (Int(0),) * len(shape))
 
     def condition(self, text: str, variables: frozenset[str]) -> Expr:
         """A feed that holds a bool tensor."""
-        return self.pseudo("mask", ElementType("bool"), self._steps(text, variables), variables)
+        return self.pseudo("mask", ElementType("bool"), *self._steps(text, variables), variables)
 
     def inside(self, access: Access) -> Expr | None:
         """Where an access lies inside its tensor; None where it does everywhere."""
@@ -246,7 +252,7 @@ class Level:
             self.frame.prologue += frame.prologue
             assert not frame.lines, "a view"
             # a single time has no dimension of its own to move along
-            made = self.pseudo("state", element, self._steps(text, variables | {self.time}), variables)
+            made = self.pseudo("state", element, *self._steps(text, variables | {self.time}), variables)
             self.read[made.tensor] = access
             return made
         low = self.domain.low
@@ -257,7 +263,7 @@ class Level:
         place = self.start - self.skew.first[0] - read.back
         row = f"{self.state}[k + {place}]"
         text = f"rt.window({row}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(moves)})"
-        return self.pseudo("state", element, self.step.assign_new("h", text), variables)
+        return self.pseudo("state", element, self.step.assign_new("h", text), "", variables)
 
     def _gathered(self, access: Access, forms: Sequence[Affine], element: ElementType, padded: bool) -> Expr:
         """States at computed positions; outside of the tensor what `init` says, if anybody asks."""
@@ -271,9 +277,10 @@ class Level:
                 parts.append(f"rt.clamped({text}, {n})")
                 continue
             variables |= depends
-            parts.append(self._steps(f"({text}).clamp(0, {n - 1})", depends))
+            slices, at = self._steps(f"({text}).clamp(0, {n - 1})", depends)
+            parts.append(f"{slices}[{at}]" if at else slices)
         text = f"rt.elements_at({self.state}, {', '.join(parts)})"
-        read: Expr = self.pseudo("state", element, self.step.assign_new("h", text), frozenset(variables))
+        read: Expr = self.pseudo("state", element, self.step.assign_new("h", text), "", frozenset(variables))
         if padded:
             return read
         inside = self.inside(access)

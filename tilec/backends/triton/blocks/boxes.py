@@ -19,7 +19,8 @@ from tilec.backends.common.blocks.ir import (
     Value,
     results,
 )
-from tilec.backends.triton.plan.plan import Descriptor, python_name
+from tilec.backends.common.code import python_name
+from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.types import NARROW
 
 _ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension

@@ -23,12 +23,10 @@ from tilec.backends.common.blocks.ir import (
     Store,
     Value,
 )
-from tilec.backends.common.code import identifier
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.plan.plan import python_name
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
@@ -72,6 +70,8 @@ def print_kernel(
 
 
 class BlockText:
+    language = "tl"
+
     def __init__(
         self, kernel: BlockProgram, int64_tensors: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]
     ):
@@ -95,14 +95,17 @@ class BlockText:
                     axes = [a for a in self.kernel.axes if any(a in v.type.axes for v in index)]
                     place = self.place(tensor, index, axes)
                     mask = "" if condition is None else f", mask={self.spread(condition, axes)}"
-                    found.append(f"tl.store({place}, {self.spread(value, axes)}{mask})")
+                    found.append(f"{self.language}.store({place}, {self.spread(value, axes)}{mask})")
                 case _:
                     text = self.right_side(op)
                     found.append(f"{self.named(op.out)} = {text}")
         return found
 
+    def type_text(self, dtype: str) -> str:
+        return f"{self.language}.{'int1' if dtype == 'bool' else dtype}"
+
     def named(self, v: Value) -> str:
-        base = identifier(v.hint).lower() or "t"
+        base = python_name(v.hint).lower() or "t"
         name, count = base, 0
         while name in self.taken:
             count += 1
@@ -117,7 +120,7 @@ class BlockText:
             found.append(f"{self.named(carried)} = {self.names[initial.number]}")
             self.names[result.number] = self.names[carried.number]
         head = f"{self.names[op.start.number]}, {self.names[op.stop.number]}, {op.step}"
-        found.append(f"for {self.named(op.counter)} in tl.range({head}):")
+        found.append(f"for {self.named(op.counter)} in {self.language}.range({head}):")
         inner = self.lines(op.body)
         ready = {c.number for c in op.carried}
         for carried, value in zip(op.carried, op.yielded, strict=True):
@@ -140,7 +143,7 @@ class BlockText:
                 continue
             text = self.spread(v, axes)
             if tensor in self.int64_tensors and v.number not in self.numbers:
-                text = f"{text}.to(tl.int64)"
+                text = f"{text}.to({self.language}.int64)"
             terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
         terms.sort(key=lambda t: t[0])
         return " + ".join([python_name(tensor), *(t for _, t in terms)])
@@ -148,41 +151,42 @@ class BlockText:
     def right_side(self, op: Op) -> str:
         match op:
             case ProgramId():
-                return "tl.program_id(0)"
+                return PROGRAM[0]
             case Positions(out):
-                return f"tl.arange(0, {self.kernel.axes[out.type.axes[0]]})"
+                return f"{self.language}.arange(0, {self.kernel.axes[out.type.axes[0]]})"
             case Full(out, value):
                 shape = ", ".join(str(self.kernel.axes[a]) for a in out.type.axes)
                 comma = "," if len(out.type.axes) == 1 else ""
-                return f"tl.full(({shape}{comma}), {literal_text(value)}, {triton_type(out.type.dtype)})"
+                shape = f"({shape}{comma})"
+                return f"{self.language}.full({shape}, {literal_text(value)}, {self.type_text(out.type.dtype)})"
             case Apply():
                 return self._apply(op)
             case Cast(out, value):
                 if value.number in self.numbers:
-                    return f"tl.full((), {self.names[value.number]}, {triton_type(out.type.dtype)})"
-                return f"{self.names[value.number]}.to({triton_type(out.type.dtype)})"
+                    return f"{self.language}.full((), {self.names[value.number]}, {self.type_text(out.type.dtype)})"
+                return f"{self.names[value.number]}.to({self.type_text(out.type.dtype)})"
             case Load(out) if out.number in self.loads:
                 return self._boxed(out, self.loads[out.number])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
                 place = self.place(tensor, index, axes)
                 if condition is None:
-                    return f"tl.load({place})"
+                    return f"{self.language}.load({place})"
                 mask = self.spread(condition, axes)
-                return f"tl.load({place}, mask={mask}, other={literal_text(other)})"
+                return f"{self.language}.load({place}, mask={mask}, other={literal_text(other)})"
             case Reduce(_, aggregation, axis, value, careful):
                 dimension = value.type.axes.index(axis)
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
                 return template.format(self.names[value.number], dimension)
             case CumulativeSum(_, axis, value):
-                return f"tl.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
+                return f"{self.language}.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
             case DotOp(out, axis, left, right, accumulator, precision):
                 a, b = self.names[left.number], self.names[right.number]
-                a = a if left.type.axes[1] == axis else f"tl.trans({a})"
-                b = b if right.type.axes[0] == axis else f"tl.trans({b})"
+                a = a if left.type.axes[1] == axis else f"{self.language}.trans({a})"
+                b = b if right.type.axes[0] == axis else f"{self.language}.trans({b})"
                 added = "" if accumulator is None else f", acc={self.names[accumulator.number]}"
                 how = "" if precision is None else f', input_precision="{precision}"'
-                return f"tl.dot({a}, {b}{added}{how})"
+                return f"{self.language}.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
 
     def _boxed(self, out: Value, box: BoxLoad) -> str:
@@ -190,7 +194,7 @@ class BlockText:
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
         text = f"{box.parameter}.load([{offsets}])"
         text = text if len(box.axes) == len(box.offsets) else f"{text}.reshape({shape})"
-        return text if box.axes == out.type.axes else f"tl.trans({text})"
+        return text if box.axes == out.type.axes else f"{self.language}.trans({text})"
 
     def _apply(self, op: Apply) -> str:
         template = TRITON_FUNCTIONS.get(op.function) or FUNCTIONS[op.function].triton
@@ -205,7 +209,7 @@ class BlockText:
             text = self.spread(v, axes)
             literal = v.number in self.numbers
             if literal and (not plain or all_numbers):
-                text = f"tl.full((), {text}, {triton_type(v.type.dtype)})"
+                text = f"{self.language}.full((), {text}, {self.type_text(v.type.dtype)})"
             texts.append(text)
         if template.count("{0}") > 1 or template.startswith("(-"):
             texts[0] = f"({texts[0]})"

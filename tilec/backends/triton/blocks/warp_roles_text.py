@@ -8,7 +8,6 @@ latter runs. Neither waits for the other, so that one's exponentials go with the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from tilec.backends.common.blocks.ir import (
     operands,
     results,
 )
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import every_operation
 from tilec.backends.triton.blocks.text import BlockText, literal_text, stride_name
 from tilec.backends.triton.blocks.warp_roles import (
@@ -39,8 +39,8 @@ from tilec.backends.triton.blocks.warp_roles import (
     live_operations,
 )
 from tilec.backends.triton.matmul.hopper.source import IMPORTED
-from tilec.backends.triton.plan.plan import Descriptor, python_name
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+from tilec.backends.triton.plan.plan import Descriptor
+from tilec.backends.triton.plan.source import KernelFile, KernelFunction, called, hole
 
 GROUP_WARPS = 4
 GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
@@ -105,10 +105,13 @@ def warp_roles_file(
         lines.append(f"for k in gl.static_range({count}):")
         lines.append(f"    mbarrier.init({name}.index(k), count={arrivals})")
     every = ", ".join(parameters)
-    parts = ", ".join([*(f"(consume, ({every}, {k}))" for k in range(GROUPS_OF_WARPS)), f"(produce, ({every}))"])
+    roles = [f"({hole('consume')}, ({every}, {k}))" for k in range(GROUPS_OF_WARPS)]
+    parts = ", ".join([*roles, f"({hole('produce')}, ({every}))"])
     lines.append(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{', '.join(map(str, GROUP_REGISTERS))}])")
     sizes = tuple(n for n in program.sizes)
-    kernel = KernelFunction(program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon")
+    kernel = KernelFunction(
+        program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon", calls=called(own)
+    )
     return KernelFile(kernel, own, imports=IMPORTED)
 
 
@@ -123,6 +126,8 @@ def _parameters(s: WarpRoles) -> tuple[str, str, str]:
 
 class _Part(BlockText):
     """What both parts of the kernel write alike: scalars, and how many blocks each walk has."""
+
+    language = "gl"
 
     def __init__(self, s: WarpRoles, int64_tensors: frozenset[str], taken: set[str], stages: int):
         super().__init__(s.program, int64_tensors, taken | OWN_NAMES, s.loads)
@@ -144,9 +149,6 @@ class _Part(BlockText):
         start = self.names[loop.start.number]
         text = f"{start} + {place} * {loop.step}" if place != "0" else f"{start} + 0"
         return f"{self.named(loop.counter)} = {text}"
-
-    def lines(self, ops: Sequence[Op]) -> list[str]:
-        return [re.sub(r"\btl\.", "gl.", line) for line in super().lines(ops)]
 
     def right_side(self, op: Op) -> str:
         match op:

@@ -14,6 +14,7 @@ from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.blocks.warp_roles import warp_roles
@@ -22,16 +23,7 @@ from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.heading import without_sizes
-from tilec.backends.triton.plan.plan import (
-    Allocate,
-    Descriptor,
-    Launch,
-    Pointer,
-    Release,
-    Setting,
-    Step,
-    python_name,
-)
+from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.ir.index import linear

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
 
 LIBDEVICE_IMPORT = "from triton.language.extra import libdevice"
-CALLED = re.compile(r"\b([a-z_]+_)\b")
 
 
 @cache
@@ -30,15 +29,30 @@ def device_functions() -> dict[str, str]:
 def kernel_file(kernel: KernelFunction, *called: KernelFunction) -> KernelFile:
     """The file of a kernel that calls these functions, and with them what all of them call of `device.py`."""
     functions = device_functions()
-    needed: set[str] = set()
-    own = [kernel.text, *(c.text for c in called)]
-    pending = list(own)
+    names = set[str]().union(*(names_in(f.text) for f in (kernel, *called)))
+    pending = [name for name in functions if name in names]
+    needed = set(pending)
     while pending:
-        for name in CALLED.findall(pending.pop()):
-            if name in functions and name not in needed:
-                needed.add(name)
-                pending.append(functions[name])
-    pieces = [(name, functions[name]) for name in functions if name in needed]
-    library = any("libdevice." in text for text in (*own, *(text for _, text in pieces)))
-    imports = (*IMPORTS, LIBDEVICE_IMPORT) if library else IMPORTS
-    return KernelFile(kernel, called, tuple(pieces), imports)
+        further = _named_by(pending.pop())
+        names |= further
+        pending += [name for name in functions if name in further - needed]
+        needed |= further
+    pieces = tuple((name, text) for name, text in functions.items() if name in needed)
+    imports = (*IMPORTS, LIBDEVICE_IMPORT) if "libdevice" in names else IMPORTS
+    return KernelFile(kernel, called, pieces, imports)
+
+
+@cache
+def _named_by(function: str) -> set[str]:
+    return names_in(device_functions()[function])
+
+
+def names_in(text: str) -> set[str]:
+    """The names that a text takes from outside of its functions, attributes included, as Python's compiler finds them:
+    what a linker reads from a table of symbols."""
+    pending, found = [parsing(lambda: compile(text, "", "exec"))], set[str]()
+    while pending:
+        code = pending.pop()
+        found.update(code.co_names)
+        pending += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return found

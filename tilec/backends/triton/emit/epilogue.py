@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
@@ -96,7 +97,7 @@ def finish(
         t = frame.types[before.output]
         text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
         text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
-        name = frame.kernel.names.fresh(before.output.lower().replace(".", "_").replace("'", "_"))
+        name = frame.kernel.names.fresh(python_name(before.output).lower())
         frame.kernel.emit(f"{name} = {text}")
         given = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         access = Access(before.output, tuple(r.to_expr() for r in space.rows))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import parenthesised
+from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
 from tilec.backends.triton.plan.heading import LITERAL
-from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import NARROWEST
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
@@ -195,7 +195,7 @@ class Frame:
         """The same in this program's part of a split sum: `parts` holds as many elements as the tensor for each."""
         offsets, base = self._offsets(tensor, forms, spread_over), self.kernel.pointer(parts)
         step = self.kernel.number("elements", "elements", math.prod(self.types[tensor].shape))
-        return f"{base} + tl.program_id(2).to(tl.int64) * {step}{offsets}"
+        return f"{base} + {PROGRAM[2]}.to(tl.int64) * {step}{offsets}"
 
     def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         strides = self.kernel.strides[tensor]

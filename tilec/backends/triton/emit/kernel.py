@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import FreshNames, indented
+from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.scalars import rounds_each
 from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
-from tilec.backends.triton.plan.plan import Pointer, python_name
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+from tilec.backends.triton.plan.plan import Pointer
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
@@ -122,7 +122,7 @@ class Kernel:
             self.columns.append(tuple(values))
             self.parameters[width] = len(self.columns)
             name = self.names.fresh(f"{kind}_{python_name(v)}")
-            self.scopes[0].lines.append(f"{name} = tl.load({table} + tl.program_id(1) * {width} + {column})")
+            self.scopes[0].lines.append(f"{name} = tl.load({table} + {PROGRAM[1]} * {width} + {column})")
             self._by_stem[key] = name
         return self._by_stem[key]
 
@@ -159,6 +159,10 @@ class Kernel:
         """A block, whole: writing its lines may have put others before it, never between its header and them."""
         assert lines, header
         self.scopes[depth].lines += [header, *indented(lines)]
+
+    def program(self, axis: int = 0) -> str:
+        """Text of the program's place in the grid, as wide as positions are."""
+        return PROGRAM[axis] + (".to(tl.int64)" if self.int64_index else "")
 
     def leave(self, test: str) -> None:
         """End the program where the test holds."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tilec.backends.common.code import indented
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.source import KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFunction, called, hole
 
 
 def fusable(launches: Sequence[Launch]) -> bool:
@@ -34,7 +34,7 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
     arguments: list[tuple[str, object]] = []
     constants: list[tuple[str, object]] = []
     plain: list[str] = []
-    lines = ["program = tl.program_id(0)"]
+    lines = [f"program = {PROGRAM[0]}"]
     first = 0
     for place, one in enumerate(launches):
         kernel = one.file.kernel
@@ -55,14 +55,19 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
             plain.append(f"first_{place + 1}")
             test = f"{'el' if place else ''}if program < first_{place + 1}:"
         given = {p: f"{p}_{place}" for p in (*kernel.parameters, *kernel.constants)}
-        call = f"{function.name}({', '.join([*places, *given.values()])})"
+        call = f"{hole(function.name)}({', '.join([*places, *given.values()])})"
         lines += [test, *indented([call])] if len(launches) > 1 else [call]
         arguments += [(given[p], value) for p, value in one.arguments]
         constants += [(given[c], value) for c, value in one.constants]
         plain += [given[p] for p in kernel.parameters if p in kernel.unspecialized]
     count = sum(across * down * deep for across, down, deep in (one.grid for one in launches))
     whole = KernelFunction(
-        name, tuple(n for n, _ in arguments), tuple(c for c, _ in constants), tuple(lines), tuple(plain)
+        name,
+        tuple(n for n, _ in arguments),
+        tuple(c for c, _ in constants),
+        tuple(lines),
+        tuple(plain),
+        calls=called(functions),
     )
     chosen = launches[0]
     return Launch(

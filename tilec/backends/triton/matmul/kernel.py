@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilec.backends.common.code import indented, parenthesised, tuple_text
+from tilec.backends.common.code import indented, parenthesised, python_name, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -25,9 +25,9 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
 from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table, python_name
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.plan.source import KernelFile
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
@@ -197,7 +197,7 @@ class DotWriter:
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
         k, dot = self.kernel, self.dot
-        pid = "tl.program_id(0)" + (".to(tl.int64)" if k.int64_index else "")
+        pid = k.program()
         k.emit(f"down = tl.cdiv({k.count(dot.rows)}, BM)")
         k.emit(f"across = tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid
@@ -227,7 +227,7 @@ class DotWriter:
         if config.parts > 1:
             k.constants["PARTS"] = config.parts
             k.emit("part = tl.cdiv(steps, PARTS)")
-            k.emit("start = tl.program_id(2) * part")
+            k.emit(f"start = {PROGRAM[2]} * part")
             k.emit("end = tl.minimum(start + part, steps)")
         k.emit(f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
         lines = self._blocks(self._multiplied)

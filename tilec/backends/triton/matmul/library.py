@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilec.backends.base import Options
-from tilec.backends.common.code import FreshNames
+from tilec.backends.common.code import FreshNames, python_name
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
@@ -18,7 +18,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
 from tilec.backends.triton.matmul.kernel import repair_steps
-from tilec.backends.triton.plan.plan import Step, TorchLines, python_name
+from tilec.backends.triton.plan.plan import Step, TorchLines
 from tilec.ir.index import linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Statement, reads

@@ -80,7 +80,7 @@ def assignment(own: Space, view: StridedView, s: Statement, int64_index: bool) -
 def _computed(factors: tuple[Expr, ...]) -> bool:
     """Whether there is anything to compute: casts of one element are free."""
     lone = factors[0]
-    if isinstance(lone, Call) and len(lone.args) == 1 and lone.function.startswith(("float", "bfloat")):
+    if isinstance(lone, Call) and len(lone.args) == 1 and lone.function in FLOATS:
         lone = lone.args[0]
     return len(factors) > 1 or not isinstance(lone, Access)
 

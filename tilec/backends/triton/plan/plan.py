@@ -12,11 +12,6 @@ from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 
 
-def python_name(name: str) -> str:
-    """A tensor's name as a Python name: the prime and the dot of workspaces become `_`."""
-    return name.replace("'", "_").replace(".", "_")
-
-
 @dataclass(frozen=True)
 class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,11 +13,25 @@ IMPORTS = ("import triton", "import triton.language as tl")
 DIALECTS = {"triton": "tl", "gluon": "gl"}  # what compiles a function -> its language in the text
 
 
+def hole(what: str) -> str:
+    """What stands in a body where a function's place in the grid, or the name of another, is filled in."""
+    return f"\N{LEFT-POINTING ANGLE BRACKET}{what}\N{RIGHT-POINTING ANGLE BRACKET}"
+
+
+def called(functions: Iterable[KernelFunction]) -> tuple[tuple[str, str], ...]:
+    """The `calls` of a function that calls these."""
+    return tuple((f.name, f.name) for f in functions)
+
+
+PROGRAM = tuple(hole(f"program {axis}") for axis in range(3))  # which program of the grid
+
+
 @dataclass(frozen=True)
 class KernelFunction:
     """A function that is compiled. Of its parameters, `constants` are known to the compiler and come last; the
     divisibility of `unspecialized` makes no difference. `heading`: the statements that it carries out. `leaves_early`:
-    it holds a `return`. `contracts`: a product and a sum may be rounded once."""
+    it holds a `return`. `contracts`: a product and a sum may be rounded once. `places`: what is filled in for
+    `PROGRAM`. `calls`: functions of its file, by the names of their holes."""
 
     name: str
     parameters: tuple[str, ...]
@@ -29,6 +42,8 @@ class KernelFunction:
     leaves_early: bool = False
     contracts: bool = True
     dialect: str = "triton"
+    places: tuple[str, ...] | None = None
+    calls: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def text(self) -> str:
@@ -38,21 +53,28 @@ class KernelFunction:
         header = [f"def {self.name}({', '.join(typed)}):"]
         if len(header[0]) > HEADER_WIDTH:
             header = [f"def {self.name}(", f"    {', '.join(typed)},", "):"]
-        return "\n".join([decorator, *header, *indented([*(f"# {h}" for h in self.heading), *self.body])]) + "\n"
+        return "\n".join([decorator, *header, *indented([*(f"# {h}" for h in self.heading), *self.lines])]) + "\n"
+
+    @property
+    def lines(self) -> list[str]:
+        """The body, filled in."""
+        language = DIALECTS[self.dialect]
+        places = self.places or [f"{language}.program_id({axis})" for axis in range(3)]
+        fills = [*zip(PROGRAM, places, strict=True), *((hole(written), name) for written, name in self.calls)]
+        lines = list(self.body)
+        for empty, text in fills:
+            lines = [line.replace(empty, text) for line in lines]
+        return lines
 
     def called_by_programs(self, name: str) -> KernelFunction:
         """A function of that name for kernels to call, which is told which program of the grid it is: by three
         parameters, the first."""
         places = tuple(f"program_{axis}" for axis in range(3))
-        body = self.body
-        for axis, place in enumerate(places):
-            body = tuple(line.replace(f"tl.program_id({axis})", place) for line in body)
-        return replace(self, name=name, parameters=(*places, *self.parameters), unspecialized=(), body=body)
+        return replace(self, name=name, parameters=(*places, *self.parameters), unspecialized=(), places=places)
 
-    def renamed(self, names: Mapping[str, str], words: re.Pattern[str]) -> KernelFunction:
-        """The same with these other names for itself and for what it calls. `words`: what finds them."""
-        body = tuple(words.sub(lambda found: names[found[1]], line) for line in self.body)
-        return replace(self, name=names[self.name], body=body)
+    def renamed(self, suffix: str) -> KernelFunction:
+        """The same with that at the end of its own name and of those that it calls."""
+        return replace(self, name=self.name + suffix, calls=tuple((w, called + suffix) for w, called in self.calls))
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,5 @@ class KernelFile:
 
     def renamed(self, suffix: str) -> KernelFile:
         """The same with other names of the kernel and of its own functions."""
-        names = {f.name: f.name + suffix for f in (*self.own, self.kernel)}
-        words = re.compile(rf"\b({'|'.join(names)})\b")
-        own, kernel = tuple(f.renamed(names, words) for f in self.own), self.kernel.renamed(names, words)
+        own, kernel = tuple(f.renamed(suffix) for f in self.own), self.kernel.renamed(suffix)
         return replace(self, kernel=kernel, own=own)

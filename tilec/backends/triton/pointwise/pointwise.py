@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.code import indented, python_name, tuple_text
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -21,7 +21,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table, python_name
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
@@ -164,7 +164,7 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
         Axis(name, variables, block)
         for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
     ]
-    tile = "tl.program_id(0)" + (".to(tl.int64)" if k.int64_index else "")
+    tile = k.program()
     if len(axes) == 2:
         k.emit(f"tile = {tile}")
         k.emit(f"across = tl.cdiv({k.count(axes[1].variables)}, BN)")
@@ -322,8 +322,7 @@ def _tiled(
         assert tiling.reduction is not None
         points = part_of(k.space.count(tuple(reductions)), tiling.parts, tiling.reduction)
         part = k.number("part", "part_size", points)
-        program = "tl.program_id(2)" + (".to(tl.int64)" if k.int64_index else "")
-        before = [f"red_from = {program} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
+        before = [f"red_from = {k.program(2)} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
     return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), enter)
 
 

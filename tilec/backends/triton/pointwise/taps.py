@@ -13,13 +13,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, tiled
 from tilec.backends.triton.pointwise.windows import STRIPE_WASTE, index_forms, window_axes
 from tilec.ir.index import Affine, linear, substitute_affine
@@ -89,14 +91,13 @@ class TapWriter(UnrolledKernel):
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
         down, columns = tuple(v for v in many[:-1] if v != how.tap), many[-1:]
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
-        int64_index = ".to(tl.int64)" if k.int64_index else ""
         k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
-        k.emit("down = tl.program_id(0) // across")
+        k.emit(f"down = {PROGRAM[0]} // across")
         k.decode(Axis("down", down, None))
-        self.axis("col", "(tl.program_id(0) % across) * BN", columns, "BN")
+        self.axis("col", f"({PROGRAM[0]} % across) * BN", columns, "BN")
         self.bind_single(v for v in (*self.space.outputs, *self.space.reductions) if v != how.tap)
         part = k.number("part", "part_size", -(-self.space.count(self.rows) // how.parts))
-        k.emit(f"start = tl.program_id(2){int64_index} * {part}")
+        k.emit(f"start = {k.program(2)} * {part}")
         k.emit(f"end = tl.minimum(start + {part}, {k.count(self.rows)})")
         self.combine()
         self._store(target)

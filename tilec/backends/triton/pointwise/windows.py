@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import access_conditions, point_conditions, size_of
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -19,7 +20,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.plan import Launch, Step, python_name
+from tilec.backends.triton.plan.plan import Launch, Step
 from tilec.backends.triton.pointwise.unrolled import TAILS, UnrolledKernel, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Constraint, Int, Statement, accesses_in
@@ -118,7 +119,7 @@ class _StripeWriter(UnrolledKernel):
         rows, columns = self._split()
         if self.tile not in rows:  # one tile of all neighbours
             k.value_of[self.tile] = "0"
-        k.emit(f"tile = tl.program_id(0){'.to(tl.int64)' if k.int64_index else ''}")
+        k.emit(f"tile = {k.program()}")
         k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
         self.axis("row", "(tile // across) * BM", rows, "BM")
         self.axis("col", "(tile % across) * BN", columns, "BN")

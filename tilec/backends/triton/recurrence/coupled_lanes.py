@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step, python_name
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds
 from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, Moment, StepFrame, StepWriter
@@ -79,7 +80,7 @@ class _Sweep(StepWriter):
         super().__init__(kernel, loop)
         self.tiling = blocks
         kernel.constants["BM"] = blocks.lanes
-        self.program = "tl.program_id(0)" + (".to(tl.int64)" if int64_index else "")
+        self.program = kernel.program()
         self.moving = frozenset((loop.time,))
         self.arrived = f"{loop.own}.arrived"
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Launch, Step, python_name
+from tilec.backends.triton.plan.plan import Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.pointer_induction import InductionState, WalkingFrame
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds, step_conditions
@@ -353,7 +354,7 @@ def local_steps(
     k = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
     k.constants["BM"] = tiling.lanes
     w = _Writer(k, local, tiling)
-    k.emit(f"row = tl.program_id(0){'.to(tl.int64)' if int64_index else ''} * BM + tl.arange(0, BM)")
+    k.emit(f"row = {k.program()} * BM + tl.arange(0, BM)")
     k.emit(f"row_in = row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", loop.lanes, "BM"))
     first = {v: k.value_of[v] for v in local.turns}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import free
 from tilec.backends.triton.emit.kernel import Kernel
-from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
 from tilec.backends.triton.recurrence.step import StepFrame
 from tilec.ir.index import Affine

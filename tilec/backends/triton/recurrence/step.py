@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import literal, tuple_text
+from tilec.backends.common.code import literal, python_name, tuple_text
 from tilec.backends.common.domain import Condition, access_conditions, free, whole_arguments
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
@@ -18,7 +18,6 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
-from tilec.backends.triton.plan.plan import python_name
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
 from tilec.ir.aggregations import LOGICAL

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.plan.plan import python_name
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, value_accesses, walk

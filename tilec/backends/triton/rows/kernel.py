@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.rows.alignment_peeling import (
     AlignedFrame,
     Alignment,
@@ -253,7 +253,7 @@ class RowWriter:
     # positions
 
     def _program(self) -> str:
-        return "tl.program_id(0)" + (".to(tl.int64)" if self.k.int64_index else "")
+        return self.k.program()
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]

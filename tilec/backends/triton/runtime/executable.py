@@ -13,7 +13,7 @@ import torch
 import tilec.backends.torch.runtime as runtime
 from tilec.backends.base import KernelSource
 from tilec.backends.common.checkpoint_runner import Tensors
-from tilec.backends.common.code import tensor_function
+from tilec.backends.common.code import python_name, tensor_function
 from tilec.backends.common.memory import FAILED, TensorMemory
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
@@ -27,7 +27,6 @@ from tilec.backends.triton.plan.plan import (
     SubPlan,
     Table,
     TorchLines,
-    python_name,
     repeated_bytes,
     temporary_bytes,
 )

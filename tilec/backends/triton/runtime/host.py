@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.code import indented, python_name, tuple_text
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
@@ -18,7 +18,6 @@ from tilec.backends.triton.plan.plan import (
     SubPlan,
     Table,
     TorchLines,
-    python_name,
 )
 from tilec.backends.triton.plan.source import IMPORTS
 from tilec.language.show import show_statement

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import indented, literal, python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.plan.plan import Launch, python_name
+from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scan.form import Scan
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Expr, Statement
@@ -82,7 +83,7 @@ class ScanWriter:
     def _lanes(self) -> None:
         k = self.kernel
         block = None if self.flat_lanes else "BL"
-        place = "tl.program_id(0)" + (".to(tl.int64)" if self.int64_index else "")
+        place = k.program()
         wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
         if block is None:
             k.emit(f"lane = {place}")
@@ -119,21 +120,19 @@ class ScanWriter:
         k, names = self.kernel, self._start()
         rows = k.number("rows", "rows", self.scan.rows)
         k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
-        int64_index = ".to(tl.int64)" if self.int64_index else ""
+        wide = ".to(tl.int64)" if self.int64_index else ""
         flat = self.flat_lanes
         k.scopes.append(Scope())
         k.emit("chunk = from_chunk + tl.arange(0, BC)")
-        place = (
-            f"chunk{int64_index} * {rows} + lane" if flat else f"chunk{int64_index}[:, None] * {rows} + lane[None, :]"
-        )
+        place = f"chunk{wide} * {rows} + lane" if flat else f"chunk{wide}[:, None] * {rows} + lane[None, :]"
         k.emit(f"at_chunk = {place}")
-        known = "(chunk < tl.program_id(1))"
+        known = f"(chunk < {PROGRAM[1]})"
         k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
         found = []
         for tensor, start in zip(workspaces(self.scan), self.algebra.identity, strict=True):
             found.append(k.names.fresh("own"))
             k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})")
-        header = "for from_chunk in range(0, tl.program_id(1), BC):"
+        header = f"for from_chunk in range(0, {PROGRAM[1]}, BC):"
         if self.algebra.commutes:
             found_names = [k.names.fresh("before") for _ in found]
             k.emit(f"{', '.join(found_names)} = {self._reduced(found, 0)}")
@@ -155,7 +154,7 @@ class ScanWriter:
             self._one_step("at_step", names[0], 2)
             lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
             tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
-            chunk_start = f"tl.program_id(1){int64_index} * {tiles} * BT"
+            chunk_start = f"{k.program(1)} * {tiles} * BT"
             steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
             k.nest(f"if {unsure}:", [*outer, *steps])
             k.nest("else:", [f"{names[0]} = reached"])
@@ -171,7 +170,7 @@ class ScanWriter:
             k.emit(f"end = {steps}")
             return
         tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
-        k.emit(f"start = tl.program_id(1){'.to(tl.int64)' if self.int64_index else ''} * {tiles} * BT")
+        k.emit(f"start = {k.program(1)} * {tiles} * BT")
         k.emit(f"end = tl.minimum(start + {tiles} * BT, {steps})")
 
     def _at(self, step: str) -> None:
@@ -275,7 +274,7 @@ class ScanWriter:
     def _store_totals(self, flat: Statement, names: Sequence[str], chunks: int) -> Launch:
         k = self.kernel
         rows = k.number("rows", "rows", self.scan.rows)
-        chunk = "tl.program_id(1)" + (".to(tl.int64)" if self.int64_index else "")
+        chunk = k.program(1)
         mask = "" if self.flat_lanes else ", mask=lane_in"
         for name, tensor in zip(names, workspaces(self.scan), strict=True):
             k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")

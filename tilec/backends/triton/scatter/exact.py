@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.plan import Allocate, Launch, Step, python_name
+from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
@@ -118,7 +119,7 @@ def _kernel(runs: Runs, suffix: str) -> Kernel:
 
 
 def _program(k: Kernel) -> str:
-    return "tl.program_id(0).to(tl.int64)" if k.int64_index else "tl.program_id(0)"
+    return k.program()
 
 
 def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major, size_of
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines, python_name
+from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.segments import Runs, place_type, segment_steps

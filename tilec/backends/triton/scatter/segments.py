@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import literal
+from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
@@ -19,8 +19,9 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, python_name
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Statement
 
@@ -114,7 +115,7 @@ class _Writer:
         s, out = runs.statement, runs.view.types[runs.statement.output]
         k.name = k.names.fresh(python_name(s.output) + "_segments")
         count = k.number("count", "count", runs.count, False)
-        program = "tl.program_id(0).to(tl.int64)" if runs.int64_index else "tl.program_id(0)"
+        program = self.k.program()
         self._columns()
         run = k.line("run", f"{program} * BM + tl.arange(0, BM * BR) // BR")
         begin, end = self._bounds(f"{run} < {count}", run)
@@ -149,10 +150,9 @@ class _Writer:
         k.name = k.names.fresh(python_name(runs.statement.output) + "_pieces")
         self._columns()
         points = k.number("points", "points", runs.points, False)
-        kind = f".to({self.integer})" if runs.int64_index else ""
-        origin = k.line("origin", f"tl.program_id(0){kind} * {LONGEST}")
+        origin = k.line("origin", f"{k.program()} * {LONGEST}")
         limit = k.line("limit", f"tl.minimum({origin} + {LONGEST}, {points})")
-        k.emit("part = tl.program_id(2)")
+        k.emit(f"part = {PROGRAM[2]}")
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
         key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
         begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
@@ -162,7 +162,7 @@ class _Writer:
         k.scopes[0].lines += runs.accumulator.start(self.shape)
         self._walk(begin, end, f"{end} - {begin}")
         k.scopes[0].lines += runs.accumulator.reduce(0)
-        place = f"(tl.program_id(0).to(tl.int64) * 2 + part) * {self.width} + col"
+        place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
         parts = k.pointer(runs.name("parts"))
         k.emit(f"tl.store({parts} + {place}, {runs.accumulator.result()}, mask=col_in & {wanted})")
         return self
@@ -175,7 +175,7 @@ class _Writer:
 
     def _columns(self) -> None:
         k = self.k
-        k.emit("col = tl.program_id(1) * BN + tl.arange(0, BN)")
+        k.emit(f"col = {PROGRAM[1]} * BN + tl.arange(0, BN)")
         k.emit(f"col_in = col < {self.width}")
         k.decode(Axis("col", self.runs.columns, "BN"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import tuple_text
-from tilec.backends.triton.plan.plan import Step, TorchLines, python_name
+from tilec.backends.common.code import python_name, tuple_text
+from tilec.backends.triton.plan.plan import Step, TorchLines
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Index, Program, Statement, reads

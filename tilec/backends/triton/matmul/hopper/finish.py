@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -177,7 +177,7 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     sizes = [f"{v.name}_n" for v in order]
     strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
     w = Lines()
-    w("i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "inside = i < total")
+    w(f"i = {PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)", "inside = i < total")
     w("sums = tl.load(parts + i, mask=inside, other=0.0)")
     with w.block("for k in range(1, SPLIT):"):
         w("sums += tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)")

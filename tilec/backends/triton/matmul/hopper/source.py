@@ -21,7 +21,7 @@ from tilec.backends.triton.matmul.hopper.tiles import (
     start,
     tile_extents,
 )
-from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import IMPORTS, PROGRAM, KernelFile, KernelFunction, called, hole
 
 WHAT = "sums of products of two tensors: boxes copied by TMA, multiplied by wgmma"
 IMPORTED = (
@@ -71,7 +71,9 @@ def hopper_file(d: Design) -> KernelFile:
     scale = ["scale"] if d.scaled and not d.split else []
     given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
     w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
-    kernel = KernelFunction(d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon")
+    kernel = KernelFunction(
+        d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
+    )
     return KernelFile(kernel, own, imports=IMPORTED)
 
 
@@ -83,7 +85,7 @@ def _alone(d: Design) -> Lines:
     w("bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
     with w.block("for k in gl.static_range(STAGES):"):
         w("mbarrier.init(bars.index(k), count=1)")
-    w("tile = gl.program_id(0)")
+    w(f"tile = {PROGRAM[0]}")
     place(w, d)
     start(w, d)
     with w.block("for k in gl.static_range(STAGES - 1):"):
@@ -111,7 +113,7 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
     multiply. Two take turns, so that one stores while the
     other multiplies. The kernel's lines, and the functions of either."""
     shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
-    every = "for number in range(gl.program_id(0), tiles, gl.num_programs(0)):"
+    every = f"for number in range({PROGRAM[0]}, tiles, gl.num_programs(0)):"
     w = Lines()
     counts(w, d)
     w("turn = 0")
@@ -153,7 +155,8 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
         w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
         w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
     passed = ", ".join([*shared, *given, *fixed])
-    parts = [f"(consume, ({passed}, {k}))" for k in range(d.consumers)] + [f"(produce, ({passed}))"]
+    parts = [f"({hole('consume')}, ({passed}, {k}))" for k in range(d.consumers)]
+    parts += [f"({hole('produce')}, ({passed}))"]
     warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
     w("gl.warp_specialize(", f"    [{', '.join(parts)}],", f"    {warps},", f"    {registers},", ")")
     return w, (produce, consume)
