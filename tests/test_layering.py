@@ -251,3 +251,68 @@ def test_nothing_is_written_twice() -> None:
 def test_each_exception_is_needed() -> None:
     found = definitions()
     assert not [n for n in EXCEPTIONS if len({where for where, _ in found[n]}) < 2]
+
+
+READS_TEXT = {"split", "partition", "rpartition", "splitlines", "startswith", "endswith", "find", "rfind", "index"}
+
+# file below tilec/backends -> why it may look into a text
+TEXT_READERS = {
+    "common/memory.py": "the message of torch's error",
+    "common/code.py": "is a text a name, or does it end as a part of a tensor does",
+    "common/chains/places.py": "a mark of its own at the head of a name",
+    "triton/runtime/compiled.py": "PTX, which another compiler has written, and that one's messages",
+    "triton/runtime/launcher.py": "PTX: how many parameters the compiled kernel declares",
+    "triton/runtime/host.py": "lines of statements as comments; which imports lines of torch need",
+    "triton/tuning/benchmark.py": "the message of an error",
+    "triton/emit/kernel.py": "lines of statements as comments",
+    "triton/emit/device_text.py": "functions of device.py by their places in it",
+    "triton/emit/scalar.py": "templates of the table of functions",
+    "triton/blocks/text.py": "templates of the table of functions",
+    "triton/plan/plan.py": "lines of a plan within another",
+    "triton/plan/source.py": "fills holes",
+    "triton/schedule/candidates.py": "choices as the tuner stores them",
+    "torch/program.py": "lines of statements as comments; the file that tracebacks show",
+    "torch/expr/scalar.py": "templates of the table of functions",
+    "torch/expr/general.py": "is a text one call or one pair of parentheses",
+}
+
+
+def _text_reads(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names) if any(a.name == "re" for a in names):
+                yield f"{node.lineno}: import re"
+            case ast.Call(func=ast.Attribute(value=ast.Constant())):
+                pass
+            case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str()), *_]) if name in READS_TEXT:
+                yield f"{node.lineno}: .{name}()"
+            case ast.Call(func=ast.Attribute(attr="splitlines")):
+                yield f"{node.lineno}: .splitlines()"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os" | "dataclasses"), attr="replace")):
+                pass
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[_, _, *_]):
+                yield f"{node.lineno}: .replace()"
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id="text" | "line" | "code" | "ptx")]):
+                yield f"{node.lineno}: in a text"
+
+
+def test_structure_is_not_read_from_text() -> None:
+    """What a generated line says is known where it is written; who needs it is told, and does not look."""
+    found = {
+        str(p.relative_to(ROOT / "backends")): [*_text_reads(p)]
+        for p in (ROOT / "backends").rglob("*.py")
+        if p.name != "device.py"
+    }
+    strays = [f"{name}:{what}" for name, places in found.items() if name not in TEXT_READERS for what in places]
+    assert not strays, "\n".join(strays)
+    assert not [name for name in TEXT_READERS if not found.get(name)], "an exception that nothing needs"
+
+
+def test_one_place_knows_how_programs_are_told_apart() -> None:
+    """A kernel becomes a function of another by what is filled in for `PROGRAM`."""
+    writers = [
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "backends" / "triton").rglob("*.py")
+        if p.name not in ("device.py", "source.py") and "program_id(" in p.read_text()
+    ]
+    assert not writers, writers

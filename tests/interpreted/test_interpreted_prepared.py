@@ -11,7 +11,7 @@ from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, to
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
-from tilec.backends.triton.plan.source import KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
 from tilec.backends.triton.schedule import families
 from tilec.backends.triton.schedule.materialize import settled
 
@@ -97,7 +97,7 @@ def test_parts_that_are_the_same_along_a_side_stay_whole(large):
 
 def launch(name, output, source, grid=(2, 1, 1), warps=4, leaves_early=False):
     body = (
-        "at = (tl.program_id(0) + tl.program_id(1) * 2) * BM + tl.arange(0, BM)",
+        f"at = ({PROGRAM[0]} + {PROGRAM[1]} * 2) * BM + tl.arange(0, BM)",
         "tl.store(Y + at, maximum_(tl.load(X + at, mask=at < n, other=0), 1.0), mask=at < n)",
     )
     kernel = KernelFunction(name, ("n", "X", "Y"), ("BM",), body, leaves_early=leaves_early)

@@ -197,7 +197,7 @@ def _matrix(
         block.lines += lines
         return code
     block.before += [*before, *lines]
-    if "." not in code and "[" not in code:
+    if code.isidentifier():
         return code
     if loops is None or not ends:
         return code

@@ -50,7 +50,13 @@ OWN_NAMES = set(
     columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
     stationary streamed mixture stationary_full streamed_full streamed_free mixture_full mixture_free""".split()
 )
-BARRIERS = ("stationary_full", "streamed_full", "streamed_free", "mixture_full", "mixture_free")
+BARRIERS = {  # and how many arrive
+    "stationary_full": 1,
+    "streamed_full": 1,
+    "streamed_free": GROUPS_OF_WARPS,
+    "mixture_full": 1,
+    "mixture_free": GROUPS_OF_WARPS,
+}
 SHARED = ("stationary", "streamed", "mixture", *BARRIERS)
 
 
@@ -99,9 +105,8 @@ def warp_roles_file(
     for name in BARRIERS:
         count = GROUPS_OF_WARPS if name == "stationary_full" else stages
         lines.append(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
-    for name in BARRIERS:
+    for name, arrivals in BARRIERS.items():
         count = GROUPS_OF_WARPS if name == "stationary_full" else stages
-        arrivals = GROUPS_OF_WARPS if name.endswith("_free") else 1
         lines.append(f"for k in gl.static_range({count}):")
         lines.append(f"    mbarrier.init({name}.index(k), count={arrivals})")
     every = ", ".join(parameters)

@@ -12,6 +12,11 @@ from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 
 
+def owner(tensor: str) -> str:
+    """The statement's output that a workspace belongs to: `O.parts` is O's."""
+    return tensor.split(".")[0]
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:

@@ -27,6 +27,7 @@ from tilec.backends.triton.plan.plan import (
     Step,
     SubPlan,
     TorchLines,
+    owner,
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
@@ -153,7 +154,7 @@ def _stored(plan: Plan, flat: Program, types: Types) -> tuple[dict[str, int], di
             if name in outputs:
                 own[name] = size
             else:
-                statement = name.split(".")[0]
+                statement = owner(name)
                 work[statement] = work.get(statement, 0) + size
     return own, work
 
