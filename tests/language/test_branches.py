@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from support.conditionals import CONDITIONALS
 from support.derivatives import check_tangents
 from support.stages import check, gradient, same
 
-from tilec.errors import UnboundIndex, WriteConflict
+import tilec
+from tilec.errors import UnboundIndex, Unsupported, WriteConflict
 from tilec.ir.evaluate import evaluate
 from tilec.ir.types import TensorType
 from tilec.language import parse, show
@@ -114,6 +116,39 @@ def test_tangents_and_batches(case):
     for k, element in enumerate((arrays, others)):
         for e, g in zip(evaluate(program, element), got, strict=True):
             assert same(e, g[k], 1e-9)
+
+
+MANY = " * ".join(f"(C[i % 4] > {k} ? A[i] : B[i])" for k in range(7))
+A, B, C = np.array([1.0, 2, 3, 4]), np.array([1.0, 1, 1, 1]), np.array([0, 3, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (f"O[] = +({MANY})", 28),
+        (f"O[] = +(i < 4 ? {MANY} : A[i - 4])", 38),
+        (f"O[] = +({MANY.replace('B[i]', 'B[i + j]').replace('A[i]', 'A[i - j]')}), j < 2", 32),
+    ],
+)
+def test_more_ways_through_conditionals_than_are_looked_at(text, expected):
+    f = tilec.compile(f"function (A[N], B[N], C[L]) -> (O) {{ {text}; }}")
+    a, b, c = map(torch.from_numpy, (A, B, C))
+    assert f(a, b, c) == expected
+    assert torch.autograd.gradcheck(f, (a.requires_grad_(), b.requires_grad_(), c), check_forward_ad=True)
+
+
+def test_writers_that_many_conditionals_let_meet():
+    types = {"A": TensorType((4,), "float32"), "C": TensorType((4,), "int64")}
+    body = MANY.replace("B[i]", "A[i - 4]")
+    with pytest.raises(WriteConflict):
+        bind(parse(f"function (A[4], C[4]) -> (O) {{ O[0*i : 1] = =({body}); }}"), types, {})
+    bind(parse(f"function (A[4], C[4]) -> (O) {{ O[i - i % 2 + i % 2 : 8] = =({body}); }}"), types, {})
+
+
+def test_no_numbers_for_the_points_of_many_conditionals():
+    types = {"A": TensorType((4,), "float32"), "B": TensorType((4,), "float32"), "C": TensorType((4,), "int64")}
+    with pytest.raises(Unsupported, match="argmax numbers the points of too many conditionals"):
+        bind(parse(f"function (A[4], B[4], C[4]) -> (O) {{ O[] = argmax({MANY}); }}"), types, {})
 
 
 def test_a_range_that_the_text_gives_is_not_given_twice():

@@ -9,10 +9,12 @@ all the same. What only branches bounded gets a constraint: the range over all w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from tilec.errors import AffineMistake, UnboundIndex
+from tilec.errors import AffineMistake, UnboundIndex, Unsupported
+from tilec.ir.aggregations import NUMBERED
 from tilec.ir.constraining import (
     Branch,
     Demand,
@@ -21,6 +23,7 @@ from tilec.ir.constraining import (
     conditional,
     constraining,
     demands,
+    product_of_demands,
     without_identity,
 )
 from tilec.ir.functions import ZERO
@@ -49,6 +52,7 @@ from tilec.transforms.util.naming import separate
 
 MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
 ENDLESS = 2**62  # the bound of a condition that has none
+CONSTRAIN = "bound them by constraints such as `i < N`"
 
 
 def resolve(s: Statement, types: Mapping[str, TensorType]) -> Statement:
@@ -75,13 +79,14 @@ def conditional_paths(wanted: Iterable[Demand]) -> list[ConditionalPath] | None:
             result = [replace(w, accesses=(*w.accesses, d)) for w in result]
             continue
         sides = [(side, alternatives(d.condition, taken)) for side, taken in ((d.yes, True), (d.no, False))]
+        within = [conditional_paths(side) for side, _ in sides]
         branches = [
             ConditionalPath(inner.accesses, (*conditions, *inner.conditions))
-            for side, found in sides
+            for (_, found), inside in zip(sides, within, strict=True)
             for conditions in found
-            for inner in conditional_paths(side) or ()
+            for inner in inside or ()
         ]
-        if len(result) * len(branches) > MOST_PATHS:
+        if None in within or len(result) * len(branches) > MOST_PATHS:
             return None
         result = [
             ConditionalPath((*w.accesses, *b.accesses), (*w.conditions, *b.conditions))
@@ -91,13 +96,51 @@ def conditional_paths(wanted: Iterable[Demand]) -> list[ConditionalPath] | None:
     return result
 
 
+def enclosing_paths(wanted: Iterable[Demand], bounded: Callable[[ConditionalPath], bool]) -> list[ConditionalPath]:
+    """Ways through no more conditionals than make each of them `bounded`: every valid point is one of theirs, and
+    others may be. Raises Unsupported where even these are too many."""
+
+    def shared(d: Branch) -> int:
+        yes, no = (set(index_variables(product_of_demands(side))) for side in (d.yes, d.no))
+        return len(yes & no)
+
+    result: list[ConditionalPath] = []
+    pending: list[tuple[ConditionalPath, list[Demand]]] = [(ConditionalPath(), list(wanted))]
+    while pending:
+        way, asked = pending.pop()
+        way = replace(way, accesses=(*way.accesses, *always(asked)))
+        branches = sorted((d for d in asked if isinstance(d, Branch)), key=shared)
+        if not branches or bounded(way):
+            result.append(way)
+            continue
+        d = branches.pop()
+        for side, taken in ((d.yes, True), (d.no, False)):
+            for conditions in alternatives(d.condition, taken):
+                pending.append((replace(way, conditions=(*way.conditions, *conditions)), [*side, *branches]))
+        if len(result) + len(pending) > 8 * MOST_PATHS:
+            raise Unsupported("index variables are bounded by too many conditionals", hint=CONSTRAIN)
+    return result
+
+
 def domains(
-    s: Statement | Aggregate, shapes: Shapes, around: IntegerSet, own: str | None, index: Sequence[Expr] = (), sizes=()
-) -> list[IntegerSet] | None:
-    """Sets whose union holds every valid point of a region, and none that is not one whatever the elements are; None
-    where they would be too many."""
-    found = conditional_paths(demands(*index, s.guard, s.body, own=own))
-    return None if found is None else [_domain(s, shapes, around, own, index, sizes, w) for w in found]
+    s: Statement | Aggregate,
+    shapes: Shapes,
+    around: IntegerSet,
+    own: str | None,
+    index: Sequence[Expr] = (),
+    sizes=(),
+    enough: Callable[[IntegerSet], bool] | None = None,
+) -> list[IntegerSet]:
+    """Sets whose union holds every valid point of a region, and none that is not one whatever the elements are. Where
+    they would be too many, sets that hold others too, each of which is `enough`."""
+    wanted = demands(*index, s.guard, s.body, own=own)
+    at = partial(_domain, s, shapes, around, own, index, sizes)
+    found = conditional_paths(wanted)
+    if found is None:
+        if s.aggregation in NUMBERED:
+            raise Unsupported(f"{s.aggregation} numbers the points of too many conditionals", s.span)
+        found = enclosing_paths(wanted, lambda way: enough is None or enough(at(way)))
+    return [at(way) for way in found]
 
 
 def _domain(s, shapes: Shapes, around: IntegerSet, own: str | None, index, sizes, way: ConditionalPath) -> IntegerSet:
@@ -106,6 +149,18 @@ def _domain(s, shapes: Shapes, around: IntegerSet, own: str | None, index, sizes
     variables = dict.fromkeys((*around.variables, *named))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions, *way.conditions))
     return IntegerSet(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
+
+
+def _bounded(d: IntegerSet) -> bool:
+    try:
+        return not _endless(bounds_of(d) or {})
+    except UnboundIndex:
+        return False
+
+
+def _endless(box: Box) -> list[str]:
+    """The variables that one-sided conditions alone bound."""
+    return [v for v, ends in box.items() if max(map(abs, ends)) > ENDLESS // 4]
 
 
 def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
@@ -220,7 +275,7 @@ class _Resolver:
         if not conditional(wanted):
             return s, base
         try:
-            box: Box | None = self.box(s, around, index, sizes, base)
+            box: Box | None = self.box(s, around, index, sizes)
         except UnboundIndex as mistake:
             pruned = self.pruned(s)
             if pruned is None:
@@ -247,13 +302,11 @@ class _Resolver:
             return new
         return None if was.weak else replace(new, body=Call(was.dtype, (new.body,)))
 
-    def box(self, s: PointNode, around: IntegerSet, index, sizes, base: IntegerSet) -> Box | None:
+    def box(self, s: PointNode, around: IntegerSet, index, sizes) -> Box | None:
         """The range of each variable over all ways; None where there is no point."""
-        found = domains(s, self.shapes, around, self.own, index, sizes)
-        if found is None:
-            return bounds_of(base)
+        found = domains(s, self.shapes, around, self.own, index, sizes, _bounded)
         boxes = [b for d in found if (b := bounds_of(d)) is not None]
-        free = {v: None for b in boxes for v, ends in b.items() if max(map(abs, ends)) > ENDLESS // 4}
+        free = {v: None for b in boxes for v in _endless(b)}
         if free:
             names = f"the index variable{'s' * (len(free) > 1)} {', '.join(free)}"
             raise UnboundIndex(

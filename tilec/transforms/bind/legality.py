@@ -55,8 +55,7 @@ def _meet(s: Statement, shapes: Shapes) -> bool:
     if not conditional(demands(s.guard, s.body, own=s.output)):
         return writes_conflict(s, shapes)
     own = {**shapes, s.output: sizes_of(s)}
-    parts = domains(s, own, IntegerSet((), ()), s.output, s.index or (), sizes_of(s))
-    return writes_conflict(s, shapes) if parts is None else points_meet(parts, s)
+    return points_meet(domains(s, own, IntegerSet((), ()), s.output, s.index or (), sizes_of(s)), s)
 
 
 def check_writes(s: Statement, shapes: Shapes) -> None:
