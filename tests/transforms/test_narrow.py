@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.effort import counted
 from support.stages import check, setting_of
 
+from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.language.show import show_statement
 from tilec.pipeline import lower
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.tighten_domains import narrow
 
 CASES = {  # source, shapes, the text of the flat statement; None where it stays as it is
     "before": (
@@ -102,3 +106,17 @@ def test_what_becomes_of_it(name: str) -> None:
         assert flat == bound
     else:
         assert show_statement(flat) == wanted
+
+
+def test_a_long_body_is_walked_once():
+    """Not for each of its reads: derivatives of conditionals have thousands."""
+
+    def work(terms: int) -> int:
+        body = " + ".join(f"A[i + {k}] * in(A[i + {k}])" for k in range(terms))
+        program = bind(
+            parse(f"function (A[N]) -> (O) {{ O[i : 3] = {body}; }}"), {"A": TensorType((99,), "float32")}, {}
+        )
+        return counted(lambda: narrow(program))[1]
+
+    work(4)
+    assert work(40) < 3 * work(20)

@@ -56,8 +56,9 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
 
 def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
     """With conditions on indices in the place of `in(...)` of tensors that are computed and not read."""
-    read = {e.tensor for e in _read(s)}
-    asked = [a for a in constraining(s.body) if Inside(a) in set(walk(s.body)) and a.tensor in computed - read]
+    unread = computed.difference(e.tensor for e in _read(s))
+    inside = {e.access for e in walk(s.body) if isinstance(e, Inside) and e.access.tensor in unread}
+    asked = [a for a in constraining(s.body) if a.tensor in unread and a in inside] if inside else []
     for a in dict.fromkeys(asked):
         forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
         if not all(form.is_affine and form.is_integral or _clamped_inside(form, n) for form, n in forms):
