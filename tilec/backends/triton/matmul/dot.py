@@ -7,6 +7,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
@@ -14,6 +15,7 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.plan import Step
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
@@ -44,6 +46,26 @@ class Dot:
     zero_result: tuple[Condition | Expr, ...]
     scale: float | int
     dtype: str
+
+
+@dataclass(frozen=True)
+class OperandRewrite:
+    """A statement over operands that are tensors of their own. `before` and `after`: steps that make and release them.
+    `dot`: the statement as a product, where it is one."""
+
+    view: StridedView
+    space: Space
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    dot: Dot | None = None
+
+    @property
+    def product(self) -> Dot:
+        assert self.dot is not None
+        return self.dot
+
+    def around(self, steps: Iterable[Step]) -> list[Step]:
+        return [*self.before, *steps, *self.after]
 
 
 def recognise_dot(space: Space, view: StridedView) -> Dot | None:

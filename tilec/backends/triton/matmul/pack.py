@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
-from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.matmul.dot import Dot, OperandRewrite
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
@@ -26,10 +26,8 @@ LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 
 
-def packed(
-    dot: Dot, space: Space, view: StridedView, int64_index: bool = False
-) -> tuple[list[Step], StridedView, Space, Dot, list[Step]] | None:
-    """Steps that copy an operand, the statement over the copy, and steps afterwards; None where nothing is gained."""
+def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
+    """The product over a copy of an operand; None where nothing is gained."""
     if dot.dtype != "float32":
         return None
     inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
@@ -54,12 +52,10 @@ def packed(
         dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
-    return before, view, replace(space, statement=view.statement), dot, after
+    return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
-def columns_packed(
-    space: Space, view: StridedView, int64_index: bool = False
-) -> tuple[list[Step], StridedView, Space, list[Step]] | None:
+def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
     """The same for any other reduction over pairs of rows and columns: what columns alone read lies along the columns
     then, so that a block's reads are of whole vectors. None where nothing is gained."""
     tiling = choose_pointwise_tiling(space, view)
@@ -89,7 +85,7 @@ def columns_packed(
     view, space = replace(view, statement=s), replace(space, statement=s)
     if not copies or choose_pointwise_tiling(space, view).lanes is None:
         return None
-    return before, view, space, after
+    return OperandRewrite(view, space, tuple(before), tuple(after))
 
 
 def _copied(

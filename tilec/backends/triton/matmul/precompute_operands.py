@@ -17,7 +17,7 @@ from tilec.backends.common.terms import product_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE
-from tilec.backends.triton.matmul.dot import Dot, operand_accesses, variables_outside
+from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, operand_accesses, variables_outside
 from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
@@ -36,9 +36,9 @@ def hoisted(
     int64_index: bool = False,
     last: str | None = None,
     together: bool = False,
-) -> tuple[list[Step], StridedView, Space, Dot, list[Step]] | None:
-    """Steps that compute an operand, the statement over it, and steps afterwards; None where nothing is gained. `last`:
-    the variable along which operands that know it shall lie. `together`: others may ask for the same."""
+) -> OperandRewrite | None:
+    """The product over operands that are computed beforehand; None where nothing is gained. `last`: the variable along
+    which operands that know it shall lie. `together`: others may ask for the same."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     before: list[Step] = []
@@ -68,7 +68,8 @@ def hoisted(
         return None
     body: Expr = Call("mul", (product_of(dot.left), product_of(dot.right)))
     statement = replace(view.statement, body=body)
-    return before, replace(view, statement=statement), replace(space, statement=statement), dot, after
+    view, space = replace(view, statement=statement), replace(space, statement=statement)
+    return OperandRewrite(view, space, tuple(before), tuple(after), dot)
 
 
 def assignment(own: Space, view: StridedView, s: Statement, int64_index: bool) -> list[Step]:
@@ -122,12 +123,9 @@ def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
     return [v for v in index_variables(e) if v in names]
 
 
-def shared(
-    space: Space, view: StridedView, int64_index: bool
-) -> tuple[list[Step], StridedView, Space, list[Step]] | None:
+def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite | None:
     """The same for any other reduction over pairs of rows and columns: what is costly in the body and known to one
-    side is computed once for all points of the other. Steps, the statement over it, and steps afterwards; None where
-    nothing is gained."""
+    side is computed once for all points of the other. None where nothing is gained."""
     s = space.statement
     if len(space.classes) != 1 or not choose_pointwise_tiling(space, view).outer:
         return None
@@ -159,7 +157,8 @@ def shared(
         return found[e] if e in found else rebuild(e, put)
 
     statement = replace(s, body=put(s.body))
-    return before, replace(view, statement=statement), replace(space, statement=statement), after
+    view, space = replace(view, statement=statement), replace(space, statement=statement)
+    return OperandRewrite(view, space, tuple(before), tuple(after))
 
 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:

@@ -17,7 +17,7 @@ from functools import partial
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
-from tilec.backends.triton.matmul.dot import Dot, variables_outside
+from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
 from tilec.backends.triton.matmul.precompute_operands import assignment, operand_of
 from tilec.backends.triton.plan.plan import Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
@@ -46,11 +46,9 @@ def _thirds(e: Expr) -> list[Expr]:
     return found
 
 
-def in_parts(
-    dot: Dot, space: Space, view: StridedView, int64_index: bool
-) -> tuple[list[Step], StridedView, Parts, list[Step]] | None:
-    """Steps that make both operands' parts, the tensors known then, how the parts are read, and steps afterwards. None
-    where an operand is no tensor of its own, or too seldom used."""
+def in_parts(dot: Dot, space: Space, view: StridedView, int64_index: bool) -> tuple[OperandRewrite, Parts] | None:
+    """The product over both operands' parts, and how these are read. None where an operand is no tensor of its own, or
+    too seldom used."""
     if dot.dtype != "float32" or len(space.classes) != 1:
         return None
     steps: list[Step] = []
@@ -82,7 +80,7 @@ def in_parts(
             reads.append(Access(s.output, s.index or ()))
             names.append(s.output)
         found.append(tuple(reads))
-    return steps, view, Parts(found[0], found[1]), [Release(tuple(names))]
+    return OperandRewrite(view, space, tuple(steps), (Release(tuple(names)),), dot), Parts(found[0], found[1])
 
 
 def fitted(config: Config, shared: int) -> Config:

@@ -13,7 +13,7 @@ from typing import Any
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
-from tilec.backends.triton.matmul.dot import Dot, worthwhile
+from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, worthwhile
 from tilec.backends.triton.matmul.hopper import kernels as hopper
 from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
 from tilec.backends.triton.matmul.kernel import dot_steps
@@ -76,7 +76,7 @@ def product_configs(task: MatmulProblem) -> list[tuple[Choice, list[Step]]]:
 def _choices(task: MatmulProblem) -> Iterator[Choice]:
     yield from [{"family": "library"}] if task.setting.library else []
     prepared = _along(task)
-    for tiles in candidates(prepared.dot, prepared.space, prepared.view, task.setting)[:MOST_TILES]:
+    for tiles in candidates(prepared.product, prepared.space, prepared.view, task.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
     if worthwhile(task.dot, task.space):
         first = choose_config(task.dot, task.space, task.setting.device.shared)
@@ -96,7 +96,7 @@ def steps_of(task: MatmulProblem, choice: Choice) -> list[Step] | None:
         case "hopper":
             prepared = _along(task)
             tiles = _hopper_config(choice)
-            steps = hopper_steps(prepared.dot, prepared.space, prepared.view, task.setting, tiles)
+            steps = hopper_steps(prepared.product, prepared.space, prepared.view, task.setting, tiles)
             return None if steps is None else [*prepared.before, *steps, *prepared.after]
         case "dot" if worthwhile(task.dot, task.space):
             names = ("bm", "bn", "bk", "warps", "stages", "parts")
@@ -105,23 +105,10 @@ def steps_of(task: MatmulProblem, choice: Choice) -> list[Step] | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Along:
+def _along(task: MatmulProblem) -> OperandRewrite:
     """The product over operands that lie along the reduction, where that takes a copy."""
-
-    dot: Dot
-    space: Space
-    view: StridedView
-    before: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
-
-
-def _along(task: MatmulProblem) -> _Along:
     copied = packed(task.dot, task.space, task.view, task.int64_index)
-    if copied is None:
-        return _Along(task.dot, task.space, task.view)
-    before, view, space, dot, after = copied
-    return _Along(dot, space, view, tuple(before), tuple(after))
+    return copied or OperandRewrite(task.view, task.space, dot=task.dot)
 
 
 def _hopper_choice(c: hopper.HopperConfig) -> Choice:

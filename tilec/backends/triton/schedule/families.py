@@ -25,6 +25,7 @@ from tilec.backends.triton.matmul.distances import (
 )
 from tilec.backends.triton.matmul.dot import (
     Dot,
+    OperandRewrite,
     operand_accesses,
     recognise_dot,
     variables_outside,
@@ -207,8 +208,8 @@ def _product(p: Problem, dot: Dot) -> list[Step] | None:
         return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
     if computed is None:
         return _product_steps(dot, space, view, p.flat, int64_index, p.setting)
-    before, view, space, dot, after = computed
-    return [*before, *_product_steps(dot, space, view, p.flat, int64_index, p.setting), *after]
+    how = (computed.product, computed.space, computed.view, p.flat, int64_index, p.setting)
+    return computed.around(_product_steps(*how))
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
@@ -222,15 +223,16 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     if p.epilogue and not p.space.covers:
         return None
     computed = hoisted(found.dot, p.space, p.view, p.int64_index, found.dot.summed[-1])
-    product = None if computed is None else computed[3]
+    product = None if computed is None else computed.product
     if computed is None or product is None or not all(isinstance(e, Access) for e in (*product.left, *product.right)):
         return _pointwise(p, p.space)
-    squares = squares_of(product, p.space, computed[1])
-    view = with_tops(squares, replace(computed[1], statement=p.view.statement))
-    steps = [*computed[0], *(step for s in squares for step in _allocated_steps(s, view, p.setting))]
+    squares = squares_of(product, p.space, computed.view)
+    view = with_tops(squares, replace(computed.view, statement=p.view.statement))
+    steps = [step for s in squares for step in _allocated_steps(s, view, p.setting)]
     config = config_of(found, p.space, p.setting)
     writer = DistanceWriter(found, product, squares, p.space, view, p.int64_index, config, p.epilogue)
-    return [*steps, *launched(writer, p.flat), *computed[4], Release(tuple(s.output for s in squares))]
+    own = computed.around([*steps, *launched(writer, p.flat)])
+    return [*own, Release(tuple(s.output for s in squares))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
@@ -240,8 +242,8 @@ def _pointwise(p: Problem, space: Space) -> list[Step] | None:
     for prepared in (columns_packed,) if p.epilogue else (shared, columns_packed):
         once = prepared(space, view, int64_index)
         if once is not None:
-            made, view, space, released = once
-            before, after = [*before, *made], [*released, *after]
+            view, space = once.view, once.space
+            before, after = [*before, *once.before], [*once.after, *after]
     own = pointwise(space, view, p.flat, int64_index, p.epilogue)
     split = own is not None and any(isinstance(step, Release) for step in own)
     if p.epilogue and split and shared(*_merged(p), int64_index) is not None:
@@ -314,13 +316,10 @@ def _product_steps(
     fast = hopper_steps(dot, space, view, setting)
     if fast is not None:
         return fast
-    copied = packed(dot, space, view, int64_index)
-    before: list[Step] = []
-    after: list[Step] = []
-    if copied is not None:
-        before, view, space, dot, after = copied
-        fast = hopper_steps(dot, space, view, setting)
-    return [*before, *(fast or dot_steps(dot, space, view, flat, int64_index, setting) or ()), *after]
+    over = packed(dot, space, view, int64_index) or OperandRewrite(view, space, dot=dot)
+    if over.before:
+        fast = hopper_steps(over.product, over.space, over.view, setting)
+    return over.around(fast or dot_steps(over.product, over.space, over.view, flat, int64_index, setting) or ())
 
 
 def _exponential_steps(
@@ -334,9 +333,10 @@ def _exponential_steps(
 ) -> list[Step]:
     """A product of exponentials: the greatest terms of each operand, then the product."""
     view = with_tops(found.tops, view)
-    steps: list[Step] = []
-    for s in found.tops:
-        steps.append(Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting)))
+    head = [
+        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
+        for s in found.tops
+    ]
     product = with_guards(found.dot)
     inner = inner_variables(product, space, view, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
@@ -345,20 +345,16 @@ def _exponential_steps(
     divided = in_parts(product, space, view, int64_index) if divisible else None
     computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
     config = replace(choose_config(product, space, setting.device.shared), parts=1)
-    after: list[Step] = []
     parts: Parts | None = None
+    over = OperandRewrite(view, space, dot=product) if computed is None else computed
     if divided is not None:
-        before, view, parts, after = divided
-        steps += before
+        over, parts = divided
         config = fitted(config, setting.device.shared)
-    elif computed is not None:
-        before, known, _, product, after = computed
-        view = replace(known, statement=view.statement)
-        steps += before
+    product, view = over.product, replace(over.view, statement=view.statement)
     how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, parts)
     own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
-    steps += [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
-    return [*steps, *after, Release(tuple(s.output for s in found.tops))]
+    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
+    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
 
 def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
