@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilec.ir.at_sizes import template, value_at, with_numbers
+from tilec.ir.at_sizes import as_float, template, value_at, with_numbers
 from tilec.ir.program import Index, Int
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass
-from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic
+from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic, least
 from tilec.ir.types import TensorType
 
 QUESTIONS: dict[str, Callable[[int, int], object]] = {
@@ -33,6 +33,10 @@ QUESTIONS: dict[str, Callable[[int, int], object]] = {
     "truth": lambda n, m: bool(n - m) and n not in (1, 2, 3, m),
     "sorted": lambda n, m: sorted([(n, "a"), (m, "b"), (30, "c")])[0][1],
     "power": lambda n, m: n**2 > 8 * m,
+    "least": lambda n, m: least([0, 1, 2], [n / 3.0, 7.5, (m * 0.25) ** 1.5].__getitem__),
+    "least pair": lambda n, m: least("abc", {"a": (n, 2), "b": (m, 1), "c": (n, 1)}.__getitem__),
+    "function": lambda n, m: as_float(n) / as_float(m) < 1.3,
+    "keys": lambda n, m: len({n: 1, n + 0: 2, 2 * n: 3, n // 2: 4, (n + 1) // 2: 5}),
     "inside": lambda n, m: -math.inf < n < math.inf,
 }
 sizes = st.integers(SMALLEST_OPEN, 60)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilec.ir.index import Affine
+from tilec.ir.symbolic import Recorder
 from tilec.lattice.schedule import Conflict, Dependence, completed, find_schedule
 from tilec.lattice.sets import InRange
 
@@ -47,6 +48,16 @@ def test_the_least_vector_or_a_conflict_that_needs_all_of_its_members(offsets):
     assert suits(found, offsets)
     units = [t for t in small if sum(map(abs, t)) == 1]
     assert found in units if units else sum(map(abs, found)) <= min(sum(map(abs, t)) for t in small or [found])
+
+
+def test_sizes_may_be_open_where_a_unit_vector_suits():
+    size = Recorder().symbol("n", 50)
+    b, t = map(Affine.variable, "bt")
+    box = (InRange(b, size), InRange(t, size))
+    back = Dependence(("b", "t"), (*box, InRange(t - 1, size)), (b, t), (b, t - 1))
+    ahead = Dependence(("b", "t"), (*box, InRange(b + 1, size)), (b, t), (b + 1, t))
+    assert find_schedule([back], 2) == (0, 1)
+    assert find_schedule([ahead], 2) == (-1, 0)
 
 
 def test_wraps_and_free_ranges():

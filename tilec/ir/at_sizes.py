@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from tilec.ir.symbolic import is_symbolic
+from tilec.ir.symbolic import is_open
 
-NAMESPACE = {"gcd": math.gcd}  # what texts name beside sizes
+NAMESPACE: dict[str, Callable] = {"gcd": math.gcd}  # what texts name beside sizes
 
 
 def value_at(text: str, names: Mapping[str, int]) -> Any:
@@ -19,9 +19,26 @@ def value_at(text: str, names: Mapping[str, int]) -> Any:
     return eval(text, NAMESPACE, dict(names))
 
 
+def followed(function: Callable) -> Callable:
+    """A pure function of numbers and names that is computed for the sizes of each call where it is given open ones."""
+    NAMESPACE[function.__name__] = function
+
+    def call(*args: Any) -> Any:
+        known = next((a for a in args if is_open(a)), None)
+        return function(*args) if known is None else known.recorder.called(function, args)
+
+    return call
+
+
+@followed
+def as_float(n: int) -> float:
+    """The number that a value is computed with, of a size that may be left open."""
+    return float(n)
+
+
 def with_numbers(x: Any, numbers: Mapping[str, int]) -> Any:
     """A tree of dataclasses, tuples and mappings with numbers in the place of symbolic sizes."""
-    if is_symbolic(x):
+    if is_open(x):
         return value_at(x.text, numbers)
     if type(x) is tuple:
         made = tuple([with_numbers(y, numbers) for y in x])
@@ -53,7 +70,7 @@ def template(x: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]
 
 def _filled(x: Any, texts: dict[str, int]) -> Filled | None:
     """The tree of the values of `texts`, which is added to; None where the tree is always the same."""
-    if is_symbolic(x):
+    if is_open(x):
         return operator.itemgetter(texts.setdefault(x.text, len(texts)))
     if type(x) is tuple or type(x) is list:
         made = type(x)

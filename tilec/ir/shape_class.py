@@ -123,11 +123,11 @@ def guard(opening: Opening) -> Callable[[SizeTuple], bool]:
 
 
 def predicate(recorder: Recorder, names: Sequence[str], fixed: Iterable[int]) -> Callable[..., bool]:
-    """Of the open sizes in this order: do all guards hold, and are they and what was hashed apart from each other and
-    from the sizes that are `fixed`?"""
+    """Of the open sizes in this order: do all guards hold, and are they and what was hashed apart from the sizes that
+    are `fixed`?"""
     texts = [f"{name} >= {SMALLEST_OPEN}" for name in names]
-    hashed = [Size(recorder, terms, value).text for terms, value in recorder.hashed.items()]
-    every = [*names, *(h for h in hashed if h not in names), *map(str, sorted(set(fixed)))]
-    texts.append(f"len({{{', '.join(every)}}}) == {len(every)}")
+    if numbers := sorted(set(fixed)):
+        hashed = [Size(recorder, terms, value).text for terms, value in recorder.hashed.items()]
+        texts.append(f"{{{', '.join(map(str, numbers))}}}.isdisjoint(({', '.join(dict.fromkeys((*names, *hashed)))},))")
     texts += recorder.guards
     return value_at(f"lambda {', '.join(names)}: {' and '.join(texts)}", {})

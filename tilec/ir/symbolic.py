@@ -4,19 +4,20 @@ A symbolic size has a value, that of the call which is compiled for, and is a po
 open. It counts as an integer wherever Python asks (`isinstance`, arithmetic), and every comparison is a guard: what is
 made holds for all sizes with which each guard comes out the same. What needs the number itself, such as a library
 written in C, asks for `__index__`, which raises Pinned: the size cannot be left open. So nothing that depends on a size
-goes unnoticed, except that a dictionary or a set tells unequal hashes apart without asking: guards of their own keep
-what was hashed apart, and open sizes apart from those that are fixed.
+goes unnoticed, except that a dictionary or a set tells unequal hashes apart without asking: sizes of one compilation
+have one hash, so that they are asked, and a guard of its own keeps what was hashed apart from sizes that are fixed.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 Monomial = tuple[str, ...]  # names and Python texts of what is no sum or product, sorted
 Polynomial = tuple[tuple[Monomial, int], ...]  # sorted, without zeros
+Item = TypeVar("Item")
 
 
 class Pinned(Exception):
@@ -55,6 +56,22 @@ class Recorder:
         """What stands in polynomials under one name."""
         self.symbols_of[text], self._values[text] = symbols, value
         return Size(self, (((text,), 1),), value)
+
+    def called(self, function: Callable, args: Sequence[Any]) -> Any:
+        """What a function, which texts name, gives for numbers of which some depend on open sizes."""
+        texts = [a.text if is_open(a) else repr(a) for a in args]
+        text = f"{function.__name__}({', '.join(texts)})"
+        value = function(*[a.value if is_open(a) else a for a in args])
+        if type(value) is bool:
+            self.ask(text if value else f"not {text}")
+            return value
+        if isinstance(value, float):
+            return Real(self, text, value)
+        return self.name(text, value, frozenset().union(*(self.symbols_in(a) for a in args if is_open(a))))
+
+    def symbols_in(self, x: Any) -> frozenset[str]:
+        """Which open sizes a number may depend on."""
+        return x.symbols() if type(x) is Size else frozenset(self._names)
 
     def ask(self, text: str) -> None:
         self.guards.setdefault(text)
@@ -100,7 +117,7 @@ class Size:
 
     def __hash__(self) -> int:
         self.recorder.hashed[self.terms] = self.value
-        return hash((id(self.recorder), self.terms))
+        return hash(id(self.recorder))  # one for all, so that those which meet are asked whether they are equal
 
     def __repr__(self) -> str:
         return self.text
@@ -256,7 +273,12 @@ class Real:
         raise Pinned(symbols)
 
     __int__ = __index__ = __bool__ = __float__  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+
+    def __hash__(self) -> int:
+        return hash(id(self.recorder))
+
+    def __repr__(self) -> str:
+        return self.text
 
     def __neg__(self) -> Any:
         return _real(0.0, "-", self, lambda a, b: a - b)
@@ -285,6 +307,9 @@ class Real:
     def __rtruediv__(self, other: Any) -> Any:
         return _real(other, "/", self, lambda a, b: a / b)
 
+    def __pow__(self, other: Any) -> Any:
+        return _real(self, "**", other, lambda a, b: a**b)
+
     def __eq__(self, other: object) -> bool:
         return _compare_real(self, other, "==", lambda a, b: a == b)
 
@@ -305,6 +330,11 @@ def is_symbolic(x: object) -> bool:
     return type(x) is Size
 
 
+def is_open(x: object) -> bool:
+    """Does a number depend on open sizes?"""
+    return type(x) is Size or type(x) is Real
+
+
 def gcd(*numbers: int) -> int:
     """The greatest common divisor; of what depends on open sizes it is one guard."""
     open_ = [n for n in numbers if is_symbolic(n)]
@@ -316,6 +346,21 @@ def gcd(*numbers: int) -> int:
     recorder: Recorder = open_[0].recorder  # type: ignore[attr-defined]
     recorder.ask(f"gcd({', '.join(map(_text, numbers))}) == {found}")
     return found
+
+
+def least(items: Sequence[Item], key: Callable[[Item], Any]) -> Item:
+    """`min(items, key=key)`; nothing is asked of open sizes but what tells the least from each of the others."""
+    keys = [key(x) for x in items]
+    values = [_values(k) for k in keys]
+    place = min(range(len(items)), key=values.__getitem__)
+    for k, other in enumerate(keys):
+        if k != place and not (keys[place] < other if k < place else keys[place] <= other):
+            raise AssertionError("an order changed")
+    return items[place]
+
+
+def _values(key: Any) -> Any:
+    return tuple(map(_values, key)) if type(key) is tuple else key.value if type(key) in (Size, Real) else key
 
 
 def symbols_of(sizes: Iterable[int]) -> frozenset[str]:

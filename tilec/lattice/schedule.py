@@ -9,13 +9,14 @@ Source of the idea of a linear schedule: L. Lamport, The parallel execution of D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from tilec.ir.index import Affine
-from tilec.lattice import isl
+from tilec.lattice import isl, projection
 from tilec.lattice.hermite import hermite, inverse
+from tilec.lattice.projection import Inexact
 from tilec.lattice.sets import InRange, writer_text
 
 MOST_ROUNDS = 500  # of the search; each adds a difference that the vector before fails
@@ -43,8 +44,32 @@ class Conflict:
 
 def find_schedule(dependences: Sequence[Dependence], rank: int) -> Vector | Conflict:
     """The least tau of that many entries. Any will do for no dependence: (1, 0, ...)."""
+    unit = _unit(dependences, rank)
+    if unit is not None:
+        return unit
     texts = tuple((len(d.variables), _text(d)) for d in dependences)
     return _find(texts, rank)
+
+
+def _unit(dependences: Sequence[Dependence], rank: int) -> Vector | None:
+    """The first unit vector that suits, where elimination says so: sizes may be open. None where it says nothing."""
+    try:
+        return next((tau for tau in _units(rank) if all(_advances(d, tau) for d in dependences)), None)
+    except Inexact:
+        return None
+
+
+def _advances(d: Dependence, tau: Vector) -> bool:
+    """Is every difference of a dependence at least 1 along a unit vector? Raises Inexact."""
+    ((axis, sign),) = [(k, c) for k, c in enumerate(tau) if c]
+    step = (d.writes[axis] - d.reads[axis]) * sign
+    if not step.terms and step.constant >= 1:
+        return True
+    others = [(c.form, c.bound) for c in d.conditions]
+    value = Affine.variable("#")
+    system = projection.inequalities([*others, (step - value, 1), (value - step, 1)])
+    ends = projection.interval(projection.project_out(system, d.variables), "#")
+    return ends is None or ends[0] is not None and ends[0] >= 1
 
 
 def _text(d: Dependence) -> str:
@@ -88,16 +113,20 @@ def _vector(point: isl.Point, rank: int) -> Vector:
     return tuple(point.get_coordinate_val(isl.dim_type.set, i).to_python() for i in range(rank))
 
 
+def _units(rank: int) -> Iterator[Vector]:
+    for sign in (1, -1):
+        for axis in range(rank):
+            yield tuple(sign * int(k == axis) for k in range(rank))
+
+
 def _suits(tau: Vector, differences: Sequence[Vector]) -> bool:
     return all(sum(a * b for a, b in zip(tau, d, strict=True)) >= 1 for d in differences)
 
 
 def _least(differences: Sequence[Vector], rank: int) -> Vector | None:
-    for sign in (1, -1):
-        for axis in range(rank):
-            unit = tuple(sign * int(k == axis) for k in range(rank))
-            if _suits(unit, differences):
-                return unit
+    unit = next((tau for tau in _units(rank) if _suits(tau, differences)), None)
+    if unit is not None:
+        return unit
     if not rank:
         return None if differences else ()
     facts = [f"c = {' + '.join(f'u{i}' for i in range(rank))}"]

@@ -82,12 +82,13 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
 @dataclass(frozen=True)
 class _Shared:
     """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
-    extras."""
+    extras; `views`: gradients that are views of cotangents, where extras have none."""
 
     opened: Opened
     special: Specialised
     partition: Partition
     forward: OpenProgram | None
+    views: dict[str, CotangentView]
     gradients: dict[object, OpenProgram] = field(default_factory=dict)
 
 
@@ -106,7 +107,8 @@ def _for_class(
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)
-        return _Shared(opened, special, parts, forward)
+        assert parts.backward is not None
+        return _Shared(opened, special, parts, forward, _views(wrt, parts.backward))
 
     types, divisor = function.types(tensors, weak), function.divisor(tensors[0].device.type)
     found = function.recorded_classes.get((asked, weak, divisor), types, values, divisor, make)
@@ -117,6 +119,13 @@ def _for_class(
     forward = function if shared.forward is None else AtSizes(shared.forward, sizes)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
     return Recorded(forward, weak, values, wrt, outputs, special, shared.partition, function, (shared, sizes))
+
+
+def _views(wrt: tuple[str, ...], backward: Backward) -> dict[str, CotangentView]:
+    """The gradients that are views of cotangents, by the input's name."""
+    found = gradient_views(backward.program, backward.cotangents, backward.types)
+    pairs = zip(wrt, backward.program.outputs, strict=True)
+    return {name: found[output] for name, output in pairs if output in found}
 
 
 def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Open:
@@ -263,11 +272,10 @@ class Recorded:
     def views(self, extended: bool) -> dict[str, CotangentView]:
         """The gradients that are views of cotangents, by the input's name."""
         if extended not in self._views:
-            backward = self._gradient_part(extended)
-            program, types = self._numbers((backward.program, backward.types))
-            found = gradient_views(program, backward.cotangents, types)
-            pairs = zip(self.wrt, program.outputs, strict=True)
-            self._views[extended] = {name: found[output] for name, output in pairs if output in found}
+            if self.shared is not None and not extended:
+                self._views[extended] = self._numbers(self.shared[0].views)
+            else:
+                self._views[extended] = _views(self.wrt, self._numbers(self._gradient_part(extended)))
         return self._views[extended]
 
     def _numbers(self, x: Written) -> Written:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from tilec.ir.symbolic import is_open
+
 
 class FreshNames:
     """Fresh names; one set a program, so that no two statements share a local."""
@@ -45,7 +47,7 @@ def assignable(target: str) -> str:
 
 def literal(value: bool | int | float) -> str:
     """Python text of a number."""
-    if isinstance(value, float):
+    if isinstance(value, float) and not is_open(value):
         if math.isnan(value):
             return "float('nan')"
         if math.isinf(value):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Expr, Pad, Statement
 from tilec.ir.types import NARROW, ElementType, is_floating, is_integer
@@ -96,16 +97,23 @@ def rounds_each(statements: Iterable[Statement]) -> bool:
 
 def fold_literals(function: str, numbers: list, result: ElementType) -> bool | int | float | None:
     """The value of a function of literals alone; None where its row has no NumPy function or it casts."""
-    row = FUNCTIONS[function]
-    if row.numpy is None or not result.weak:
+    if FUNCTIONS[function].numpy is None or not result.weak:
         return None
+    return _folded(function, result.dtype, *numbers)
+
+
+@followed
+def _folded(function: str, dtype: str, *numbers: bool | int | float) -> bool | int | float:
+    row = FUNCTIONS[function]
+    assert row.numpy is not None
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         value = row.numpy(*(np.float64(n) if isinstance(n, float) else np.asarray(n) for n in numbers))
     value = np.asarray(value).item()
-    return float(value) if is_floating(result.dtype) else bool(value) if result.dtype == "bool" else int(value)
+    return float(value) if is_floating(dtype) else bool(value) if dtype == "bool" else int(value)
 
 
+@followed
 def fit(n: bool | int | float, dtype: str) -> bool | int | float:
     """A number as an element of this type: integers wrap, as they do where a tensor is cast."""
     if dtype == "bool":

@@ -138,12 +138,8 @@ def contraction_path(operands: Sequence[Operand], kept: Sequence[str], domain: D
     """Pairs of positions to contract in turn, each pair taken out and its result appended."""
     if len(operands) == 2:
         return [(0, 1)]
-    symbol = {v: opt_einsum.get_symbol(k) for k, v in enumerate(domain.low)}
-    inputs = ",".join("".join(symbol[v] for v in o.variables) for o in operands)
-    equation = f"{inputs}->{''.join(symbol[v] for v in kept)}"
-    shapes = [tuple(domain.extent[v] for v in o.variables) for o in operands]
-    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
-    return [tuple(p) for p in path]
+    inputs = [frozenset(o.variables) for o in operands]
+    return [tuple(p) for p in opt_einsum.paths.auto(inputs, frozenset(kept), dict(domain.extent))]
 
 
 def _intermediate_order(chosen: Sequence[Operand], later: set[str], domain: Domain) -> tuple[str, ...]:

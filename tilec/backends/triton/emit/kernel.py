@@ -108,6 +108,14 @@ class Kernel:
             self._by_stem[key] = name if factor == 1 else f"({name} * {factor})"
         return self._by_stem[key]
 
+    def value(self, n: float) -> str:
+        """A run-time number that values are computed with, which depends on sizes that are left open."""
+        key = ("value", str(n.text))  # type: ignore[attr-defined]
+        if key not in self._by_stem:
+            self._by_stem[key] = self.names.fresh("number")
+            self.parameters[self._by_stem[key]] = n
+        return self._by_stem[key]
+
     def per_class(self, kind: str, v: str, values: Sequence[int]) -> str:
         """A number of a variable that may differ from class to class: a parameter, or an entry of the class's row."""
         if len(set(values)) <= 1:

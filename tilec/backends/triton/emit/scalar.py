@@ -6,7 +6,6 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 import numpy as np
@@ -18,14 +17,32 @@ from tilec.backends.common.scalars import fit, value_children
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.errors import TileError
+from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr
+from tilec.ir.symbolic import Real, is_open
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
 MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
+
+
+@followed
+def narrowed(n: bool | int | float, dtype: str) -> float:
+    """The number as an element of a 16-bit type."""
+    return float(torch.tensor(n, dtype=getattr(torch, dtype), device="cpu").item())
+
+
+@followed
+def single(n: bool | int | float) -> float:
+    return float(np.float32(n))
+
+
+@followed
+def inverse_of(n: float) -> float:
+    return float(np.float32(1) / np.float32(n))
 
 
 def compute_dtype_of(dtype: str) -> str:
@@ -66,14 +83,21 @@ class TritonScalars(ScalarWriter):
         """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
         if v.number is not None:
             n = fit(v.number, dtype)
-            return literal(n) if dtype != "float64" and dtype not in ("uint8", "bool") else self.tensor(v, dtype)
+            as_it_is = not is_open(n) and dtype not in ("float64", "uint8", "bool") or type(n) is Real
+            return self._literal(n) if as_it_is and dtype != "float64" else self.tensor(v, dtype)
         return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
-        return f"tl.full((), {literal(fit(v.number, dtype))}, {triton_type(dtype)})"
+        n = fit(v.number, dtype)
+        n = float(n) if dtype == "float64" else n  # kernels take numbers in single precision
+        return f"tl.full((), {self._literal(n)}, {triton_type(dtype)})"
+
+    def _literal(self, n: bool | int | float) -> str:
+        """A number, as a parameter where it depends on sizes that are left open."""
+        return self.frame.kernel.value(n) if is_open(n) else literal(n)
 
     def condition(self, v: ScalarValue) -> str:
         if v.number is not None:
@@ -83,8 +107,7 @@ class TritonScalars(ScalarWriter):
     def rounded(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
         if dtype in NARROW and v.number is not None:
-            n = torch.tensor(v.number, dtype=getattr(torch, dtype), device="cpu").item()
-            return f"tl.full((), {literal(n)}, tl.float32)"
+            return f"tl.full((), {self._literal(narrowed(v.number, dtype))}, tl.float32)"
         if dtype not in NARROW:
             return self.tensor(v, compute_dtype_of(dtype))
         if v.type.dtype == dtype and v.exact:
@@ -199,12 +222,13 @@ class TritonScalars(ScalarWriter):
             return None
         along = ["col" in frame.axes and "col" in frame.dimensions(v.variables) for v in (a, b)]
         if b.number is not None:
-            divisor = float(np.float32(b.number))
-            if not 2.0**-63 < abs(divisor) < 2.0**63:
+            divisor, sign = single(b.number), 1.0
+            if divisor < 0:
+                divisor, sign = -divisor, -1.0
+            if not divisor > 2.0**-63 or not divisor < 2.0**63:
                 return None
-            size, sign = abs(divisor), math.copysign(1.0, divisor)
-            nearest = float(np.float32(1) / np.float32(size))
-            return f"times_inverse_({self.tensor(a, 'float32')}, {size!r}, {nearest!r}, {sign})"
+            size, nearest = self._literal(divisor), self._literal(inverse_of(divisor))
+            return f"times_inverse_({self.tensor(a, 'float32')}, {size}, {nearest}, {sign})"
         if along != [True, False]:
             return None
         scale = frame.assign("scale", f"scale_({self.cast(b, 'float32')})", b.variables)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.cost import size_in_bytes
+from tilec.ir.at_sizes import as_float
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -169,7 +170,7 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     bound = Constraint(Index(first), Int(rows))
     share = rows * count / v.extent[first]
     deviation = int64_index - at[pivot]
-    n = Float(float(count))
+    n = Float(as_float(count))
     spread = Call("max", (at[squares] - at[away] * (at[away] / n), Float(0.0)))
     finite = Call("select", (Call("lt", (at[squares], Float(float("inf")))), spread, at[squares]))
     offset = (at[pivot] - v.mean) + at[away] / n

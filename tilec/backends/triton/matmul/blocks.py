@@ -87,7 +87,7 @@ def inner_variables(dot: Dot, space: Space, view: StridedView, block: int) -> tu
             for e, stride in zip(a.index, view.strides[a.tensor], strict=True):
                 for v in linear(e).variables():
                     if v in moves and stride:
-                        moves[v] = min(moves[v], float(abs(linear(e).coefficient(v)) * stride))
+                        moves[v] = min(moves[v], float(abs(linear(e).coefficient(v))) * stride)
     best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
     least = min(e[best] for e in space.extent)
     if moves[best] == 1 and (least >= block or len(summed) == 1):

@@ -48,11 +48,8 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
         return None
     extent, low = space.extent[0], space.low[0]
     names = [v for v in (*space.outputs, *space.reductions) if not space.single(v)]
-    symbol = {v: opt_einsum.get_symbol(k) for k, v in enumerate(names)}
-    kept = "".join(symbol[v] for v in space.outputs if v in symbol and any(v in g for g, _ in operands))
-    equation = ",".join("".join(symbol[v] for v in names if v in g) for g, _ in operands) + "->" + kept
-    shapes = [tuple(extent[v] for v in names if v in g) for g, _ in operands]
-    path, info = opt_einsum.contract_path(equation, *shapes, shapes=True, optimize="auto")
+    kept = frozenset(v for v in names if v in space.outputs and any(v in g for g, _ in operands))
+    path = opt_einsum.paths.auto([g.intersection(names) for g, _ in operands], kept, dict(extent))
     dtype = types[s.output].dtype
     apart = _seconds([g for g, _ in operands], path, frozenset(space.outputs), extent, dtype)
     if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:

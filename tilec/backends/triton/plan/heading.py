@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.program import Access, Expr, Int, Name, Statement, rebuild
+from tilec.ir.program import Access, Expr, Float, Int, Name, Statement, rebuild
+from tilec.ir.symbolic import is_open
 
 LITERAL = 16  # constants up to this stand in the text; larger ones come from shapes
 
@@ -16,7 +17,8 @@ def without_sizes(s: Statement) -> Statement:
         return Name("SIZE") if isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
 
     def hide_indices(e: Expr) -> Expr:
-        return hide(e) if isinstance(e, Access) else rebuild(e, hide_indices)
+        open_size = isinstance(e, Int | Float) and is_open(e.value)
+        return hide(e) if isinstance(e, Access) or open_size else rebuild(e, hide_indices)
 
     return replace(
         s,

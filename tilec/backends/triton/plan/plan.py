@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.source import KernelFile
@@ -87,10 +88,15 @@ class Launch:
         """May a product and a sum be rounded once?"""
         return self.fusion and self.file.kernel.contracts
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors that it is given, each once."""
-        return tuple(dict.fromkeys(v.tensor for _, v in self.arguments if isinstance(v, Pointer | Descriptor)))
+        return tuple(dict.fromkeys([v.tensor for _, v in self.arguments if isinstance(v, Pointer | Descriptor)]))
+
+    @cached_property
+    def maps(self) -> bool:
+        """Is it given tensor maps?"""
+        return Descriptor in [type(v) for _, v in self.arguments]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
+from tilec.ir.at_sizes import as_float
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
 from tilec.ir.types import FLOATS, TensorType, Types, is_floating
 from tilec.transforms.lower.factor import factors_of
@@ -135,10 +136,10 @@ class _Writer:
         away = x - head
         if squares:
             first, second = total("first", away), total("second", away * away)
-            offset = (head - mean) + first / Float(float(self.count))
-            spread = Call("max", (second - first * (first / Float(float(self.count))), Float(0.0)))
+            offset = (head - mean) + first / Float(as_float(self.count))
+            spread = Call("max", (second - first * (first / Float(as_float(self.count))), Float(0.0)))
             finite = Call("select", (Call("lt", (second, Float(float("inf")))), spread, second))
-            result: Expr = finite + offset * offset * Float(float(self.count))
+            result: Expr = finite + offset * offset * Float(as_float(self.count))
         else:
             weight = weights[0]
             for w in weights[1:]:

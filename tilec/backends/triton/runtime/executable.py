@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -256,14 +256,19 @@ def _allocation(step: Allocate, device: torch.device) -> Operation:
     return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
 
 
+@lru_cache(maxsize=1024)
+def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(text, f"<tilec {statements}>", "exec"), scope)
+    return scope["lines"]
+
+
 def _torch_lines(step: TorchLines) -> Operation:
     """The lines as a function of the tensors they read."""
     results = ", ".join(map(python_name, step.writes))
     header = f"def lines({', '.join(map(python_name, step.reads))}):"
     text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
-    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
-    exec(compile(text, f"<tilec {', '.join(step.statements)}>", "exec"), scope)
-    function, reads, writes = scope["lines"], step.reads, step.writes
+    function, reads, writes = _lines_function(text, ", ".join(step.statements)), step.reads, step.writes
 
     def call(tensors: Tensors, stream: int) -> None:
         tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
@@ -299,9 +304,8 @@ class TritonProgram:
     def at(self, sizes: Mapping[str, int]) -> TritonProgram:
         """The program for sizes that it leaves open."""
         assert self._opened is not None
-        shapes, types = with_numbers((self._shapes, self._types), sizes)
         plan = partial(self._opened.plan, sizes)
-        made = TritonProgram(plan, self._names, shapes, types, self._text, self._target, self._memory)
+        made = TritonProgram(plan, self._names, self._shapes, self._types, self._text, self._target, self._memory)
         made._sizes = sizes
         return made
 
@@ -344,7 +348,8 @@ class TritonProgram:
         """The plan for contiguous inputs."""
         setting = target_setting(self._target)
         if setting not in self._shown:
-            self._shown[setting] = self._make_plan([contiguous(s) for s in self._shapes], setting)
+            shapes = with_numbers(self._shapes, self._sizes)
+            self._shown[setting] = self._make_plan([contiguous(s) for s in shapes], setting)
         return self._shown[setting]
 
     @property
@@ -356,7 +361,7 @@ class TritonProgram:
 
     @property
     def temporary_bytes(self) -> int | None:
-        return temporary_bytes(self.plan, self._types)
+        return temporary_bytes(self.plan, with_numbers(self._types, self._sizes))
 
     @property
     def repeated_bytes(self) -> int:
@@ -368,7 +373,7 @@ class TritonProgram:
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        for launch, dtypes in _typed(self.plan, self._types):
+        for launch, dtypes in _typed(self.plan, with_numbers(self._types, self._sizes)):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())

@@ -144,7 +144,7 @@ class Launched:
 
     def known(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Is the kernel for tensors of these types and alignments compiled by now, for this launch or one before?"""
-        if self._run is None and not any(isinstance(v, Descriptor) for _, v in self._launch.arguments):
+        if self._run is None and not self._launch.maps:
             arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for _, v in self._launch.arguments]
             ready = None if interpreting() else _kernels.get(self._key(arguments))
             if ready is not None:
@@ -215,12 +215,12 @@ def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
 
 def _specialised(argument: Any) -> object:
     """What a kernel is compiled for of an argument."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
         return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0
     if isinstance(argument, float):
         return float
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
     return (
         argument.base.dtype,
         tuple(argument.block_shape),

@@ -13,14 +13,19 @@ from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.errors import TileError
 from tilec.ir.at_sizes import mentions, template, with_numbers
+from tilec.ir.program import reads
 from tilec.ir.shape_class import predicate
 from tilec.ir.symbolic import Pinned, is_symbolic
 
 MakePlan = Callable[[Sequence[tuple[int, ...]], Setting, Mapping[str, torch.Tensor] | None], Plan]
 
 
+Numbers = tuple[tuple[int, ...], ...]
+MOST_LAYOUTS = 16  # combinations of strides for which plans are made with open sizes
+
+
 class OpenPlans:
-    """One plan a setting, over contiguous inputs, made with open sizes where that can be. `planner` gives what makes
+    """Plans by settings and layouts of the inputs, made with open sizes where that can be. `planner` gives what makes
     plans of a lowering; `usable` says whether such plans hold."""
 
     def __init__(
@@ -34,8 +39,12 @@ class OpenPlans:
         self._lowering, self._planner, self._usable = lowering, planner, usable
         self._recorder = lowering.recorder
         self._types = [lowering.types[name] for name in names]
-        self._made: dict[Setting, tuple[Callable[[Mapping[str, int]], Plan], Callable[..., bool]] | None] = {}
-        self._contiguous = template([contiguous(t.shape) for t in self._types], self._recorder.names)
+        flat = lowering.stages["flat"]
+        read = {*flat.outputs, *(n for s in flat.statements for n in reads(s))}
+        self._read = [name in read for name in names]
+        self._made: dict[object, tuple[Callable[[Mapping[str, int]], Plan], Callable[..., bool]] | None] = {}
+        self._contiguous = template(tuple([contiguous(t.shape) for t in self._types]), self._recorder.names)
+        self._shapes = template(tuple([t.shape for t in self._types]), self._recorder.names)
 
     def plan(
         self,
@@ -45,34 +54,66 @@ class OpenPlans:
         inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Plan:
         """The plan for these sizes and strides."""
-        if self._usable() and self._contiguous(sizes) == list(map(tuple, strides)):
-            if setting not in self._made:
-                self._open(setting)
-            made = self._made[setting]
+        if self._usable():
+            own = self._contiguous(sizes)
+            given = tuple([tuple(s) if r else c for s, c, r in zip(strides, own, self._read, strict=True)])
+            layout = None if given == own else self._layout(given, self._shapes(sizes))
+            key = setting, layout
+            if key not in self._made and len(self._made) < MOST_LAYOUTS:
+                self._open(setting, layout, given, sizes)
+            made = self._made.get(key)
             if made is not None and made[1](*[sizes[name] for name in self._recorder.names]):
                 return made[0](sizes)
         lowering = with_numbers(replace(self._lowering, recorder=None), sizes)
         return self._planner(lowering)(strides, setting, inputs)
 
-    def make(self, setting: Setting) -> None:
-        """Make the plan for contiguous inputs, so that what it asks of the sizes counts from the start. Raises Pinned
-        for sizes that it needs as numbers."""
-        strides = [contiguous(t.shape) for t in self._types]
+    def make(self, setting: Setting, layout: str | None = None, strides: Sequence[tuple[int, ...]] = ()) -> None:
+        """Make the plan for inputs of a layout (None: contiguous) and its strides, so that what it asks of the sizes
+        counts from the start. Raises Pinned for sizes that it needs as numbers."""
+        if layout is None:
+            strides = [contiguous(t.shape) for t in self._types]
         plan = self._planner(self._lowering)(strides, setting, None)
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)
         fixed = [n for t in self._types for n in t.shape if not is_symbolic(n)]
-        self._made[setting] = (
+        self._made[setting, layout] = (
             template(plan, self._recorder.names),
             predicate(self._recorder, self._recorder.names, fixed),
         )
 
-    def _open(self, setting: Setting) -> None:
+    def _layout(self, strides: Numbers, shapes: Numbers) -> str:
+        """Which strides follow from the sizes inside them, and those that do not."""
+        return repr([packed_axes(t, s) for t, s in zip(strides, shapes, strict=True)])
+
+    def _open(self, setting: Setting, layout: str | None, strides: Numbers, sizes: Mapping[str, int]) -> None:
         try:
-            self.make(setting)
+            shapes = zip([t.shape for t in self._types], strides, self._shapes(sizes), strict=True)
+            self.make(setting, layout, [strides_of(packed_axes(t, s), shape) for shape, t, s in shapes])
         except (TileError, Pinned):
-            self._made[setting] = None
+            self._made[setting, layout] = None
         except Exception:  # something that does not plan with open sizes does so with numbers
             if knobs.VERIFY.value:
                 raise
-            self._made[setting] = None
+            self._made[setting, layout] = None
+
+
+Axes = tuple[tuple[int, int], ...]  # an axis, and its stride or -1: as many as the elements of the axes before
+
+
+def packed_axes(strides: Sequence[int], shape: Sequence[int]) -> Axes:
+    """A layout of any sizes: axes from the innermost on, each beside the last one or at a stride of its own."""
+    found, step = [], 1
+    for axis in sorted(range(len(shape)), key=lambda a: (strides[a], shape[a])):
+        beside = strides[axis] == step
+        found.append((axis, -1 if beside else strides[axis]))
+        step = strides[axis] * shape[axis] or step
+    return tuple(found)
+
+
+def strides_of(axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a layout at these sizes."""
+    found, step = [0] * len(shape), 1
+    for axis, stride in axes:
+        found[axis] = step if stride < 0 else stride
+        step = found[axis] * shape[axis] or step
+    return tuple(found)

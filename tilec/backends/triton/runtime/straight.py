@@ -15,7 +15,6 @@ import torch
 
 from tilec.backends.triton.plan.plan import (
     Allocate,
-    Descriptor,
     Launch,
     Plan,
     Pointer,
@@ -51,7 +50,7 @@ def step_tensors(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None
     match step:
         case Allocate(tensor, _, _, fill):
             return ((fill,) if isinstance(fill, str) else (), (tensor,))
-        case Launch() if any(isinstance(v, Descriptor) for _, v in step.arguments):
+        case Launch() if step.maps:
             return step.tensors, ()
         case Launch():
             return (), ()

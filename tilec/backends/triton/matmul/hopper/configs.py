@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
+from tilec.ir.symbolic import least
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
@@ -65,8 +67,26 @@ def configs(
     tf32: bool = False,
 ) -> list[HopperConfig]:
     """Candidates, the likeliest first by the model of time."""
-    found = sorted(_candidates(dot, shapes, strides, dtypes, tf32), key=lambda pair: pair[0])
+    found = sorted(_candidates(dot, shapes, strides, dtypes, tf32), key=itemgetter(0))
     return list(dict.fromkeys(c for _, c in found))
+
+
+def likeliest(
+    dot: HopperDot,
+    shapes: Mapping[str, tuple[int, ...]],
+    strides: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    tf32: bool,
+    fits: Callable[[HopperConfig], bool],
+) -> HopperConfig | None:
+    """The first of these that fits: of open sizes nothing more is asked than that it is the first."""
+    left = dict(enumerate(_candidates(dot, shapes, strides, dtypes, tf32)))
+    while left:
+        place, (_, config) = least(list(left.items()), lambda item: item[1][0])
+        if fits(config):
+            return config
+        left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
+    return None
 
 
 def _candidates(
@@ -187,9 +207,19 @@ def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[
     if not names or not all(extent[v] for v in names):
         return []
     share(names, total, ())
-    found.sort(key=lambda pair: (pair[0], longest(pair[1])))
-    best = [boxes for waste, boxes in found if waste <= max(WASTE, found[0][0])]
-    return list(dict.fromkeys((*best[: BOX_CHOICES - 1], max(best, key=longest))))
+
+    def order(pair: tuple[float, tuple[tuple[str, int], ...]]) -> tuple[float, int]:
+        return pair[0], longest(pair[1])
+
+    best = [least(found, order)]
+    most = max(WASTE, best[0][0])
+    while len(best) < BOX_CHOICES - 1 and (left := [pair for pair in found if pair not in best]):
+        best.append(least(left, order))
+    for length in sorted({longest(boxes) for _, boxes in found}, reverse=True):
+        if within := [pair for pair in found if longest(pair[1]) == length and pair[0] <= most]:
+            best = [*(pair for pair in best if pair[0] <= most), least(within, order)]
+            break
+    return list(dict.fromkeys(boxes for _, boxes in best))
 
 
 def _splits(tiles: int, steps: int, classes: int) -> list[int]:

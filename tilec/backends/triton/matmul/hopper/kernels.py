@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.triton.matmul.hopper.configs import configs
+from tilec.backends.triton.matmul.hopper.configs import configs, likeliest
 from tilec.backends.triton.matmul.hopper.design import Design
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
@@ -80,8 +80,9 @@ def default_config(
     tf32: bool = False,
 ) -> HopperConfig | None:
     """The likeliest of the candidates that `plan_hopper` can carry out, None where there is none."""
-    candidates = configs(dot, shapes, strides, dtypes, tf32)
-    return next((c for c in candidates if plan_hopper(dot, shapes, strides, dtypes, c) is not None), None)
+    return likeliest(
+        dot, shapes, strides, dtypes, tf32, lambda c: plan_hopper(dot, shapes, strides, dtypes, c) is not None
+    )
 
 
 def _names(dot: HopperDot) -> tuple[str, str, str]:
