@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilec.ir.at_sizes import as_float, template, value_at, with_numbers
+from tilec.ir.at_sizes import as_float, least, template, value_at, with_numbers
 from tilec.ir.program import Index, Int
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass
-from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic, least
+from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic
 from tilec.ir.types import TensorType
 
 QUESTIONS: dict[str, Callable[[int, int], object]] = {

@@ -7,10 +7,11 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from tilec.ir.symbolic import is_open
+from tilec.ir.symbolic import is_open_number
 
+Item = TypeVar("Item")
 NAMESPACE: dict[str, Callable] = {"gcd": math.gcd}  # what texts name beside sizes
 
 
@@ -24,10 +25,25 @@ def followed(function: Callable) -> Callable:
     NAMESPACE[function.__name__] = function
 
     def call(*args: Any) -> Any:
-        known = next((a for a in args if is_open(a)), None)
+        known = next((a for a in args if is_open_number(a)), None)
         return function(*args) if known is None else known.recorder.called(function, args)
 
     return call
+
+
+def least(items: Sequence[Item], key: Callable[[Item], Any]) -> Item:
+    """`min(items, key=key)`; nothing is asked of open sizes but what tells the least from each of the others."""
+    keys = [key(x) for x in items]
+    values = [_values(k) for k in keys]
+    place = min(range(len(items)), key=values.__getitem__)
+    for k, other in enumerate(keys):
+        if k != place and not (keys[place] < other if k < place else keys[place] <= other):
+            raise AssertionError("an order changed")
+    return items[place]
+
+
+def _values(key: Any) -> Any:
+    return tuple(map(_values, key)) if type(key) is tuple else key.value if is_open_number(key) else key
 
 
 @followed
@@ -38,7 +54,7 @@ def as_float(n: int) -> float:
 
 def with_numbers(x: Any, numbers: Mapping[str, int]) -> Any:
     """A tree of dataclasses, tuples and mappings with numbers in the place of symbolic sizes."""
-    if is_open(x):
+    if is_open_number(x):
         return value_at(x.text, numbers)
     if type(x) is tuple:
         made = tuple([with_numbers(y, numbers) for y in x])
@@ -70,7 +86,7 @@ def template(x: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]
 
 def _filled(x: Any, texts: dict[str, int]) -> Filled | None:
     """The tree of the values of `texts`, which is added to; None where the tree is always the same."""
-    if is_open(x):
+    if is_open_number(x):
         return operator.itemgetter(texts.setdefault(x.text, len(texts)))
     if type(x) is tuple or type(x) is list:
         made = type(x)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 Monomial = tuple[str, ...]  # names and Python texts of what is no sum or product, sorted
 Polynomial = tuple[tuple[Monomial, int], ...]  # sorted, without zeros
-Item = TypeVar("Item")
 
 
 class Pinned(Exception):
@@ -59,19 +59,15 @@ class Recorder:
 
     def called(self, function: Callable, args: Sequence[Any]) -> Any:
         """What a function, which texts name, gives for numbers of which some depend on open sizes."""
-        texts = [a.text if is_open(a) else repr(a) for a in args]
+        texts = [a.text if is_open_number(a) else repr(a) for a in args]
         text = f"{function.__name__}({', '.join(texts)})"
-        value = function(*[a.value if is_open(a) else a for a in args])
+        value = function(*[a.value if is_open_number(a) else a for a in args])
         if type(value) is bool:
             self.ask(text if value else f"not {text}")
             return value
         if isinstance(value, float):
             return Real(self, text, value)
-        return self.name(text, value, frozenset().union(*(self.symbols_in(a) for a in args if is_open(a))))
-
-    def symbols_in(self, x: Any) -> frozenset[str]:
-        """Which open sizes a number may depend on."""
-        return x.symbols() if type(x) is Size else frozenset(self._names)
+        return self.name(text, value, frozenset(self._names))
 
     def ask(self, text: str) -> None:
         self.guards.setdefault(text)
@@ -154,7 +150,7 @@ class Size:
     __floor__ = __ceil__ = __trunc__ = __round__ = __pos__
 
     def __abs__(self) -> Any:
-        return self if self >= 0 else -self
+        return self if self >= 0 else -self  # type: ignore[operator]
 
     # arithmetic
 
@@ -206,7 +202,7 @@ class Size:
         return self * (1 << other)
 
     def __rlshift__(self, other: Any) -> Any:
-        if self < 0:
+        if self < 0:  # type: ignore[operator]
             raise ValueError("negative shift count")
         return _named(self.recorder, f"({_text(other)}<<{self.text})", other << self.value, (self,))
 
@@ -225,26 +221,6 @@ class Size:
 
     def __rtruediv__(self, other: Any) -> Any:
         return _real(other, "/", self, lambda a, b: a / b)
-
-    # comparisons
-
-    def __eq__(self, other: object) -> bool:
-        return _compare(self, other, "==", lambda a, b: a == b)
-
-    def __ne__(self, other: object) -> bool:
-        return _compare(self, other, "!=", lambda a, b: a != b)
-
-    def __lt__(self, other: object) -> bool:
-        return _compare(self, other, "<", lambda a, b: a < b)
-
-    def __le__(self, other: object) -> bool:
-        return _compare(self, other, "<=", lambda a, b: a <= b)
-
-    def __gt__(self, other: object) -> bool:
-        return _compare(self, other, ">", lambda a, b: a > b)
-
-    def __ge__(self, other: object) -> bool:
-        return _compare(self, other, ">=", lambda a, b: a >= b)
 
 
 for _name in ("__rshift__", "__rrshift__", "__rpow__", "__and__",
@@ -283,54 +259,40 @@ class Real:
     def __neg__(self) -> Any:
         return _real(0.0, "-", self, lambda a, b: a - b)
 
-    def __add__(self, other: Any) -> Any:
-        return _real(self, "+", other, lambda a, b: a + b)
 
-    def __radd__(self, other: Any) -> Any:
-        return _real(other, "+", self, lambda a, b: a + b)
+_Operation = Callable[[Any, Any], Any]
+_ARITHMETIC: dict[str, tuple[str, _Operation]] = {
+    "add": ("+", operator.add), "sub": ("-", operator.sub), "mul": ("*", operator.mul),
+    "truediv": ("/", operator.truediv), "pow": ("**", operator.pow),
+}  # fmt: skip
+_COMPARISONS: dict[str, tuple[str, _Operation]] = {
+    "eq": ("==", operator.eq), "ne": ("!=", operator.ne), "lt": ("<", operator.lt), "le": ("<=", operator.le),
+    "gt": (">", operator.gt), "ge": (">=", operator.ge),
+}  # fmt: skip
 
-    def __sub__(self, other: Any) -> Any:
-        return _real(self, "-", other, lambda a, b: a - b)
 
-    def __rsub__(self, other: Any) -> Any:
-        return _real(other, "-", self, lambda a, b: a - b)
+def _define(name: str, sign: str, operation: _Operation) -> None:
+    setattr(Real, f"__{name}__", lambda self, other: _real(self, sign, other, operation))
+    setattr(Real, f"__r{name}__", lambda self, other: _real(other, sign, self, operation))
 
-    def __mul__(self, other: Any) -> Any:
-        return _real(self, "*", other, lambda a, b: a * b)
 
-    def __rmul__(self, other: Any) -> Any:
-        return _real(other, "*", self, lambda a, b: a * b)
+def _define_comparison(name: str, sign: str, operation: _Operation) -> None:
+    setattr(Size, f"__{name}__", lambda self, other: _compare(self, other, sign, operation))
+    if name != "ne":
+        setattr(Real, f"__{name}__", lambda self, other: _compare_real(self, other, sign, operation))
 
-    def __truediv__(self, other: Any) -> Any:
-        return _real(self, "/", other, lambda a, b: a / b)
 
-    def __rtruediv__(self, other: Any) -> Any:
-        return _real(other, "/", self, lambda a, b: a / b)
-
-    def __pow__(self, other: Any) -> Any:
-        return _real(self, "**", other, lambda a, b: a**b)
-
-    def __eq__(self, other: object) -> bool:
-        return _compare_real(self, other, "==", lambda a, b: a == b)
-
-    def __lt__(self, other: object) -> bool:
-        return _compare_real(self, other, "<", lambda a, b: a < b)
-
-    def __le__(self, other: object) -> bool:
-        return _compare_real(self, other, "<=", lambda a, b: a <= b)
-
-    def __gt__(self, other: object) -> bool:
-        return _compare_real(self, other, ">", lambda a, b: a > b)
-
-    def __ge__(self, other: object) -> bool:
-        return _compare_real(self, other, ">=", lambda a, b: a >= b)
+for _name, (_sign, _operation) in _ARITHMETIC.items():
+    _define(_name, _sign, _operation)
+for _name, (_sign, _operation) in _COMPARISONS.items():
+    _define_comparison(_name, _sign, _operation)
 
 
 def is_symbolic(x: object) -> bool:
     return type(x) is Size
 
 
-def is_open(x: object) -> bool:
+def is_open_number(x: object) -> bool:
     """Does a number depend on open sizes?"""
     return type(x) is Size or type(x) is Real
 
@@ -346,21 +308,6 @@ def gcd(*numbers: int) -> int:
     recorder: Recorder = open_[0].recorder  # type: ignore[attr-defined]
     recorder.ask(f"gcd({', '.join(map(_text, numbers))}) == {found}")
     return found
-
-
-def least(items: Sequence[Item], key: Callable[[Item], Any]) -> Item:
-    """`min(items, key=key)`; nothing is asked of open sizes but what tells the least from each of the others."""
-    keys = [key(x) for x in items]
-    values = [_values(k) for k in keys]
-    place = min(range(len(items)), key=values.__getitem__)
-    for k, other in enumerate(keys):
-        if k != place and not (keys[place] < other if k < place else keys[place] <= other):
-            raise AssertionError("an order changed")
-    return items[place]
-
-
-def _values(key: Any) -> Any:
-    return tuple(map(_values, key)) if type(key) is tuple else key.value if type(key) in (Size, Real) else key
 
 
 def symbols_of(sizes: Iterable[int]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from tilec.ir.symbolic import is_open
+from tilec.ir.symbolic import is_open_number
 
 
 class FreshNames:
@@ -47,7 +47,7 @@ def assignable(target: str) -> str:
 
 def literal(value: bool | int | float) -> str:
     """Python text of a number."""
-    if isinstance(value, float) and not is_open(value):
+    if isinstance(value, float) and not is_open_number(value):
         if math.isnan(value):
             return "float('nan')"
         if math.isinf(value):

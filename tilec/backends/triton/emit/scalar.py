@@ -22,7 +22,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr
-from tilec.ir.symbolic import Real, is_open
+from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
 MOST_NESTED = 6  # operators nested in one line
@@ -30,7 +30,7 @@ BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
 @followed
-def narrowed(n: bool | int | float, dtype: str) -> float:
+def as_half(n: bool | int | float, dtype: str) -> float:
     """The number as an element of a 16-bit type."""
     return float(torch.tensor(n, dtype=getattr(torch, dtype), device="cpu").item())
 
@@ -83,7 +83,7 @@ class TritonScalars(ScalarWriter):
         """Text of the value in this dtype, numbers as they stand in arithmetic with tensors."""
         if v.number is not None:
             n = fit(v.number, dtype)
-            as_it_is = not is_open(n) and dtype not in ("float64", "uint8", "bool") or type(n) is Real
+            as_it_is = not is_open_number(n) and dtype not in ("float64", "uint8", "bool") or type(n) is Real
             return self._literal(n) if as_it_is and dtype != "float64" else self.tensor(v, dtype)
         return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
 
@@ -97,7 +97,7 @@ class TritonScalars(ScalarWriter):
 
     def _literal(self, n: bool | int | float) -> str:
         """A number, as a parameter where it depends on sizes that are left open."""
-        return self.frame.kernel.value(n) if is_open(n) else literal(n)
+        return self.frame.kernel.value(n) if is_open_number(n) else literal(n)
 
     def condition(self, v: ScalarValue) -> str:
         if v.number is not None:
@@ -107,7 +107,7 @@ class TritonScalars(ScalarWriter):
     def rounded(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an element of this type is, in the dtype that holds it."""
         if dtype in NARROW and v.number is not None:
-            return f"tl.full((), {self._literal(narrowed(v.number, dtype))}, tl.float32)"
+            return f"tl.full((), {self._literal(as_half(v.number, dtype))}, tl.float32)"
         if dtype not in NARROW:
             return self.tensor(v, compute_dtype_of(dtype))
         if v.type.dtype == dtype and v.exact:

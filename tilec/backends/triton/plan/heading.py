@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.program import Access, Expr, Float, Int, Name, Statement, rebuild
-from tilec.ir.symbolic import is_open
+from tilec.ir.symbolic import is_open_number
 
 LITERAL = 16  # constants up to this stand in the text; larger ones come from shapes
 
@@ -17,7 +17,7 @@ def without_sizes(s: Statement) -> Statement:
         return Name("SIZE") if isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
 
     def hide_indices(e: Expr) -> Expr:
-        open_size = isinstance(e, Int | Float) and is_open(e.value)
+        open_size = isinstance(e, Int | Float) and is_open_number(e.value)
         return hide(e) if isinstance(e, Access) or open_size else rebuild(e, hide_indices)
 
     return replace(

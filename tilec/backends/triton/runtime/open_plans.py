@@ -20,7 +20,7 @@ from tilec.ir.symbolic import Pinned, is_symbolic
 MakePlan = Callable[[Sequence[tuple[int, ...]], Setting, Mapping[str, torch.Tensor] | None], Plan]
 
 
-Numbers = tuple[tuple[int, ...], ...]
+ManySizes = tuple[tuple[int, ...], ...]
 MOST_LAYOUTS = 16  # combinations of strides for which plans are made with open sizes
 
 
@@ -81,14 +81,14 @@ class OpenPlans:
             predicate(self._recorder, self._recorder.names, fixed),
         )
 
-    def _layout(self, strides: Numbers, shapes: Numbers) -> str:
+    def _layout(self, strides: ManySizes, shapes: ManySizes) -> str:
         """Which strides follow from the sizes inside them, and those that do not."""
         return repr([packed_axes(t, s) for t, s in zip(strides, shapes, strict=True)])
 
-    def _open(self, setting: Setting, layout: str | None, strides: Numbers, sizes: Mapping[str, int]) -> None:
+    def _open(self, setting: Setting, layout: str | None, strides: ManySizes, sizes: Mapping[str, int]) -> None:
         try:
             shapes = zip([t.shape for t in self._types], strides, self._shapes(sizes), strict=True)
-            self.make(setting, layout, [strides_of(packed_axes(t, s), shape) for shape, t, s in shapes])
+            self.make(setting, layout, [packed_strides(packed_axes(t, s), shape) for shape, t, s in shapes])
         except (TileError, Pinned):
             self._made[setting, layout] = None
         except Exception:  # something that does not plan with open sizes does so with numbers
@@ -97,10 +97,10 @@ class OpenPlans:
             self._made[setting, layout] = None
 
 
-Axes = tuple[tuple[int, int], ...]  # an axis, and its stride or -1: as many as the elements of the axes before
+PackedAxes = tuple[tuple[int, int], ...]  # an axis, and its stride or -1: as many as the elements of the axes before
 
 
-def packed_axes(strides: Sequence[int], shape: Sequence[int]) -> Axes:
+def packed_axes(strides: Sequence[int], shape: Sequence[int]) -> PackedAxes:
     """A layout of any sizes: axes from the innermost on, each beside the last one or at a stride of its own."""
     found, step = [], 1
     for axis in sorted(range(len(shape)), key=lambda a: (strides[a], shape[a])):
@@ -110,7 +110,7 @@ def packed_axes(strides: Sequence[int], shape: Sequence[int]) -> Axes:
     return tuple(found)
 
 
-def strides_of(axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
+def packed_strides(axes: PackedAxes, shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a layout at these sizes."""
     found, step = [0] * len(shape), 1
     for axis, stride in axes:

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
-from tilec.ir.symbolic import least
+from tilec.ir.at_sizes import least
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
