@@ -253,6 +253,41 @@ def test_each_exception_is_needed() -> None:
     assert not [n for n in EXCEPTIONS if len({where for where, _ in found[n]}) < 2]
 
 
+# private words that once stood in names -> what the field says
+WORDS = {
+    "held": "compute_dtype of a value, stationary of an operand",
+    "viewed": "StridedView",
+    "wide": "int64_index of positions; what is widened says to what",
+    "riding": "epilogue",
+    "rider": "epilogue",
+    "riders": "epilogue",
+    "ridden": "fused",
+    "carrier": "anchor",
+    "party": "batch",
+    "sociable": "horizontal",
+    "laps": "wraps",
+    "course": "SkewedLoop, CheckpointSchedule",
+    "sure": "certified",
+}
+
+
+def test_names_are_the_fields_words() -> None:
+    """The parts of every name in the compiler; a bench or an importer may call a matrix wide."""
+    strays: dict[str, str] = {}
+    for path in (p for d in ("backends", "transforms", "ir", "lattice", "language") for p in (ROOT / d).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                    pass
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    pass
+                case _:
+                    continue
+            for word in WORDS.keys() & {w.lower() for w in name.replace("_", " ").split()}:
+                strays[f"{path.relative_to(ROOT)}: {name}"] = WORDS[word]
+    assert not strays, "\n".join(f"{where}: say {what}" for where, what in strays.items())
+
+
 READS_TEXT = {"split", "partition", "rpartition", "splitlines", "startswith", "endswith", "find", "rfind", "index"}
 
 # file below tilec/backends -> why it may look into a text

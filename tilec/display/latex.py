@@ -53,8 +53,7 @@ COMPARISONS = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
 OF_ONE = frozenset(("assign", "sum", "prod", "max", "min", "logsumexp"))  # of one value: that value
 COMMA = r",\; "
 LOOSEST_LATEX, TIGHTEST_LATEX = 0, 99
-MINUS = FUNCTIONS["neg"].precedence
-SUM_PRECEDENCE, PRODUCT_PRECEDENCE = FUNCTIONS["add"].precedence, FUNCTIONS["mul"].precedence
+SUM_PRECEDENCE = FUNCTIONS["add"].precedence
 
 
 def latex(what: Program | Statement | Expr) -> str:

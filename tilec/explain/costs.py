@@ -23,11 +23,11 @@ def cost_section(lowered: Lowered) -> str:
     total = sum(seconds) + repeated / H200.memory
     needed = sum(size_in_bytes(t) for t in (*lowered.inputs.values(), *lowered.outputs))
     temporary = lowered.temporary_bytes
-    held = None if temporary is None else needed + temporary
+    live = None if temporary is None else needed + temporary
     rows = [
         ("operations", _against(_count, c.flops, 0), ""),
         ("bytes moved", _against(bytes_text, c.bytes_moved, c.least_bytes), "inputs and outputs, once each"),
-        ("memory held", _against(bytes_text, held, needed), "inputs and outputs"),
+        ("memory held", _against(bytes_text, live, needed), "inputs and outputs"),
         (f"time on an {H200.device}", _against(time_text, total, floor), _bound(c.flops, c.least_bytes, dtype)),
     ]
     head = "<tr><th></th><th>this program</th><th>floor</th><th>ratio</th><th>what the floor is</th></tr>"

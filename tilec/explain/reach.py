@@ -91,8 +91,8 @@ def reached_points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach
         if at is None:
             by_data[access.tensor] = access
             continue
-        held = (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1)
-        found.setdefault(access.tensor, []).append(at[held])
+        inside = (at >= 0).all(1) & (at < np.array(shapes[access.tensor], int)).all(1)
+        found.setdefault(access.tensor, []).append(at[inside])
     own = points.positions(s.index)
     assert own is not None
     written = Reached(s.output, shape, np.unique(own, axis=0), dimension_names([s.index]), False)

@@ -131,8 +131,3 @@ def semirings(plus: str | None = None, times: str | None = None, add: str | None
     """Those with this aggregation, this scalar function and this sum of two, as far as given."""
     wanted = {"plus": plus, "times": times, "add": add}
     return tuple(s for s in SEMIRINGS.values() if all(x in (None, getattr(s, k)) for k, x in wanted.items()))
-
-
-def distributes(times: str, plus: str) -> bool:
-    """Does the scalar function distribute over the aggregation?"""
-    return bool(semirings(plus, times))

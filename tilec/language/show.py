@@ -37,7 +37,6 @@ from tilec.ir.program import (
 
 TIGHT = frozenset(("mul", "div", "mod"))
 SELECT = FUNCTIONS["select"].precedence
-LOWEST, TIGHTEST = SELECT, 99
 DOES_NOT_CHAIN = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
 
 
@@ -122,7 +121,7 @@ def _with_lists(s: Statement) -> Statement:
 
 
 def _listed(e: Expr, visible: frozenset[str], alone: bool) -> Expr:
-    held = isinstance(e, _Listed)  # once a list is needed it stays: what it leaves out is visible by it
+    listed = isinstance(e, _Listed)  # once a list is needed it stays: what it leaves out is visible by it
     if isinstance(e, _Listed):
         e = e.inner
     if not isinstance(e, Aggregate):
@@ -135,7 +134,7 @@ def _listed(e: Expr, visible: frozenset[str], alone: bool) -> Expr:
     )
     direct = _direct(*([] if inner.guard is None else [inner.guard]), inner.body)
     implied = tuple(v for v in direct if v not in visible)
-    return _Listed(inner) if held or implied != e.bound or alone and len(e.bound) > 1 else inner
+    return _Listed(inner) if listed or implied != e.bound or alone and len(e.bound) > 1 else inner
 
 
 def _direct(*roots: Expr) -> tuple[str, ...]:
@@ -176,16 +175,16 @@ def show_constraint(c: Constraint) -> str:
 
 def show_expr(e: Expr, tight: bool = False) -> str:
     """An expression; `tight` as indices and sizes are written."""
-    return _text(e, LOWEST, tight)
+    return _text(e, SELECT, tight)
 
 
 def _list(items: tuple[Expr, ...], tight: bool = False) -> str:
-    return ", ".join([_text(e, LOWEST, tight) for e in items])
+    return ", ".join([_text(e, SELECT, tight) for e in items])
 
 
 def _guarded(guard: Expr | None, body: Expr) -> str:
     if guard is None:
-        return _text(body, LOWEST, False)
+        return _text(body, SELECT, False)
     return f"{_text(guard, SELECT + 1, False)} ? {_text(body, SELECT + 1, False)}"
 
 
@@ -205,9 +204,9 @@ def _text(e: Expr, least: int, tight: bool) -> str:
         case Call():
             return _call(e, least, tight)
         case Inside():
-            return f"in({_text(e.access, LOWEST, tight)})"
+            return f"in({_text(e.access, SELECT, tight)})"
         case Pad():
-            return f"pad({_text(e.access, LOWEST, tight)}, {_text(e.value, LOWEST, tight)})"
+            return f"pad({_text(e.access, SELECT, tight)}, {_text(e.value, SELECT, tight)})"
         case _Listed(inner):
             return f"{inner.aggregation}[{', '.join(inner.bound)}]({_guarded(inner.guard, inner.body)})"
         case Aggregate():

@@ -88,13 +88,13 @@ class Values:
     def select(self, args: Sequence[Expr], region: Region, span: Span | None) -> Expr:
         """A conditional. A condition without `:` in one of its branches drops points where that branch is taken."""
         condition = self.value(args[0], region)
-        values, held = [], []
+        values, guards = [], []
         for arg in args[1:]:
             inside = region if region.guards is None else replace(region, guards=[])
             values.append(self.value(arg, inside))
-            held.append(join(inside.guards) if inside is not region else None)
-        if region.guards is not None and (held[0] is not None or held[1] is not None):
-            a, b = (Int(1) if g is None else g for g in held)
+            guards.append(join(inside.guards) if inside is not region else None)
+        if region.guards is not None and (guards[0] is not None or guards[1] is not None):
+            a, b = (Int(1) if g is None else g for g in guards)
             region.guards.append(Call("select", (condition, a, b), span=span))
         return Call("select", (condition, *values), span=span)
 
@@ -197,12 +197,12 @@ class Values:
         """The aggregation with names of its own for variables that a claimed constraint holds and that stand elsewhere
         too: as text the constraint would be of both."""
         texts = set(self.all_constraints)
-        held = {v for c in node.constraints if c not in texts for v in index_variables(c.expr)} & set(node.bound)
+        constrained = {v for c in node.constraints if c not in texts for v in index_variables(c.expr)} & set(node.bound)
         inside = {id(x) for x in index_nodes(e)}
         used = {x.name for x in index_nodes(self.root) if id(x) not in inside} if self.root is not None else set()
         new: dict[str, Expr] = {}
         for v in node.bound:
-            if v in held & used:
+            if v in constrained & used:
                 names = used | {x.name for x in index_nodes(e)} | {x.name for x in new.values() if isinstance(x, Index)}
                 name = next(n for n in (f"{v}{k}" for k in range(1, len(names) + 2)) if n not in names)
                 new[v] = Index(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,7 +13,6 @@ from tilec.torch_import.operations import OPERATIONS
 from tilec.torch_import.writer import LONGEST_INLINE, Term, Writer, constant
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-Handler = Callable[..., "Term | tuple[Term, ...]"]
 
 
 def translate(captured: Captured) -> str:

@@ -122,12 +122,12 @@ def affine_scan(out: Tensor, start: Tensor, a: Tensor, b: Tensor, falling: bool,
         plus(times(scale[-1, k - 1], heads[k - 1]), offset[-1, k - 1], out=heads[k])
     states = plus(times(scale, heads), offset).transpose(0, 1).reshape(chunks * length, *lanes)[:steps]
     if semiring == "real":
-        sure = finite(states)
+        certified = finite(states)
     else:
-        sure = below_infinity(-states if semiring == "min-plus" else states)
-    if sure:
+        certified = below_infinity(-states if semiring == "min-plus" else states)
+    if certified:
         out.copy_(states.flip(0) if falling else states)
-    return sure
+    return certified
 
 
 def still(t: Tensor, rank: int) -> Tensor:
@@ -216,16 +216,16 @@ def own_precision() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def multiply(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
-    """Matrix product of 16-bit operands, summed in float32; `wide` leaves the result in float32.
+def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:
+    """Matrix product of 16-bit operands, summed in float32; `float32_result` leaves the result in float32.
 
     A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
     """
     native = a.device.type != "cpu" or a.dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-    if native and not wide:
+    if native and not float32_result:
         return torch.matmul(a, b)
     result = torch.matmul(a.float(), b.float())
-    return result if wide else result.to(a.dtype)
+    return result if float32_result else result.to(a.dtype)
 
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:

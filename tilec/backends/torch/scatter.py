@@ -228,17 +228,17 @@ class _Pass:
         target = buffer + part
         lines = []
         flat_at = at if full or not self.plain else f"{at}.reshape(-1)"
-        wide_at = at if full or not self.plain else f"{at}.expand_as({values})"
+        spread_at = at if full or not self.plain else f"{at}.expand_as({values})"
         if shift is not None:
-            lines.append(f"{values} = torch.exp({values} - torch.gather({shift}{part}, 0, {wide_at}))")
+            lines.append(f"{values} = torch.exp({values} - torch.gather({shift}{part}, 0, {spread_at}))")
         if aggregation == "sum" and not full:
             lines.append(f"{target}.index_add_(0, {flat_at}, {values})")
         elif aggregation == "sum":
             lines.append(f"{target}.scatter_add_(0, {at}, {values})")
         elif aggregation == "assign":
-            lines.append(f"{target}.scatter_(0, {wide_at}, {values})")
+            lines.append(f"{target}.scatter_(0, {spread_at}, {values})")
         else:
-            lines.append(f"{target}.scatter_reduce_(0, {wide_at}, {values}, '{HOW[aggregation]}')")
+            lines.append(f"{target}.scatter_reduce_(0, {spread_at}, {values}, '{HOW[aggregation]}')")
         if seen is not None:
-            lines.append(f"{seen}{part}.scatter_(0, {wide_at}, torch.ones_like({values}, dtype=torch.bool))")
+            lines.append(f"{seen}{part}.scatter_(0, {spread_at}, torch.ones_like({values}, dtype=torch.bool))")
         return lines

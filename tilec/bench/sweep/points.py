@@ -59,11 +59,11 @@ def log_product_point(n: int, range_: str, compiled: bool = False) -> Callable[[
             return torch.where(got == exact, 0.0, (got - exact).abs() / allowed).nan_to_num(torch.inf).max().item()
 
         if compiled:
-            return Setup({COMPILED_CURVE: lambda: bound(torch.compile(held_elements(naive, 0)), a, b)}, check, {})
+            return Setup({COMPILED_CURVE: lambda: bound(torch.compile(limited_elements(naive, 0)), a, b)}, check, {})
         ours = tilec.compile(LOG_PRODUCT, backend="triton" if device == "cuda" else None)
         builds = {
             OUR_CURVE: lambda: bound(ours, a, b),
-            EAGER_CURVE: lambda: bound(held_elements(naive, 3 * 4 * n**3), a, b),
+            EAGER_CURVE: lambda: bound(limited_elements(naive, 3 * 4 * n**3), a, b),
             SHIFTED: lambda: bound(shifted, a, b),
         }
         return Setup(builds, check, shares(a, b, *tiles(ours, a, b)) if n <= 1024 else {})
@@ -81,7 +81,7 @@ def shifted(a: Tensor, b: Tensor) -> Tensor:
     return torch.log(torch.exp(a - left) @ torch.exp(b - right)) + left + right
 
 
-def held_elements(formula: Callable[..., Tensor], bytes_: int) -> Callable[..., Tensor]:
+def limited_elements(formula: Callable[..., Tensor], bytes_: int) -> Callable[..., Tensor]:
     def run(*inputs: Tensor) -> Tensor:
         if bytes_ > MOST_BYTES:
             raise TooLarge(f"{bytes_ / 2**30:.0f} GiB")

@@ -222,8 +222,8 @@ def _compound(c: Complaint, span: Span, sign: str) -> tuple[Edit, ...]:
     body = c.source[start:stop].rstrip()
     if sign not in BY_SYMBOL or not body:
         return ()
-    held = body.startswith("(") and _extent(c.source, start + 1) == start + len(body) - 1
-    return (Edit(Span(span.start, start + len(body)), f"= {sign}{body if held else f'({body})'}"),)
+    enclosed = body.startswith("(") and _extent(c.source, start + 1) == start + len(body) - 1
+    return (Edit(Span(span.start, start + len(body)), f"= {sign}{body if enclosed else f'({body})'}"),)
 
 
 def _extent(source: str, start: int) -> int:

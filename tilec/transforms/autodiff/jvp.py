@@ -209,7 +209,7 @@ class _Tangent:
             if scaled is not None:
                 yield scaled
                 continue
-            guard, body = self._held((*guards, *start.masks), term, demands(s.guard, s.body), True)
+            guard, body = self._guarded((*guards, *start.masks), term, demands(s.guard, s.body), True)
             made = Statement(
                 self.name,
                 self.whole.index,
@@ -244,7 +244,7 @@ class _Tangent:
         extent = sizes(self.forward.extents[s.output], len(self.whole.index))
         return Statement(self.name, self.whole.index, extent, value if sign == own else -value)
 
-    def _held(
+    def _guarded(
         self, conditions: tuple[Expr, ...], value: Expr, asked: tuple[Demand, ...], outer: bool
     ) -> tuple[Expr | None, Expr]:
         """A guard and a body over the points that meet the demands, accesses that are no longer read included."""
@@ -291,7 +291,7 @@ class _Tangent:
 
     def _aggregated(self, e: Aggregate, aggregation: str, masks: tuple[Expr, ...], tangent: Expr) -> Expr:
         guards = () if e.guard is None else (e.guard,)
-        guard, body = self._held((*guards, *masks), tangent, demands(e.guard, e.body), False)
+        guard, body = self._guarded((*guards, *masks), tangent, demands(e.guard, e.body), False)
         return replace(e, aggregation=aggregation, body=body, guard=self.whole.keep(e.bound, guard, body), span=None)
 
     def _outline(self, e: Expr) -> Expr:

@@ -80,10 +80,10 @@ def in_type(s: Statement, dtype: str, types: Types, names: Names) -> list[Statem
     """The statement with elements of this type, whatever its body's is; a sum is rounded when it is complete."""
     if s.default is not None or s.aggregation not in ("sum", "prod", "logsumexp", "mean"):
         return [replace(s, body=call(dtype, s.body))]
-    wide = replace(s, output=names.fresh(f"{s.output}_wide"), attributes=())
+    widened = replace(s, output=names.fresh(f"{s.output}_wide"), attributes=())
     target = replace(statement_type(s, types), dtype=dtype)
     whole = axes(target.shape)
-    return [wide, _elementwise(s, whole, whole.read(wide.output, target.shape), target, types, wide)]
+    return [widened, _elementwise(s, whole, whole.read(widened.output, target.shape), target, types, widened)]
 
 
 def _elementwise(

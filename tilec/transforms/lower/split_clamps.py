@@ -84,8 +84,8 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     if first > last:
         return [s]
     target = statement_type(s, types)
-    wide = target.dtype in NARROW
-    body = call("float32", s.body) if wide and expression_type(s.body, types).dtype in NARROW else s.body
+    widens = target.dtype in NARROW
+    body = call("float32", s.body) if widens and expression_type(s.body, types).dtype in NARROW else s.body
     written = s.index
     s = replace(s, body=body)
     index = tuple(form.to_expr() if a == axis else e for a, e in enumerate(written))
@@ -118,7 +118,7 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     value: Expr = Access(terms[0], places)
     for name in terms[1:]:
         value = call("add", value, Access(name, places))
-    if wide:
+    if widens:
         value = call(target.dtype, value)
     return [*made, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
 

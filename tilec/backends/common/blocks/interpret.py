@@ -30,7 +30,7 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.ir.functions import FUNCTIONS
 
-HELD = {"bfloat16": np.float32, "float16": np.float32, "bool": np.bool_}
+COMPUTE_DTYPES = {"bfloat16": np.float32, "float16": np.float32, "bool": np.bool_}
 NUMPY_EXTRA: Mapping[str, Callable[..., np.ndarray]] = {
     "quotient": np.divide,
     "exp2": np.exp2,
@@ -54,7 +54,7 @@ NUMPY_REDUCTIONS: Mapping[tuple[str, bool], Callable[..., np.ndarray]] = {
 
 def numpy_type(dtype: str) -> type:
     """The NumPy type that holds an element."""
-    return HELD.get(dtype) or getattr(np, dtype)
+    return COMPUTE_DTYPES.get(dtype) or getattr(np, dtype)
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -22,8 +22,8 @@ from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types, kind
 
-WIDE = "int64"
-LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, WIDE: 2**62}
+INT64 = "int64"
+LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, INT64: 2**62}
 MOST_FACTOR = 2**31 - 1
 CHUNK = 64  # blocks of columns at a time
 _ARITHMETIC = ("add", "sub", "mul", "neg", "max", "min", "div")
@@ -171,11 +171,11 @@ class _Lists:
     def _size(self, v: str) -> Value:
         return self.b.size(size_name(v), self.kernel.extent[v])
 
-    def _wide(self, v: Value) -> Value:
-        return self.b.cast(v, WIDE)
+    def _as_int64(self, v: Value) -> Value:
+        return self.b.cast(v, INT64)
 
     def _set(self, v: str, low: Value, high: Value) -> None:
-        self.ends[v] = self._wide(low), self._wide(high)
+        self.ends[v] = self._as_int64(low), self._as_int64(high)
 
     def _chunk(self, first: Value, counts: tuple[Value, ...], place: list[Value]) -> list[Value]:
         """The lists' part of some blocks of columns."""
@@ -210,13 +210,13 @@ class _Lists:
     def _bound(self, form: Affine) -> _Truth:
         """Where the form is not negative."""
         b = self.b
-        low = high = b.number(as_int(form.constant), WIDE)
+        low = high = b.number(as_int(form.constant), INT64)
         for atom, c in form.terms:
             assert isinstance(atom, Index)
             ends = self.ends[atom.name]
-            low = b.apply("add", low, b.apply("mul", ends[c < 0], b.number(as_int(c), WIDE)))
-            high = b.apply("add", high, b.apply("mul", ends[c > 0], b.number(as_int(c), WIDE)))
-        zero = b.number(0, WIDE)
+            low = b.apply("add", low, b.apply("mul", ends[c < 0], b.number(as_int(c), INT64)))
+            high = b.apply("add", high, b.apply("mul", ends[c > 0], b.number(as_int(c), INT64)))
+        zero = b.number(0, INT64)
         return _Truth(b.apply("ge", high, zero), b.apply("ge", low, zero))
 
     def _truth(self, e: Expr) -> _Truth:
@@ -251,7 +251,7 @@ class _Lists:
         b = self.b
         match e:
             case Int(n):
-                return b.number(n, WIDE), b.number(n, WIDE)
+                return b.number(n, INT64), b.number(n, INT64)
             case Index(v):
                 return self.ends[v]
             case Access():
@@ -286,12 +286,12 @@ class _Lists:
         most = LIMIT[expression_type(e, self.types).dtype]
         fits: Value = b.number(True, "bool")
         limits = [(low, high, most)]
-        if most == LIMIT[WIDE] or e.function == "mul":
+        if most == LIMIT[INT64] or e.function == "mul":
             limits += [(*p, MOST_FACTOR if e.function == "mul" else most // 2) for p in parts]
         for x, y, limit in limits:
-            inside = b.apply("and", b.apply("ge", x, b.number(-limit, WIDE)), b.apply("lt", y, b.number(limit, WIDE)))
+            inside = b.apply("and", b.apply("ge", x, b.number(-limit, INT64)), b.apply("lt", y, b.number(limit, INT64)))
             fits = b.apply("and", fits, inside)
-        ends = b.number(-(2**63), WIDE), b.number(2**63 - 1, WIDE)
+        ends = b.number(-(2**63), INT64), b.number(2**63 - 1, INT64)
         return b.apply("select", fits, low, ends[0]), b.apply("select", fits, high, ends[1])
 
     def _elements(self, a: Access) -> tuple[Value, Value]:
@@ -299,7 +299,7 @@ class _Lists:
         b, t = self.b, self.types[a.tensor]
         forms = [linear(i) for i in a.index]
         index = [b.number(as_int(f.constant)) if f.bare is None else self.positions[f.bare] for f in forms]
-        x = b.cast(b.load(a.tensor, t.dtype, index), WIDE)
+        x = b.cast(b.load(a.tensor, t.dtype, index), INT64)
         names = {f.bare for f in forms}
         for v, axis in ((self.row, "rows"), (self.column, "columns")):
             if v in names:

@@ -139,13 +139,13 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
             s = _with_operands(s, types, known, renamed, s.output in program.outputs)
             if s.output in program.outputs and statement_type(s, known).dtype != old:
                 if reduction_variables(s):
-                    wide = fresh.fresh(f"{s.output}_wide")
+                    float32_name = fresh.fresh(f"{s.output}_wide")
                     whole = tuple(Index(v) for v in plain_index(s) or ())
                     if not whole and s.index:
                         return program
-                    add(replace(s, output=wide))
+                    add(replace(s, output=float32_name))
                     s = replace(
-                        s, body=call(old, Access(wide, whole)), aggregation="assign", guard=None, constraints=()
+                        s, body=call(old, Access(float32_name, whole)), aggregation="assign", guard=None, constraints=()
                     )
                 else:
                     s = replace(s, body=call(old, s.body))

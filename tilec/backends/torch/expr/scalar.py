@@ -34,10 +34,10 @@ class TorchScalars(ScalarWriter):
     def __init__(self, frame: TensorFrame, *roots: Expr):
         super().__init__(*roots)
         self.frame = frame
-        self.wide = sum(isinstance(e, Call) for e in self._uses) > 1
+        self.widens = sum(isinstance(e, Call) for e in self._uses) > 1
 
     def compute_dtype_of(self, dtype: str) -> str:
-        return "float32" if self.wide and dtype in NARROW else dtype
+        return "float32" if self.widens and dtype in NARROW else dtype
 
     def _assigned(self, v: ScalarValue) -> str:
         return self.frame.assign("t", v.code)

@@ -121,7 +121,7 @@ def contraction_lines(
     in_16_bits = dtype in NARROW
     accumulated = loops is not None and any(v in loops.ends for v in layout.summed)
     if in_16_bits:
-        block.code = f"rt.multiply({left}, {right}{', wide=True' if accumulated else ''})"
+        block.code = f"rt.multiply({left}, {right}{', float32_result=True' if accumulated else ''})"
     else:
         template = semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]
         block.code = template.format(left, right, task.options.memory_budget)

@@ -45,12 +45,12 @@ def product_lines(task: Task) -> list[str] | None:
     if not direct:
         lines.append(f"{task.out} = {task.allocation(filled=not task.covered)}")
     checked: dict[str, None] = {}
-    sure = True
+    certain = True
     for domain in task.classes:
         p = class_product(task, domain, semiring)
         if p is None:
             return None
-        dtype = _held(task, domain, semiring)
+        dtype = _operand_dtype(task, domain, semiring)
         task, p, computed = precomputed_operands(task, domain, p, dtype, semiring)
         if not _fits(task, domain, p):
             return None
@@ -59,12 +59,12 @@ def product_lines(task: Task) -> list[str] | None:
             return None
         lines += computed + written
         checked.update(dict.fromkeys(p.checked or ()))
-        sure = sure and p.checked is not None and not _regrouped(p, domain)
-    if not is_floating(task.type.dtype) or sure and not checked:
+        certain = certain and p.checked is not None and not _regrouped(p, domain)
+    if not is_floating(task.type.dtype) or certain and not checked:
         return lines
     exact = general(task)
     assert exact is not None, "general carries out what has classes"
-    if not sure:
+    if not certain:
         return [*lines, f"if not {semiring.test.format(task.out)}:", *indented(exact)]
     test = f"if {semiring.test.format(', '.join(task.local[t] for t in checked))}:"
     return [test, *indented(lines), "else:", *indented(exact)]
@@ -94,7 +94,7 @@ def class_product(task: Task, domain: Domain, semiring: TorchSemiring) -> Produc
     return p
 
 
-def _held(task: Task, domain: Domain, semiring: TorchSemiring) -> str:
+def _operand_dtype(task: Task, domain: Domain, semiring: TorchSemiring) -> str:
     """The dtype in which factors are computed and multiplied."""
     dtype = expression_type(domain.statement.body, task.types).dtype
     return "float32" if semiring is LOG and dtype in NARROW else dtype

@@ -33,7 +33,7 @@ def _selection(s: Statement) -> Statement | None:
     if len(set(rows)) != len(rows) or not set(index_variables(*s.index, *roots)) <= set(rows):
         return None
     column = Index(fresh_variable("v", all_variables(s)))
-    here: Expr = Call("eq", (_wide(s.index[named[0]]), column))
+    here: Expr = Call("eq", (_as_int64(s.index[named[0]]), column))
     guard = here if s.guard is None else Call("and", (here, Call("ne", (s.guard, Int(0)))))
     index = tuple(column if k == named[0] else e for k, e in enumerate(s.index))
     return replace(s, index=index, guard=guard)
@@ -52,6 +52,6 @@ def _is_plain(e: Expr) -> bool:
     )
 
 
-def _wide(e: Expr) -> Expr:
+def _as_int64(e: Expr) -> Expr:
     """The index as a value: elements as integers that do not wrap."""
-    return Call("int64", (e,)) if isinstance(e, Access) else rebuild(e, _wide)
+    return Call("int64", (e,)) if isinstance(e, Access) else rebuild(e, _as_int64)

@@ -76,10 +76,10 @@ def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> Wind
     product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, dot, sides)
     if product is None or hopper_steps(dot, space, view, setting) is not None:
         return None
-    viewed = coalesce(StridedView(product, build.types, build.strides))
-    space_of = build_space(viewed.statement, viewed.types)
-    found = None if space_of is None else recognise_dot(space_of, viewed)
-    steps = None if found is None or space_of is None else hopper_steps(found, space_of, viewed, setting)
+    matrices = coalesce(StridedView(product, build.types, build.strides))
+    space_of = build_space(matrices.statement, matrices.types)
+    found = None if space_of is None else recognise_dot(space_of, matrices)
+    steps = None if found is None or space_of is None else hopper_steps(found, space_of, matrices, setting)
     if steps is None:
         return None
     outside = dot.zero_left or dot.zero_right

@@ -110,8 +110,8 @@ class DistanceWriter(ExponentialWriter):
         left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
         k.emit(f"base = {left} + {right}")
         k.emit("acc = base - 2 * acc")
-        sure = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"
-        k.emit(f"sure = {sure} | (row_in[:, None] & col_in[None, :] ^ True)")
+        certified = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"
+        k.emit(f"sure = {certified} | (row_in[:, None] & col_in[None, :] ^ True)")
         self._in_turn("sure ^ True", [self._exact()])
 
     def _exact(self) -> list[str]:

@@ -269,8 +269,8 @@ class LogWriter(ExponentialWriter):
         none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.emit(f"base = {left} + {right}")
-        sure = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
-        k.emit(f"acc = tl.where({sure}, acc, float('nan'))")
+        certified = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
+        k.emit(f"acc = tl.where({certified}, acc, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
         k.emit(f"acc = log_above_(acc, {left}, {right}, base)")
 

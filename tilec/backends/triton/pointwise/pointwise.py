@@ -446,5 +446,5 @@ def combine_parts(
     total = Statement(s.output, places, tuple(map(Int, shape)), body, aggregation)
     second = build_space(total, types)
     assert second is not None
-    viewed = StridedView(total, types, strides)
-    return _steps(second, viewed, total, combining(variables, count, parts), int64_index, epilogue)
+    combined = StridedView(total, types, strides)
+    return _steps(second, combined, total, combining(variables, count, parts), int64_index, epilogue)

@@ -59,7 +59,7 @@ class BlockWriter(ScanWriter):
             k.scopes.append(Scope())
             self._store(frame, "head", self._tests)
             k.emit(f"{carry} = {self._last(['head'])[0]}")
-            self._sure_or(" & ".join(self._tests), lambda: self._steps_again(carry))
+            self._certified_or(" & ".join(self._tests), lambda: self._steps_again(carry))
         self._close("for first in range(start, end, BT):")
         return self._launch(flat, chunks)
 
@@ -130,15 +130,15 @@ class BlockWriter(ScanWriter):
 
     # step by step
 
-    def _sure_or(self, inside: str, again: Callable[[], list[str]]) -> None:
+    def _certified_or(self, inside: str, again: Callable[[], list[str]]) -> None:
         """Close the scope that stores a block: it is for blocks that are sure, the lines of `again` for the others."""
         k = self.kernel
         lines = k.scopes.pop().lines
-        if not self.algebra.sure:
+        if not self.algebra.certified:
             k.scopes[-1].lines += lines
             return
         redone = again()
-        k.emit(f"unsure = ({inside}) & ({self.algebra.sure.format('head')} ^ True)")
+        k.emit(f"unsure = ({inside}) & ({self.algebra.certified.format('head')} ^ True)")
         test = "tl.max(unsure.to(tl.int32), 0)"
         k.nest(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:", redone)
         k.nest("else:", lines)

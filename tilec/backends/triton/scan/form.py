@@ -45,14 +45,14 @@ STATE_INTEGERS = ("int32", "int64")  # those wrap at each step, which is the sam
 class Algebra:
     """How terms compose: `then` is the device function of an earlier and a later state, each of components of these
     types; `identity` leaves a state alone. `apply`, of a recurrence, is the text of a composition ({0}, {1}) applied to
-    a state (the last), and `sure` the test that the result {0} is what step by step comes out."""
+    a state (the last), and `certified` the test that the result {0} is what step by step comes out."""
 
     then: str
     dtypes: tuple[str, ...]
     identity: tuple[bool | int | float, ...]
     commutes: bool
     apply: str = ""
-    sure: str = ""
+    certified: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def algebra_of(aggregation: str, dtype: str) -> Algebra:
 
 def algebra_of_steps(semiring: Semiring, dtype: str) -> Algebra:
     """Of a recurrence's steps."""
-    name, apply, sure = {
+    name, apply, certified = {
         "real": ("then_real_", "{0} * {2} + {1}", "(tl.abs({0}) < float('inf'))"),
         "counting": ("then_real_", "{0} * {2} + {1}", ""),
         "log": ("then_log_", "apply_log_({0}, {1}, {2}, {3})", "({0} < float('inf'))"),
@@ -133,7 +133,7 @@ def algebra_of_steps(semiring: Semiring, dtype: str) -> Algebra:
     }[semiring.name]
     whole = float if dtype in STATE_FLOATS else int
     start = (whole(semiring.one), whole(semiring.zero), *((0.0,) if semiring.name == "log" else ()))
-    return Algebra(name, (dtype,) * len(start), start, False, apply, sure)
+    return Algebra(name, (dtype,) * len(start), start, False, apply, certified)
 
 
 def space_of(s: Statement, low: Mapping[str, int], extent: Mapping[str, int]) -> Space:

@@ -120,11 +120,11 @@ class ScanWriter:
         k, names = self.kernel, self._start()
         rows = k.number("rows", "rows", self.scan.rows)
         k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
-        wide = ".to(tl.int64)" if self.int64_index else ""
+        to_int64 = ".to(tl.int64)" if self.int64_index else ""
         flat = self.flat_lanes
         k.scopes.append(Scope())
         k.emit("chunk = from_chunk + tl.arange(0, BC)")
-        place = f"chunk{wide} * {rows} + lane" if flat else f"chunk{wide}[:, None] * {rows} + lane[None, :]"
+        place = f"chunk{to_int64} * {rows} + lane" if flat else f"chunk{to_int64}[:, None] * {rows} + lane[None, :]"
         k.emit(f"at_chunk = {place}")
         known = f"(chunk < {PROGRAM[1]})"
         k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
@@ -147,8 +147,8 @@ class ScanWriter:
         lines = k.scopes.pop().lines
         k.emit(f"reached = {names[0]}")
         k.nest(header, lines)
-        if self.algebra.sure:
-            unsure = f"({self.algebra.sure.format('reached')} ^ True)"
+        if self.algebra.certified:
+            unsure = f"({self.algebra.certified.format('reached')} ^ True)"
             unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
             k.scopes += [Scope(), Scope()]
             self._one_step("at_step", names[0], 2)

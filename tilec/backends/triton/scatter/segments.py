@@ -26,7 +26,7 @@ from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Statement
 
 LONGEST = 512  # points of a run that one program combines
-BLOCK_TERMS, WIDE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
+BLOCK_TERMS, LARGE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RunBlocks:
 
 def block_terms(columns: int) -> int:
     """Elements of a program's block: few, since a program waits for its points and then for what they read."""
-    return WIDE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
+    return LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
 
 
 def segment_steps(runs: Runs) -> list[Step]:

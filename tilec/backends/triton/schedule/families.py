@@ -97,8 +97,8 @@ def problem_of(
     epilogue: Sequence[Statement] = (),
 ) -> Problem | None:
     """None where the statement's points are no space: where its output index is data."""
-    viewed = StridedView(defracted, types, strides)
-    view = viewed if epilogue else coalesce(viewed)
+    as_stored = StridedView(defracted, types, strides)
+    view = as_stored if epilogue else coalesce(as_stored)
     space = build_space(view.statement, view.types)
     if space is None:
         return None

@@ -152,7 +152,7 @@ def _boxable(
     return dot, rows, [out] if out in columns else columns, [v for v in summed if len(ranges[v]) == 1]
 
 
-def _held(config: HopperConfig, tile: _Tile) -> int:
+def _shared_bytes(config: HopperConfig, tile: _Tile) -> int:
     """Bytes of shared memory that stay taken."""
     staged = tile.rows * tile.columns * (4 if config.split > 1 else tile.out_size)
     return config.stages * (tile.rows + tile.columns) * tile.depth * tile.size + config.consumers * staged
@@ -161,14 +161,14 @@ def _held(config: HopperConfig, tile: _Tile) -> int:
 def _sensible(config: HopperConfig, tile: _Tile) -> bool:
     share = -(-tile.steps // config.split)
     stages = config.stages <= max(share + 1, 3) and (config.stages > 2 or share <= 2)
-    return stages and config.consumers * config.warps in (0, 8) and _held(config, tile) <= USABLE_SHARED
+    return stages and config.consumers * config.warps in (0, 8) and _shared_bytes(config, tile) <= USABLE_SHARED
 
 
 def _time(config: HopperConfig, tile: _Tile) -> float:
     """Microseconds, about."""
     area = tile.rows * tile.columns
     threads = 32 * config.warps
-    fitting = min(4, USABLE_SHARED // _held(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
+    fitting = min(4, USABLE_SHARED // _shared_bytes(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
     beside = 1 if config.consumers else max(fitting, 1)
     multiply = area * tile.depth * tile.size / MULTIPLY
     deliver = (tile.rows + tile.columns) * tile.depth * tile.size / DELIVER
