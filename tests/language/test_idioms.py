@@ -54,6 +54,16 @@ CASES = [
     ("SyntaxMistake", "Y[i : N] = X[i] «if» i < 3;", "write `Y[i : N] = i < 3 ? X[i]`"),
     ("SyntaxMistake", "Y[i : N] = X[i], «where» i < 3;", "write `Y[i : N] = X[i], i < 3`"),
     ("SyntaxMistake", "Y = X «else»;", "write `condition ? value : other`"),
+    # numbers and constants of other languages
+    ("NameMistake", "Y = X + «0x10»;", "write `16`"),
+    ("NameMistake", "Y[i] = X[i] * «0b101»;", "write `5`"),
+    ("NameMistake", "Y = sum(«0o17» * X[i]);", "write `15`"),
+    ("NameMistake", "Y = X * 1«j»;", "complex numbers are not supported"),
+    ("AggregationMistake", "Y[i] = X[i + 2«j»];", "which aggregation?"),
+    ("NameMistake", "Y = «e»^X;", "write `exp(X)`"),
+    ("NameMistake", "Y[i] = «e»^(-X[i]) * 2;", "write `exp(-X[i])`"),
+    ("NameMistake", "Y[i] = +(«e»^X[i, j]);", "write `exp(X[i, j])`"),
+    ("NameMistake", "Y = «exp»^X;", "write `exp(...)`"),
     # signs of other languages
     ("SyntaxMistake", "C = A «@» B;", "C[i, j] = sum(A[i, k] * B[k, j])"),
     ("SyntaxMistake", "Y = A «**» 2;", "write `Y = pow(A, 2)`"),

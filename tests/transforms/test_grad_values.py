@@ -241,6 +241,15 @@ def test_logsumexp_of_nothing_but_minus_infinity_has_no_gradient():
     np.testing.assert_array_equal(again, [0, 1, 0])
 
 
+def test_what_an_operand_of_minus_infinity_is_made_of_has_no_gradient():
+    """However infinite its derivative is, as at the border of a soft time warping; torch gives NaN."""
+    a, g = np.array([INF, INF, 1.0]), np.array([0.5, 0.25, 0.5])
+    (found, again) = gradient("function (A, G) -> (O) { O = logaddexp(-A / G, G); }", a, g)
+    np.testing.assert_array_equal(found[:2], [0, 0])
+    np.testing.assert_array_equal(again[:2], [1, 1])
+    assert found[2] < 0 and np.isfinite(again[2])
+
+
 @pytest.mark.parametrize("compared", ["max(A[i], B[i])", "-min(-A[i], -B[i])", "relu(A[i] - B[i]) + B[i]"])
 def test_a_comparison_in_a_branch_leaves_the_points_of_the_other(compared):
     a, b = np.array([1.0, -1, -1, 2]), np.array([-2.0, -1, 1, 3, 5])

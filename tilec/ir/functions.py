@@ -142,8 +142,8 @@ def _power(g, args, f):
 
 
 def _logaddexp(g, args, f):
-    def side(x):
-        return _where(call("ne", f, -INFINITY), g * call("exp", x - f))
+    def side(x):  # where x is -inf, whatever it is made of has no part in the result
+        return _where(call("ne", x, -INFINITY), g * call("exp", x - f))
 
     return side(args[0]), side(args[1])
 

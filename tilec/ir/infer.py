@@ -41,6 +41,8 @@ from tilec.ir.types import (
 
 TYPE_ROUNDS = 8  # of a recurrence's type: promotion only goes up, and not often
 NO_BOOL_AT_ALL = ("sub", "neg")
+TRUTH_HINT = "compare with 0 first, as in (X != 0)"
+BITS_HINTS = {"and": TRUTH_HINT, "or": TRUTH_HINT, "not": TRUTH_HINT, "xor": "a power is pow(X, 2), or X * X"}
 NOT_BOOL = (*NO_BOOL_AT_ALL, "abs", "floor", "ceil", "round", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
 
@@ -75,7 +77,7 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
         raise TypeMistake(
             f"{_shown(function)} works on the bits of integers and bool, not on {_listed(types)}",
             span,
-            hint="compare with 0 first, as in (X != 0)" if function in ("and", "or", "xor", "not") else None,
+            hint=BITS_HINTS.get(function),
         )
     if function in NOT_BOOL and (both.dtype == "bool" or function in NO_BOOL_AT_ALL and _any_bool(types)):
         raise TypeMistake(

@@ -23,7 +23,7 @@ from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, e
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
-from tilec.language.hints.misspelt import TRUTH
+from tilec.language.hints.misspelt import no_variable
 from tilec.language.hints.sizes import size_hint
 from tilec.language.inline import adopt
 from tilec.language.scope import FunctionScope, Symbol
@@ -92,7 +92,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     values.constraints = _constraints_by_variable(s, values)
     since = len(scope.statements)
     value = values.value(body, Region(False, frozenset(), None, root=body))
-    _check_no_indices(s)
+    _check_no_indices(s, scope.source)
     for c in _unplaced(s, values):
         _check_placeable(c, s, frozenset())
         raise AggregationMistake(
@@ -125,11 +125,9 @@ def _check_whole(s: StatementSyntax) -> None:
             )
 
 
-def _check_no_indices(s: StatementSyntax) -> None:
+def _check_no_indices(s: StatementSyntax, source: str) -> None:
     for node in index_nodes(s.body, nested=False):
-        if node.name in ("true", "false", "none"):
-            raise NameMistake(f"there is no constant `{node.name}`", node.span, hint=TRUTH)
-        raise AggregationMistake(
+        raise no_variable(node.name, node.span, source) or AggregationMistake(
             f"the index variable `{node.name}` needs an aggregation or indices on the left",
             node.span,
             hint=f"which aggregation? sum(...), max(...) and others bind it, "
@@ -232,7 +230,7 @@ def _check_assigned(s: StatementSyntax, left: Collection[str], source: str) -> N
                 f"which aggregation? write = +(...) to sum over `{node.name}`, or * > < = and the named ones; "
                 f"or add `{node.name}` to the indices of `{s.target.name}`"
             )
-            raise AggregationMistake(
+            raise no_variable(node.name, node.span, source) or AggregationMistake(
                 f"the index variable `{node.name}` stands on the right side only",
                 node.span,
                 hint=Hint(hint, *_summed(s, source)),

@@ -25,6 +25,7 @@ from tilec.language import indices
 from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
 from tilec.language.hints.functions import elsewhere, operand_text, reduction, replacement
+from tilec.language.hints.misspelt import no_variable
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
 from tilec.language.syntax import CallSyntax, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
@@ -250,6 +251,8 @@ class Values:
         if free:
             names = ", ".join(f"`{v}`" for v in free)
             span = next((node.span for node in index_nodes(where) if node.name in free), where.span)
+            if len(free) == 1 and (other := no_variable(free[0], span, self.scope.source)):
+                raise other
             verb = "is" if len(free) == 1 else "are"
             raise UnboundIndex(
                 f"nothing bounds {names}: the valid points have no end",

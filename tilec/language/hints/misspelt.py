@@ -1,10 +1,13 @@
-"""Names of a bare list of statements that became inputs and look like a misspelt tensor of the list."""
+"""Names that look like something else: inputs of a bare list that may be a misspelt tensor of it, index variables that
+other languages read as a part of a number, a constant or a function."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from tilec.errors import Edit, Hint, NameMistake
+from tilec.errors import Edit, Hint, NameMistake, Span
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
 from tilec.language.grammar import tokens
 from tilec.language.syntax import token_span
@@ -17,6 +20,8 @@ CONSTANTS = {  # names that Python and NumPy give a meaning, and what to write
     "NaN": "write `nan`",
     "Inf": "write `inf`",
 }
+_DIGITS = re.compile(r"x[0-9a-fA-F]+|o[0-7]+|b[01]+")  # after a 0, of numbers that are not decimal
+_POWER = re.compile(r"\s*\^\s*(?P<x>\([^()]*\)|-?[A-Za-z]\w*(?:\[[^\[\]]*\])?)")
 LITERALS = {"True": "1", "False": "0", "NaN": "nan", "Inf": "inf"}
 
 
@@ -41,6 +46,29 @@ def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
                 i.span,
                 hint=Hint(told, *_renamed(i.name, close[0], source)),
             )
+
+
+def no_variable(name: str, span: Span, source: str) -> NameMistake | None:
+    """What an index variable that nothing binds was most likely meant for; None for a plain name."""
+    before = re.search(r"(?<![\w.])\d+$", source[: span.start])
+    if name in ("true", "false", "none"):
+        return NameMistake(f"there is no constant `{name}`", span, hint=TRUTH)
+    if before is not None and before[0] == "0" and _DIGITS.fullmatch(name):
+        whole, number = Span(before.start(), span.stop), str(int(f"0{name}", 0))
+        return NameMistake("numbers are decimal", whole, hint=Hint(f"write `{number}`", Edit(whole, number)))
+    if before is not None and name == "j" and source.count("[", 0, span.start) == source.count("]", 0, span.start):
+        hint = "complex numbers are not supported: keep real and imaginary parts in two tensors"
+        return NameMistake(
+            f"`{before[0]}j` is {before[0]} * j, and nothing binds the index variable `j`", span, hint=hint
+        )
+    power = _POWER.match(source[span.stop :])
+    if name == "e" and power is not None:
+        text = f"exp{power['x']}" if power["x"].startswith("(") else f"exp({power['x']})"
+        edit = Edit(Span(span.start, span.stop + power.end()), text)
+        return NameMistake("there is no constant `e`", span, hint=Hint(f"write `{text}`", edit))
+    if name in FUNCTIONS:
+        return NameMistake(f"`{name}` is a function", span, hint=f"write `{name}(...)`")
+    return None
 
 
 def _renamed(old: str, new: str | None, source: str) -> Iterator[Edit]:
