@@ -20,6 +20,7 @@ def test_example(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.syspath_prepend(str(script.parent))  # as of a script that is run
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setattr(importlib.import_module("checks"), "SECONDS", 0.0)  # times are printed, not tested
+    monkeypatch.setenv("TILEC_WARNINGS_ARE_ERRORS", "1")
     state = torch.random.get_rng_state()
     try:
         runpy.run_path(str(script), run_name="__main__")

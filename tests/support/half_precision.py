@@ -54,6 +54,16 @@ CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], float]] = {
         ((3, 64), (64, 2)),
         1,
     ),
+    "a logsumexp of two terms, which is nearly a hundred": (
+        "function (A[N]) -> (L) { L[i : N - 1] = logsumexp(1.01 * A[i + j] + 99), j < 2; }",
+        ((40,),),
+        1,
+    ),
+    "a logaddexp of products": (
+        "function (A[N], B[N]) -> (L) { L = logaddexp(A * B + 99, B + 98); }",
+        ((40,), (40,)),
+        1,
+    ),
     "gradients of a hidden Markov model": (MARKOV, MARKOV_SHAPES, 64),
 }
 
