@@ -48,8 +48,10 @@ def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
             )
 
 
-def no_variable(name: str, span: Span, source: str) -> NameMistake | None:
+def no_variable(name: str, span: Span | None, source: str) -> NameMistake | None:
     """What an index variable that nothing binds was most likely meant for; None for a plain name."""
+    if span is None:
+        return None
     before = re.search(r"(?<![\w.])\d+$", source[: span.start])
     if name in ("true", "false", "none"):
         return NameMistake(f"there is no constant `{name}`", span, hint=TRUTH)
