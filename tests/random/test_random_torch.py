@@ -58,17 +58,22 @@ def batched(case: Called) -> bool:
     return True
 
 
+def paired(left, right) -> torch.Tensor:
+    """The inner product, in float64 whatever the types."""
+    terms = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=False)]
+    return torch.stack([torch.zeros((), dtype=torch.float64), *terms]).sum()
+
+
 def tangents(case: Called) -> bool:
     """A tangent is the gradient's transpose."""
     directions = tuple(torch.arange(1.0, 1 + t.numel(), dtype=t.dtype).reshape(t.shape).sin() for t in case.inputs)
     values, forward = func.jvp(case, tuple(case.inputs), directions)
     same(values, case.expected)
-    floating = [y.double() for y in forward if y.is_floating_point()]
+    floating = [y for y in forward if y.is_floating_point()]
     weights = [torch.arange(1.0, 1 + y.numel(), dtype=y.dtype).reshape(y.shape).cos() for y in floating]
-    pushed = sum((w * y).sum() for w, y in zip(weights, floating, strict=True))
-    pulled = sum((g * d).sum() for g, d in zip(case.gradient(case, case.inputs), directions, strict=False))
-    pushed, pulled = torch.as_tensor(pushed), torch.as_tensor(pulled)
-    if any(y.dtype is torch.float32 for y in forward) or not torch.isfinite(pushed) or not torch.isfinite(pulled):
+    pushed, pulled = paired(weights, floating), paired(case.gradient(case, case.inputs), directions)
+    rounded = any(t.dtype is not torch.float64 for t in (*floating, *case.inputs))
+    if rounded or not torch.isfinite(pushed) or not torch.isfinite(pulled):
         return False
     torch.testing.assert_close(pushed, pulled, rtol=1e-7, atol=1e-7)
     return bool(pushed != 0)
