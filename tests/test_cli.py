@@ -84,7 +84,7 @@ def test_run(matmul: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)
-    out = tmp_path / "c.npy"
+    out = tmp_path / "c"  # the name as it is given
     argv = ["run", matmul, "--input", f"A={tmp_path}/a.npy", "--input", f"B={tmp_path}/b.npy", "--output", f"C={out}"]
     assert main(argv) == 0
     np.testing.assert_array_equal(np.load(out), a @ b)
@@ -263,6 +263,8 @@ BAD = {
     "unknown wrt": (["grad", "{mm}", "--wrt", "Q"], "no input is called Q"),
     "a missing input": (["run", "{mm}", "--input", "A=1"], "--input B="),
     "an unreadable array": (["run", "{mm}", "--input", "A={dir}/no.npy", "--input", "B=1"], "cannot read"),
+    "no name": (["run", "{mm}", "--input", "=1", "B=1"], "--input =1: something stands on both sides"),
+    "no file name": (["run", "{mm}", "--input", "A=1", "B=1", "--output", "C="], "--output C=: something stands"),
     "no array": (["run", "{mm}", "--input", "A={mm}", "--input", "B=1"], "no .npy array"),
 }
 
@@ -288,6 +290,13 @@ def test_one_source(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(argv)
     assert stop.value.code == 2
+
+
+def test_inputs_stand_after_their_option(matmul: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, option in (("run", "input"), ("show", "shape")):
+        with pytest.raises(SystemExit):
+            main([command, matmul, "A=a.npy"])
+        assert f"write --{option} before A=a.npy" in capsys.readouterr().err
 
 
 def test_wrong_usage() -> None:

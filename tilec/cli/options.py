@@ -48,7 +48,10 @@ def check_source(args: argparse.Namespace) -> None:
     if args.text is None and not args.file:
         fail = args.usage_error("a FILE or -e TEXT is required")
     if len(args.file) > 1 and not args.several:
-        fail = args.usage_error(f"one FILE is expected, and here are {len(args.file)}: {', '.join(args.file)}")
+        told = f"one FILE is expected, and here are {len(args.file)}: {', '.join(args.file)}"
+        if (pair := next((item for item in args.file if "=" in item), None)) is not None:
+            told += f"; write --{'input' if hasattr(args, 'input') else 'shape'} before {pair}"
+        fail = args.usage_error(told)
     assert fail is None
 
 
@@ -88,6 +91,8 @@ def pairs(items: Sequence[str], option: str, names: Sequence[str]) -> dict[str, 
     found: dict[str, str] = {}
     for item in items:
         name, _, value = item.partition("=")
+        if not name or not value and option != "--shape":  # of which an empty one is rank 0
+            raise InputMistake(f"{option} {item}: something stands on both sides of the `=`")
         if name not in names:
             raise NameMistake(f"{option} {item}: there is no {name} here", hint="one of " + ", ".join(names))
         if name in found:

@@ -135,7 +135,8 @@ def _run(args: argparse.Namespace) -> None:
         head = f"{name}: {array.dtype} of shape {array.shape}"
         if name in wanted:
             try:
-                np.save(wanted[name], array)
+                with open(wanted[name], "wb") as file:  # of a name, NumPy makes one that ends in .npy
+                    np.save(file, array)
             except OSError as error:
                 raise InputMistake(f"cannot write {wanted[name]}: {error.strerror}") from None
             print(f"{head} -> {wanted[name]}")
