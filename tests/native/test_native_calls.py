@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -94,6 +95,21 @@ def test_hooks(case: Case) -> None:
     y.sum().backward()
     same(case.w.grad, -4 * case.gradient)  # both the output and X are read twice as large
     assert seen == ["kept", "kept", "read", "read"]
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:1], lambda t: t.expand(2, 5)])
+def test_hooks_that_give_back_other_sizes(case: Case, change: Callable) -> None:
+    with saved_tensors_hooks(change, lambda t: t):
+        y = case()
+    with pytest.raises(tilec.TileError, match="5"):
+        y.sum().backward()
+
+
+def test_hooks_that_give_back_another_type(case: Case) -> None:
+    with saved_tensors_hooks(lambda t: t.double(), lambda t: t):
+        y = case()
+    y.sum().backward()
+    same(case.w.grad, case.gradient)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

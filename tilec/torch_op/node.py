@@ -378,21 +378,22 @@ class Open(Recorded):
 
 
 class Ready:
-    """A function whose inputs have the same shapes and types in each call; `weak` are Python numbers."""
+    """A function whose inputs mostly have the same shapes and types in each call: what hooks give back in the place of
+    what was kept may have others. `weak` are Python numbers."""
 
     def __init__(self, function: Specialiser, weak: Weak, values: SizeValues):
         self.function, self.weak, self.values = function, weak, values
-        self._prepared: dict[str, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Outputs]]] = {}
+        self._prepared: dict[object, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Outputs]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Outputs:
         """The outputs, recorded if torch records."""
         if transforming() or recording(tensors) or not ordinary(tensors):
             return recorded_call(self.function, tensors, self.weak, self.values)
-        device = tensors[0].device.type if tensors else "cpu"
-        if device not in self._prepared:
+        key = (tensors[0].device.type if tensors else "cpu", *[(t.shape, t.dtype) for t in tensors])
+        if key not in self._prepared:
             prepared = self.function.prepared(tensors, self.weak, self.values)
-            self._prepared[device] = prepared, prepared.unrecorded
-        return self._prepared[device][not torch._C._is_any_autocast_enabled()](tensors)
+            self._prepared[key] = prepared, prepared.unrecorded
+        return self._prepared[key][not torch._C._is_any_autocast_enabled()](tensors)
 
 
 class TileCall(torch.autograd.Function):

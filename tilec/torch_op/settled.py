@@ -44,8 +44,13 @@ class FastPass:
         sources, self.beside, tensors = backward.placed(kept, d_outputs)
         self.run = _nothing if how is None else how.function.prepared(tensors, how.weak, how.values).direct
         self.pick = _picker(sources)
+        self.shapes, self.dtypes = [t.shape for t in kept], [t.dtype for t in kept]
         self.places = (None, *(r if isinstance(r, int) else None for r in backward.results))
         self.gradients = backward.gradients if any(isinstance(r, tuple) for r in backward.results) else None
+
+    def takes(self, kept: Sequence[torch.Tensor]) -> bool:
+        """Are these what it was made for? Hooks may give back others, and `x.data` may be set."""
+        return self.shapes == [t.shape for t in kept] and self.dtypes == [t.dtype for t in kept]
 
 
 def _nothing() -> tuple:
@@ -100,7 +105,7 @@ class SettledCall(torch.autograd.Function):
             results = settled.recorded.pulled_back(key[0][1:], kept, d_outputs)
             _settle(settled, key, kept, d_outputs)
             return (None, *results)
-        if not _plain(settled.device, kept, d_outputs):
+        if not _plain(settled.device, kept, d_outputs) or not fast.takes(kept):
             return (None, *settled.recorded.pulled_back(key[0][1:], kept, d_outputs))
         given = (*kept, *d_outputs, *fast.beside)
         results = fast.run(*fast.pick(given))
