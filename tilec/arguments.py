@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,20 +23,24 @@ _WEAK = (Number, torch.SymInt, torch.SymFloat)
 _NUMBERS = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
 
 
+OPEN_SIZE = re.compile(r"([A-Za-z]\w*)(?::(\d+))?")  # a size by name, and what plans are made for
+
+
 @dataclass(frozen=True)
 class Spec:
     """Shape and type of an argument that need not exist yet; see `spec`."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # for `tilec.build` names too
     dtype: str
 
 
 @public
-def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
+def spec(shape: Sequence[int | str], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
     """Describe an argument for `Function.lower` and others that need no data.
 
     Args:
-        shape: Elements along each dimension.
+        shape: Elements along each dimension. For `tilec.build` names too: "N" is a size that calls of the package
+            give, "N:1000" one whose kernels are chosen for 1000 (else 1024).
         dtype: The element type: a name, or torch's or NumPy's type.
 
     Returns:
@@ -43,7 +48,7 @@ def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "flo
 
     Raises:
         TypeMistake: An element type that Tile does not have.
-        InputMistake: A shape that is no sequence of integers, or holds a negative one.
+        InputMistake: A shape that is no sequence of integers and names, or holds a negative one.
     """
     name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
     if name not in DTYPES:
@@ -53,16 +58,16 @@ def spec(shape: Sequence[int], dtype: str | torch.dtype | np.dtype | type = "flo
     if (
         isinstance(shape, str)
         or not isinstance(shape, Iterable)
-        or not all(isinstance(n, SupportsIndex) for n in shape)
+        or not all(OPEN_SIZE.fullmatch(n) if isinstance(n, str) else isinstance(n, SupportsIndex) for n in shape)
     ):
         one = f", as in tilec.spec(({shape},))" if isinstance(shape, int) else ""
         raise InputMistake(
             f"a spec's shape is a sequence of integers, not {shape!r}", hint=f"one for each dimension{one}"
         )
-    sizes = tuple(int(n) for n in shape)
-    if any(n < 0 for n in sizes):
+    sizes = tuple(n if isinstance(n, str) else int(n) for n in shape)
+    if any(n < 0 for n in sizes if not isinstance(n, str)):
         raise InputMistake(f"a spec of shape {sizes}: sizes cannot be negative")
-    return Spec(sizes, name)
+    return Spec(sizes, name)  # type: ignore[arg-type]
 
 
 def _is_numpy(dtype: object) -> bool:
@@ -151,6 +156,10 @@ def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[s
     types = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Spec):
+            if named := [n for n in value.shape if type(n) is str]:
+                raise InputMistake(
+                    f"the size {named[0]} of {name} is a name", hint="tilec.build alone leaves sizes open"
+                )
             types[name] = TensorType(value.shape, value.dtype)
         elif name in seeds and isinstance(value, torch.Generator):  # which draws nothing: no value is asked for
             types[name] = TensorType((), "int64")

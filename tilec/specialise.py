@@ -200,13 +200,13 @@ class Specialiser:
             raise error.located(self.source, self.filename) from None
 
     def ahead(
-        self, types: dict[str, TensorType], values: dict[str, int], target: str
+        self, types: dict[str, TensorType], values: dict[str, int], target: str, recorder: Recorder | None = None
     ) -> tuple[Specialised, Executable]:
         """What runs for these types on a target, by generated kernels alone and all at once: neither slab by slab nor
-        in chunks of time."""
+        in chunks of time. `recorder`: of sizes that are left open."""
         try:
             special = self.specialised(types, values)
-            lowering = lower(special.program, special.types, values)
+            lowering = replace(lower(special.program, special.types, values), recorder=recorder)
             options = replace(Options.from_environment(exact=self.exact), device_budget=UNLIMITED)
             return special, choose_backend("triton", "cuda", target).build(lowering, options)
         except TileError as error:

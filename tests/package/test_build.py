@@ -17,7 +17,8 @@ from support.packages import CASES, arguments
 
 import tilec
 from tilec.errors import InputMistake, Unsupported
-from tilec.package import PackageError, loader
+from tilec.package import PackageError, launches, loader
+from tilec.package.build import loader_text
 from tilec.package.steps import pack_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,8 +123,9 @@ class Simulated:
     """The loader over a stub of the driver, on tensors of the host."""
 
     def __init__(self, stub: Path, monkeypatch: pytest.MonkeyPatch, log: Path, capability: int = 90):
-        monkeypatch.setattr(loader, "DRIVER", str(stub / "libcuda.so.1"))
-        monkeypatch.setattr(loader, "DEVICE", "cpu")
+        monkeypatch.setattr(launches, "DRIVER", str(stub / "libcuda.so.1"))
+        for module in (launches, loader):
+            monkeypatch.setattr(module, "DEVICE", "cpu")
         monkeypatch.setenv("STUB_LOG", str(log))
         monkeypatch.setenv("STUB_CAPABILITY", str(capability))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -260,12 +262,12 @@ def test_no_package(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="holds no package"):
         loader.Package(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 7}')
-    with pytest.raises(PackageError, match="has format 7, and this loader reads format 2"):
+    with pytest.raises(PackageError, match="has format 7, and this loader reads format 3"):
         loader.Package(tmp_path)
 
 
 def test_the_loader_needs_torch_alone() -> None:
-    tree = ast.parse(Path(loader.__file__).read_text())
+    tree = ast.parse(loader_text())
     found = {a.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     found |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert found - set(sys.stdlib_module_names) == {"torch"}

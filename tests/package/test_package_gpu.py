@@ -45,6 +45,24 @@ def tuple_of(x: object) -> tuple:
     return x if isinstance(x, tuple) else (x,)
 
 
+@pytest.mark.parametrize(
+    ("name", "specs"),
+    [
+        ("softmax", lambda n: [tilec.spec((n, 200))]),
+        ("attention", lambda n: [tilec.spec((2, n, 64), "bfloat16")] * 3),
+        ("product", lambda n: [tilec.spec((n, 512), "bfloat16"), tilec.spec((512, 384), "bfloat16")]),
+    ],
+)
+def test_open_sizes(name: str, specs, tmp_path: Path) -> None:
+    f = tilec.compile(CASES[name].source, backend="triton")
+    tilec.build(f, *specs("N"), target=target(), directory=tmp_path, name=name)
+    p = tilec.package.load(tmp_path)
+    for size in (1024, 1280, 1024):
+        torch.manual_seed(0)
+        given = [torch.randn(s.shape, device="cuda").to(getattr(torch, s.dtype)) for s in specs(size)]
+        assert torch.equal(p(*given), f(*given))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_package_computes_what_the_function_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tilec
-from tilec.arguments import Spec
+from tilec.arguments import OPEN_SIZE, Spec
 from tilec.errors import InputMistake, NameMistake
 
 STDIN = "-"
@@ -76,7 +76,10 @@ def argument_specs(function: tilec.Function, args: argparse.Namespace) -> list[S
         if name in values:
             inputs.append(number(values[name], f"--value {name}="))
         elif name in shapes or declared.dims == () or _literal(declared.dims):
-            sizes = [_integer(n, f"--shape {name}=") for n in shapes.get(name, "").split(",") if n.strip()]
+            texts = [n.strip() for n in shapes.get(name, "").split(",") if n.strip()]
+            sizes: list[int | str] = [
+                n if OPEN_SIZE.fullmatch(n) and "target" in args else _integer(n, f"--shape {name}=") for n in texts
+            ]
             sizes = sizes if name in shapes else [d for d in declared.dims or () if isinstance(d, int)]
             inputs.append(tilec.spec(sizes, dtypes.get(name, "float32")))
         else:

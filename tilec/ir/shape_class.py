@@ -127,7 +127,14 @@ def predicate(recorder: Recorder, names: Sequence[str], fixed: Iterable[int]) ->
     are `fixed`?"""
     texts = [f"{name} >= {SMALLEST_OPEN}" for name in names]
     if numbers := sorted(set(fixed)):
-        hashed = [Size(recorder, terms, value).text for terms, value in recorder.hashed.items()]
-        texts.append(f"{{{', '.join(map(str, numbers))}}}.isdisjoint(({', '.join(dict.fromkeys((*names, *hashed)))},))")
+        texts.append(
+            f"{{{', '.join(map(str, numbers))}}}.isdisjoint(({', '.join(apart_from_fixed(recorder, names))},))"
+        )
     texts += recorder.guards
     return value_at(f"lambda {', '.join(names)}: {' and '.join(texts)}", {})
+
+
+def apart_from_fixed(recorder: Recorder, names: Iterable[str]) -> list[str]:
+    """Texts of the sizes that are apart from those that are fixed: the open ones, and what was hashed."""
+    hashed = [Size(recorder, terms, value).text for terms, value in recorder.hashed.items()]
+    return list(dict.fromkeys((*names, *hashed)))

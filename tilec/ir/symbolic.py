@@ -48,6 +48,10 @@ class Recorder:
         self._names.append(name)
         return self.name(name, value, frozenset((name,)))
 
+    def value(self, name: str) -> int:
+        """What an open size is in the call that is compiled for."""
+        return self._values[name]
+
     def polynomial(self, terms: Mapping[Monomial, int]) -> Any:
         """The size of these terms, a number where none is open."""
         return _made(self, terms, sum(c * math.prod(self._values[a] for a in m) for m, c in terms.items()))

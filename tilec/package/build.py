@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,10 +15,12 @@ from tilec.backends.common.code import python_name
 from tilec.backends.triton.runtime.executable import TritonProgram
 from tilec.errors import InputMistake, TileError
 from tilec.function import Function
+from tilec.ir.symbolic import Pinned, Recorder
 from tilec.ir.types import TensorType
-from tilec.package import loader
+from tilec.package import launches, loader
 from tilec.package.cpp import header_text, launcher_text
 from tilec.package.kernels import Kernels, file_names
+from tilec.package.open_sizes import as_json, described_sizes, in_c, with_open_sizes
 from tilec.package.steps import resolve_plan, strides_of
 from tilec.specialise import Specialiser
 from tilec.version import __version__
@@ -47,15 +48,22 @@ def write_package(
     try:
         for number, given in enumerate((args, *also), 1):
             suffix = "" if number == 1 else f"_{number}"
-            types, values = function.types_of(given)
-            entries.append(_entry(function.specialiser, f"{title}_forward{suffix}", types, values, kernels, tables))
+            recorder = Recorder()
+            types, values = function.types_of(with_open_sizes(given, recorder))
+            how = values, kernels, tables, recorder
+            entries.append(_entry(function.specialiser, f"{title}_forward{suffix}", types, *how))
             if gradients:
                 gradient = function.specialiser.grad(function.inputs)
                 wanted = [*types.values(), *_cotangents(function, types, values)]
                 described = dict(zip(gradient.inputs, wanted, strict=True))
-                entries.append(_entry(gradient, f"{title}_gradient{suffix}", described, values, kernels, tables))
+                entries.append(_entry(gradient, f"{title}_gradient{suffix}", described, *how))
     except TileError as error:
         raise error.located(function.source, function.filename) from None
+    except Pinned as pinned:
+        names = ", ".join(sorted(name.removeprefix("size_") for name in pinned.symbols))
+        raise InputMistake(
+            f"the size {names} cannot be left open: a kernel or the plan is made for its value", hint="give it a number"
+        ) from None
     files = file_names(kernels.images)
     manifest: dict[str, Any] = {
         "format": loader.PACKAGE_FORMAT,
@@ -71,6 +79,8 @@ def write_package(
         "tables": tables,
         "source": function.tile,
     }
+    manifest = as_json(manifest)
+    in_numbers = in_c(manifest)
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -79,12 +89,20 @@ def write_package(
         for file, kernel in zip(files, kernels.images, strict=True):
             (path / file).write_bytes(kernel.image)
         (path / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        (path / f"{title}.h").write_text(header_text(manifest), encoding="utf-8")
-        (path / f"{title}.cpp").write_text(launcher_text(manifest), encoding="utf-8")
-        shutil.copyfile(loader.__file__, path / "package.py")
+        (path / f"{title}.h").write_text(header_text(in_numbers), encoding="utf-8")
+        (path / f"{title}.cpp").write_text(launcher_text(in_numbers), encoding="utf-8")
+        (path / "package.py").write_text(loader_text(), encoding="utf-8")
     except OSError as error:
         raise InputMistake(f"cannot write {error.filename or path}: {error.strerror}") from None
     return path
+
+
+def loader_text() -> str:
+    """The loader in one file."""
+    own, below = (Path(str(m.__file__)).read_text(encoding="utf-8") for m in (loader, launches))
+    heading, _, rest = own.partition("from __future__ import annotations\n")
+    rest = re.sub(r"^from tilec\.package\.launches import [^\n]*\n", "", rest, flags=re.M)
+    return f"{heading}{below[below.index('from __future__') :]}\n{rest}"
 
 
 def _cotangents(function: Function, types: Mapping[str, TensorType], values: Mapping[str, int]) -> list[TensorType]:
@@ -100,9 +118,10 @@ def _entry(
     values: Mapping[str, int],
     kernels: Kernels,
     tables: list,
+    recorder: Recorder,
 ) -> dict[str, Any]:
     """One function of the package as the manifest has it."""
-    special, executable = made.ahead(dict(types), dict(values), kernels.target)
+    special, executable = made.ahead(dict(types), dict(values), kernels.target, recorder if recorder.names else None)
     assert isinstance(executable, TritonProgram)
     ignored = {made.inputs[p] for p, r in special.replaced.items() if r.ignored}
     inputs = {n: special.types[n] for n in made.inputs}
@@ -122,6 +141,8 @@ def _entry(
         "workspace": workspace,
         "steps": steps,
     }
+    if recorder.names:
+        entry |= described_sizes(recorder, {n: t.shape for n, t in types.items()})
     if made.gradient is not None:
         entry["wrt"] = list(made.gradient.wrt)
     return entry

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilec.package.open_sizes import C_FUNCTIONS, SizeText, c_text
+
 C_TYPES = {
     "float32": "float", "float64": "double", "bool": "uint8_t", "uint8": "uint8_t", "int8": "int8_t",
     "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
@@ -43,9 +45,9 @@ FUNCTION = """
 /* {what}
 {arguments}
  * Tensors are contiguous, on the device, and begin at multiples of 16 bytes. `workspace` holds as many bytes as
- * {name}_workspace() says ({workspace}), and may be used again once the stream is done; `stream` is a
+ * {name}_workspace says ({workspace}), and may be used again once the stream is done; `stream` is a
  * CUstream or cudaStream_t. The call returns once everything is launched. */
-size_t {name}_workspace(void);
+size_t {name}_workspace({sizes});
 int {name}({package}_package *package,
     {parameters}void *workspace, void *stream);
 """
@@ -141,7 +143,7 @@ struct Current {  // makes a context current for as long as it lives
   }
   return 0;
 }
-@ENCODE@
+@ENCODE@@SIZES@
 """
 
 MAPS = r"""CUresult cuTensorMapEncodeTiled(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
@@ -265,9 +267,10 @@ def header_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _declaration(package: str, entry: Mapping[str, Any]) -> str:
-    rows = [(f"{d} {t['name']}", f"{t['dtype']}{t['shape']}") for d, t in _tensors(entry)]
+    rows = [(f"{d} {t['name']}", f"{t['dtype']}[{', '.join(map(str, t['shape']))}]") for d, t in _tensors(entry)]
+    rows += [(n, f"of the class of {like}: other sizes are an error") for n, like in entry.get("sizes", {}).items()]
     arguments = "\n".join(f" *   {what}: {shape}" for what, shape in rows)
-    parameters = "".join(f"{_parameter(d, t)},\n    " for d, t in _tensors(entry))
+    parameters = "".join(f"{p},\n    " for p in (*_sizes(entry), *(_parameter(d, t) for d, t in _tensors(entry))))
     what = "The gradient." if "wrt" in entry else "The function."
     return FUNCTION.format(
         what=what,
@@ -275,8 +278,14 @@ def _declaration(package: str, entry: Mapping[str, Any]) -> str:
         workspace=entry["workspace"],
         name=entry["name"],
         package=package,
+        sizes=", ".join(_sizes(entry)) or "void",
         parameters=parameters,
     )
+
+
+def _sizes(entry: Mapping[str, Any]) -> list[str]:
+    """The parameters that are open sizes."""
+    return [f"int64_t {n}" for n in entry.get("sizes", ())]
 
 
 def _tensors(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -299,7 +308,12 @@ def launcher_text(manifest: Mapping[str, Any]) -> str:
     """The launcher's text."""
     name = manifest["name"]
     maps = any(kind == "map" for e in manifest["entries"] for s in e["steps"] for kind, _ in s.get("arguments", ()))
-    runtime = RUNTIME.replace("@MAPS@", MAPS if maps else "").replace("@ENCODE@", ENCODE if maps else "")
+    open_sizes = any("sizes" in e for e in manifest["entries"])
+    runtime = (
+        RUNTIME.replace("@SIZES@", C_FUNCTIONS if open_sizes else "")
+        .replace("@MAPS@", MAPS if maps else "")
+        .replace("@ENCODE@", ENCODE if maps else "")
+    )
     kernels = "".join(f'  {{"{k["file"]}", "{k["symbol"]}", {k["shared"]}}},\n' for k in manifest["kernels"])
     tables, uploads = "", ""
     for number, rows in enumerate(manifest["tables"]):
@@ -319,24 +333,37 @@ def launcher_text(manifest: Mapping[str, Any]) -> str:
     loading = loading.replace("@TABLES@", tables).replace("@UPLOADS@", uploads).replace("@RUNS@", runs)
     loading = loading.replace("@NAME@", name).replace("@TARGET@", manifest["target"])
     top = f'// Launches the kernels of {name}; see the header.\n#include "{name}.h"\n\n'
-    top += "#include <cstdio>\n#include <string>\n#include <vector>\n"
+    headers = ("cmath", "cstdio", "initializer_list", "string", "utility", "vector")
+    top += "".join(f"#include <{h}>\n" for h in headers if open_sizes or h in ("cstdio", "string", "vector"))
     return top + runtime + loading + "".join(_function(name, e) for e in manifest["entries"])
 
 
 def _function(package: str, entry: Mapping[str, Any]) -> str:
     name = entry["name"]
-    parameters = "".join(f"{_parameter(d, t)},\n    " for d, t in _tensors(entry))
+    parameters = "".join(f"{p},\n    " for p in (*_sizes(entry), *(_parameter(d, t) for d, t in _tensors(entry))))
+    unused = "".join(f"(void){n}; " for n in entry.get("sizes", ()))
+    given = ", ".join(_sizes(entry)) or "void"
     lines = [
-        f"\nsize_t {name}_workspace(void) {{ return {entry['workspace']}; }}\n",
+        f"\nsize_t {name}_workspace({given}) {{ {unused}return {entry['workspace']}; }}\n",
         f"int {name}({package}_package *p,\n    {parameters}void *workspace, void *stream) {{",
         "  CUstream on = (CUstream)stream;",
         *(f"  (void){n};" for n in ("on", "workspace", *(c_name(d, t["name"]) for d, t in _tensors(entry)))),
+        *_conditions(entry),
         "  Current current(p->context);",
         '  if (current.code) return failed("the context", current.code);',
     ]
     for step in entry["steps"]:
         lines += ["  {", *(f"    {line}" for line in _STEPS[step["step"]](step, entry)), "  }"]
     return "\n".join([*lines, "  return 0;", "}"]) + "\n"
+
+
+def _conditions(entry: Mapping[str, Any]) -> list[str]:
+    """An error for sizes that are not of the class that the kernels were built for."""
+    sizes = ", ".join(f'{{"{n.removeprefix("size_")}", {n}}}' for n in entry.get("sizes", ()))
+    return [
+        f'  if (!{c_text(text)}) return outside("{entry["name"]}", "{text.replace("size_", "")}", {{{sizes}}});'
+        for text in entry.get("conditions", ())
+    ]
 
 
 def _address(place: Sequence[Any] | None, entry: Mapping[str, Any]) -> str:
@@ -388,8 +415,8 @@ def _launch(step: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
 
 def _map(name: str, how: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
     rank = len(how["shape"])
-    shape = ", ".join(map(str, reversed(how["shape"])))
-    strides = ", ".join([*(str(s * how["item"]) for s in reversed(how["strides"][:-1])), "0"])
+    shape = ", ".join(map(_unsigned, reversed(how["shape"])))
+    strides = ", ".join([*(_unsigned(s * how["item"]) for s in reversed(how["strides"][:-1])), "0"])
     box = ", ".join(map(str, reversed(how["box"])))
     arrays = f"uint64_t {name}_shape[] = {{{shape}}}, {name}_strides[] = {{{strides}}};"
     described = f"{how['type']}, {rank}, {name}_shape, {name}_strides, {name}_box, {how['swizzle']}"
@@ -401,7 +428,13 @@ def _map(name: str, how: Mapping[str, Any], entry: Mapping[str, Any]) -> list[st
     ]
 
 
-def _float(value: float) -> str:
+def _unsigned(n: int | SizeText) -> str:
+    return f"(uint64_t)({n})" if isinstance(n, SizeText) else str(n)
+
+
+def _float(value: float | SizeText) -> str:
+    if isinstance(value, SizeText):
+        return f"(float){value}"
     if math.isnan(value):
         return '__builtin_nanf("")'
     if math.isinf(value):

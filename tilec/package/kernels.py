@@ -15,6 +15,7 @@ from tilec.backends.triton.runtime.compiled import compile_for, kernel_function,
 from tilec.backends.triton.runtime.launcher import TFLOAT32
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.errors import InternalMistake
+from tilec.ir.symbolic import Pinned, symbols_of
 from tilec.ir.types import TensorType
 from tilec.package.steps import Copy, Fill, KernelRun, MemoryPlace, Resolved
 
@@ -43,6 +44,8 @@ class Kernels:
     def steps(self, resolved: Resolved) -> tuple[list[dict[str, Any]], int]:
         """Steps as the manifest has them, and the bytes of workspace that they need in all."""
         runs = [s for s in resolved.steps if isinstance(s, KernelRun)]
+        if made_for := symbols_of(v for run in runs for _, v in run.launch.constants if isinstance(v, int)):
+            raise Pinned(made_for)
         jobs: list[Callable[[], Any]] = [_job(run, self.target) for run in runs]
         compiled = dict(zip(map(id, runs), in_parallel(jobs), strict=True))
         size = resolved.workspace

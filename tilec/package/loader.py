@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,16 +21,20 @@ from typing import Any
 
 import torch
 
-PACKAGE_FORMAT = 2
-DRIVER = "libcuda.so.1"
-DEVICE = "cuda"
-MAJOR, MINOR = 75, 76  # the driver's names of a device's attributes
-DYNAMIC_SHARED, PREFER_SHARED = 8, 1
-WIDEST_SHARED = 48 * 1024  # bytes of shared memory that a kernel may have without asking
+from tilec.package.launches import DEVICE, DeviceKernels, PackageError, load_step
+
+PACKAGE_FORMAT = 3
 
 
-class PackageError(Exception):
-    """A package that cannot be loaded, or an argument that does not fit it."""
+# what numbers of the manifest that depend on open sizes are computed with
+OPEN_SIZE_FUNCTIONS: dict[str, Callable] = {
+    "gcd": math.gcd,
+    "as_float": float,
+    "fit": lambda n, dtype: float(n) if dtype.startswith("float") else n,
+    "single": lambda n: ctypes.c_float(n).value,
+    "inverse_of": lambda n: ctypes.c_float(1.0 / ctypes.c_float(n).value).value,
+}
+MOST_SIZES = 1024  # combinations of open sizes whose launches are kept ready
 
 
 def load(directory: str | Path, device: int | str | torch.device | None = None) -> Package:
@@ -70,17 +75,17 @@ class Package:
             found = self.manifest.get("format")
             raise PackageError(f"{directory} has format {found}, and this loader reads format {PACKAGE_FORMAT}")
         self.name: str = self.manifest["name"]
-        self._kernels: dict[int, _Kernels] = {}
+        self._kernels: dict[int, DeviceKernels] = {}
         self._lock = threading.Lock()
-        entries = [_Entry(self, e) for e in self.manifest["entries"]]
+        entries = [(_OpenEntry if "sizes" in e else _Entry)(self, e) for e in self.manifest["entries"]]
         self._forwards = [e for e in entries if not e.wrt]
         self._gradients = [e for e in entries if e.wrt]
 
-    def kernels(self, index: int) -> _Kernels:
+    def kernels(self, index: int) -> DeviceKernels:
         """The kernels on a device, loaded at the first call for it."""
         with self._lock:
             if index not in self._kernels:
-                self._kernels[index] = _Kernels(self.directory, self.manifest, index)
+                self._kernels[index] = DeviceKernels(self.directory, self.manifest, index)
             return self._kernels[index]
 
     def __call__(self, *inputs: object, **named: object) -> Any:
@@ -88,7 +93,7 @@ class Package:
         forward = self._fitting(self._forwards, inputs, named)
         tensors = forward.tensors(inputs, named)
         if self._gradients and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            results = _Recorded.apply(forward, self._gradients[self._forwards.index(forward)], *tensors)
+            results = _Recorded.apply(forward, self._gradients[self._forwards.index(forward.origin)], *tensors)
         else:
             results = forward.run(tensors)
         return results[0] if len(results) == 1 else results
@@ -101,12 +106,16 @@ class Package:
         results = gradient.run(gradient.tensors(inputs, named))
         return results[0] if len(results) == 1 else results
 
-    def _fitting(self, entries: Sequence[_Entry], given: Sequence[object], named: dict[str, object]) -> _Entry:
+    def _fitting(
+        self, entries: Sequence[_Entry | _OpenEntry], given: Sequence[object], named: dict[str, object]
+    ) -> _Entry:
         """The one that was built for what is given; where there is one alone, it says itself what does not fit."""
         by_name = {**dict(zip([i["name"] for i in entries[0].inputs], given, strict=False)), **named}
-        fitting = [e for e in entries if e.fits(by_name)]
-        if fitting or len(entries) == 1:
-            return (fitting or entries)[0]
+        if len(entries) == 1:
+            return entries[0].at(by_name)
+        for e in entries:
+            if e.serves(by_name) and (found := e.at(by_name)).fits(by_name):
+                return found
         built = "; or ".join(e.described() for e in entries)
         got = ", ".join(f"{n} {_described(t)}" for n, t in by_name.items() if isinstance(t, torch.Tensor))
         raise PackageError(f"{self.name} was built for {built}; got {got or 'no tensors'}")
@@ -130,15 +139,17 @@ class _Recorded(torch.autograd.Function):
         gradient, inputs = ctx.gradient, ctx.saved_tensors
         wanted = gradient.inputs[len(inputs) :]
         given = [d if w["ignored"] else d.contiguous() for d, w in zip(d_outputs, wanted, strict=True)]
-        found = dict(zip(gradient.wrt, gradient.run([*inputs, *given]), strict=True))
+        every = [*inputs, *given]
+        here = gradient.at({i["name"]: t for i, t in zip(gradient.inputs, every, strict=True)})
+        found = dict(zip(gradient.wrt, here.run(every), strict=True))
         return (None, None, *[found.get(i["name"]) for i in gradient.inputs[: len(inputs)]])
 
 
 class _Entry:
     """A function of the package: what it is given, what it makes, and its steps."""
 
-    def __init__(self, package: Package, entry: dict[str, Any]):
-        self.package = package
+    def __init__(self, package: Package, entry: dict[str, Any], origin: _OpenEntry | None = None):
+        self.package, self.origin = package, origin or self
         self.inputs: list[dict[str, Any]] = entry["inputs"]
         self.outputs: list[dict[str, Any] | None] = entry["outputs"]
         self.wrt: list[str] = entry.get("wrt", [])
@@ -146,6 +157,14 @@ class _Entry:
         self.steps: list[dict[str, Any]] = entry["steps"]
         self._ready: dict[int, list[Callable[[dict[str, list[int]], int], None]]] = {}
         self._lock = threading.Lock()
+
+    def at(self, by_name: dict[str, object]) -> _Entry:
+        """The function for the sizes of these."""
+        return self
+
+    def serves(self, by_name: dict[str, object]) -> bool:
+        """Are these sizes of the class that it was built for?"""
+        return True
 
     def fits(self, by_name: dict[str, object]) -> bool:
         """Are these of the shapes, types and sizes that the kernels were built for?"""
@@ -160,11 +179,7 @@ class _Entry:
 
     def described(self) -> str:
         """The inputs' shapes and types, and the values of sizes."""
-        found = []
-        for i in self.inputs:
-            value = "" if i.get("value") is None else f" = {i['value']}"
-            found.append(f"{i['name']} {i['dtype']}{i['shape']}{value}")
-        return ", ".join(found)
+        return _inputs_described(self.inputs)
 
     def tensors(self, given: Sequence[object], named: dict[str, object]) -> list[torch.Tensor]:
         """The arguments in order, checked."""
@@ -200,12 +215,85 @@ class _Entry:
         }
         with self._lock, torch.cuda.device(index):
             if index not in self._ready:
-                self._ready[index] = [_step(step, kernels) for step in self.steps]
+                self._ready[index] = [load_step(step, kernels) for step in self.steps]
             stream = torch.cuda.current_stream(index).cuda_stream
             with kernels:
                 for step in self._ready[index]:
                     step(addresses, stream)
         return tuple(outputs)
+
+
+class _OpenEntry:
+    """A function of the package whose sizes are those of the call, within the class that it was built for."""
+
+    def __init__(self, package: Package, entry: dict[str, Any]):
+        self.package, self._entry = package, entry
+        self.inputs: list[dict[str, Any]] = entry["inputs"]
+        self.wrt: list[str] = entry.get("wrt", [])
+        self._conditions = [(text, compile(text, "<package>", "eval")) for text in entry["conditions"]]
+        self._made: dict[tuple[int, ...], _Entry] = {}
+
+    def at(self, by_name: dict[str, object]) -> _Entry:
+        """The function for the sizes of these. Raises PackageError for sizes outside of the class."""
+        sizes = self._sizes(by_name)
+        key = tuple(sizes.values())
+        if key not in self._made:
+            if (unmet := self._unmet(sizes)) is not None:
+                here = ", ".join(f"{_name(n)} = {v}" for n, v in sizes.items())
+                built = ", ".join(f"{_name(n)} = {v}" for n, v in self._entry["sizes"].items())
+                raise PackageError(
+                    f"{self.package.name} was built for sizes like {built}, for which {_name(unmet)}; here {here}; "
+                    "build it for these too"
+                )
+            if len(self._made) >= MOST_SIZES:
+                self._made = {}
+            self._made[key] = _Entry(self.package, at_sizes(self._entry, sizes), self)
+        return self._made[key]
+
+    def serves(self, by_name: dict[str, object]) -> bool:
+        """Are these sizes of the class that it was built for?"""
+        return self._unmet(self._sizes(by_name)) is None
+
+    def described(self) -> str:
+        """The inputs' shapes and types, with the open sizes by name."""
+        built = ", ".join(f"{_name(n)} like {v}" for n, v in self._entry["sizes"].items())
+        return f"{_inputs_described(self.inputs)} ({built})"
+
+    def _sizes(self, by_name: dict[str, object]) -> dict[str, int]:
+        """The open sizes, those that it was built for where an argument does not show them."""
+        found = dict(self._entry["sizes"])
+        for size, (name, axis) in self._entry["places"].items():
+            given = by_name.get(name)
+            if isinstance(given, torch.Tensor) and given.dim() > axis:
+                found[size] = given.shape[axis]
+        return found
+
+    def _unmet(self, sizes: dict[str, int]) -> str | None:
+        """The first condition of the class that does not hold."""
+        names = {**OPEN_SIZE_FUNCTIONS, **sizes}
+        return next((text for text, code in self._conditions if not eval(code, names)), None)
+
+
+def at_sizes(x: Any, sizes: dict[str, int]) -> Any:
+    """A part of the manifest with its numbers for these open sizes."""
+    if isinstance(x, dict):
+        if x.keys() == {"of"}:
+            return eval(x["of"], {**OPEN_SIZE_FUNCTIONS, **sizes})
+        return {k: at_sizes(v, sizes) for k, v in x.items()}
+    return [at_sizes(y, sizes) for y in x] if isinstance(x, list) else x
+
+
+def _name(text: str) -> str:
+    return text.replace("size_", "")
+
+
+def _inputs_described(inputs: Sequence[dict[str, Any]]) -> str:
+    found = []
+    for i in inputs:
+        value = "" if i.get("value") is None else f" = {i['value']}"
+        shape = ", ".join(_name(n["of"]) if isinstance(n, dict) else str(n) for n in i["shape"])
+        found.append(f"{i['name']} {i['dtype']}[{shape}]{value}")
+    return ", ".join(found)
 
 
 def _described(t: torch.Tensor) -> str:
@@ -238,186 +326,3 @@ def _checked(wanted: dict[str, Any], given: object, device: torch.device) -> tor
     if given.data_ptr() % 16:
         raise PackageError(f"{name}: its first element must be at a multiple of 16 bytes; pass .clone()")
     return given
-
-
-class _Driver:
-    """The CUDA driver's functions; every result that is no success becomes a PackageError."""
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL(DRIVER)
-        except OSError as error:
-            raise PackageError(f"there is no CUDA driver here: {error}") from None
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        function = getattr(self._library, name)
-
-        def call(*arguments: Any) -> None:
-            code = function(*arguments)
-            if code:
-                text = ctypes.c_char_p()
-                self._library.cuGetErrorString(code, ctypes.byref(text))
-                raise PackageError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
-
-        setattr(self, name, call)
-        return call
-
-
-class _Kernels:
-    """The package's kernels and tables on one device."""
-
-    def __init__(self, directory: Path, manifest: dict[str, Any], index: int):
-        self.driver = driver = _Driver()
-        with torch.cuda.device(index):
-            torch.empty(1, device=torch.device(DEVICE, index) if DEVICE == "cuda" else DEVICE)  # makes the context
-            device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-            driver.cuInit(0)
-            driver.cuDeviceGet(ctypes.byref(device), index)
-            self.context = ctypes.c_void_p()
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), device)  # torch's own
-            driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
-            driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
-            if not runs_on(manifest["target"], major.value, minor.value):
-                name = ctypes.create_string_buffer(128)
-                driver.cuDeviceGetName(name, 128, device)
-                raise PackageError(
-                    f"{manifest['name']} was built for {manifest['target']}, and this device, {name.value.decode()}, "
-                    f"is sm_{major.value}{minor.value}; build it with --target sm_{major.value}{minor.value}"
-                )
-            self.functions = [self._function(directory, k) for k in manifest["kernels"]]
-            self._tables = [
-                torch.tensor(rows, dtype=torch.int32, device=torch.device(DEVICE)) for rows in manifest["tables"]
-            ]
-        self.tables = [t.data_ptr() for t in self._tables]
-
-    def __enter__(self) -> None:
-        """Make the device's context current: a thread of autograd's has none at first."""
-        self.driver.cuCtxPushCurrent_v2(self.context)
-
-    def __exit__(self, *_: object) -> None:
-        self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-    def _function(self, directory: Path, kernel: dict[str, Any]) -> ctypes.c_void_p:
-        try:
-            image = (directory / kernel["file"]).read_bytes()
-        except OSError as error:
-            raise PackageError(f"the package lacks {kernel['file']}: {error.strerror}") from None
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.driver.cuModuleLoadData(ctypes.byref(module), image)
-        self.driver.cuModuleGetFunction(ctypes.byref(function), module, kernel["symbol"].encode())
-        if kernel["shared"] > WIDEST_SHARED:
-            self.driver.cuFuncSetCacheConfig(function, PREFER_SHARED)
-            self.driver.cuFuncSetAttribute(function, DYNAMIC_SHARED, kernel["shared"])
-        return function
-
-
-def runs_on(target: str, major: int, minor: int) -> bool:
-    """Do a target's kernels run on a device of this compute capability? Those for 9.0 use what it alone has; others run
-    on later devices of the same generation."""
-    wanted = int(target.removeprefix("sm_"))
-    if wanted >= 90:
-        return (major, minor) == divmod(wanted, 10)
-    return major == wanted // 10 and minor >= wanted % 10
-
-
-LoadedStep = Callable[[dict[str, list[int]], int], None]
-
-
-def _step(step: dict[str, Any], kernels: _Kernels) -> LoadedStep:
-    return {"launch": _launch, "fill": _fill, "copy": _copy}[step["step"]](step, kernels)
-
-
-def _address(place: Sequence[Any], addresses: dict[str, list[int]]) -> int:
-    space, number, offset = place
-    return addresses[space][number] + offset
-
-
-def _fill(step: dict[str, Any], kernels: _Kernels) -> LoadedStep:
-    """Every `item` bytes hold the pattern; 8 bytes are two words, each written with a pitch of two."""
-    place, item, count, pattern = step["to"], step["item"], step["count"], step["pattern"]
-    driver = kernels.driver
-
-    def fill(addresses: dict[str, list[int]], stream: int) -> None:
-        to, on, size = ctypes.c_uint64(_address(place, addresses)), ctypes.c_void_p(stream), ctypes.c_size_t
-        if item == 1:
-            driver.cuMemsetD8Async(to, ctypes.c_ubyte(pattern), size(count), on)
-        elif item == 2:
-            driver.cuMemsetD16Async(to, ctypes.c_ushort(pattern), size(count), on)
-        elif item == 4:
-            driver.cuMemsetD32Async(to, ctypes.c_uint(pattern), size(count), on)
-        else:
-            for half in (0, 1):
-                word = ctypes.c_uint(pattern >> 32 * half & 0xFFFFFFFF)
-                at = ctypes.c_uint64(to.value + 4 * half)
-                driver.cuMemsetD2D32Async(at, size(8), word, size(1), size(count), on)
-
-    return fill
-
-
-def _copy(step: dict[str, Any], kernels: _Kernels) -> LoadedStep:
-    to, source, count = step["to"], step["from"], ctypes.c_size_t(step["bytes"])
-
-    def copy(addresses: dict[str, list[int]], stream: int) -> None:
-        ends = [ctypes.c_uint64(_address(place, addresses)) for place in (to, source)]
-        kernels.driver.cuMemcpyDtoDAsync_v2(*ends, count, ctypes.c_void_p(stream))
-
-    return copy
-
-
-SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
-
-
-def _launch(step: dict[str, Any], kernels: _Kernels) -> LoadedStep:
-    """One kernel, `repeat` times, whose argument at `counter` counts."""
-    driver, function = kernels.driver, kernels.functions[step["kernel"]]
-    values: list[Any] = []
-    pointers: list[tuple[Any, Sequence[Any]]] = []
-    maps: list[tuple[Any, dict[str, Any]]] = []
-    for kind, value in step["arguments"]:
-        if kind == "pointer":
-            values.append(ctypes.c_uint64(0))
-            if value is not None:
-                pointers.append((values[-1], value))
-        elif kind == "map":
-            room = ctypes.create_string_buffer(192)
-            shift = -ctypes.addressof(room) % 64
-            values.append((ctypes.c_char * 128).from_buffer(room, shift))
-            maps.append((values[-1], value))
-        else:
-            values.append(SCALARS[kind](value))
-    parameters = (ctypes.c_void_p * max(1, len(values)))(*[ctypes.addressof(v) for v in values])
-    shape = [ctypes.c_uint(n) for n in (*step["grid"], step["threads"], 1, 1, step["shared"])]
-    counter = None if step["counter"] is None else values[step["counter"]]
-    cooperative = step["cooperative"]
-    encoded: dict[int, int] = {}
-
-    def launch(addresses: dict[str, list[int]], stream: int, kept: object = values) -> None:
-        for value, place in pointers:
-            value.value = _address(place, addresses)
-        for number, (room, how) in enumerate(maps):
-            address = _address(how["of"], addresses)
-            if encoded.get(number) != address:
-                _encode(driver, room, how, address)
-                encoded[number] = address
-        for moment in range(step["repeat"]):
-            if counter is not None:
-                counter.value = moment
-            if cooperative:
-                driver.cuLaunchCooperativeKernel(function, *shape, ctypes.c_void_p(stream), parameters)
-            else:
-                driver.cuLaunchKernel(function, *shape, ctypes.c_void_p(stream), parameters, None)
-
-    return launch
-
-
-def _encode(driver: _Driver, room: Any, how: dict[str, Any], address: int) -> None:
-    """A tensor map; the driver counts dimensions from the fastest on."""
-    rank = len(how["shape"])
-    shape = (ctypes.c_uint64 * rank)(*reversed(how["shape"]))
-    strides = (ctypes.c_uint64 * rank)(*[s * how["item"] for s in reversed(how["strides"][:-1])], 0)
-    box = (ctypes.c_uint32 * rank)(*reversed(how["box"]))
-    ones = (ctypes.c_uint32 * rank)(*[1] * rank)
-    driver.cuTensorMapEncodeTiled(
-        *(room, how["type"], ctypes.c_uint32(rank), ctypes.c_void_p(address), shape, strides, box, ones),
-        *(0, how["swizzle"], 2, 0),
-    )

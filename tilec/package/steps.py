@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -22,6 +23,7 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
 from tilec.errors import Unsupported
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType
 
 ALIGNMENT = 512  # bytes, as torch's allocator has it
@@ -170,6 +172,9 @@ def pack_workspace(requests: Sequence[tuple[int, int, int]]) -> tuple[list[int],
     """Offsets for (bytes, first step, last step), each at the lowest place that is free for so long, and their end."""
     taken: list[tuple[int, int, int, int]] = []
     offsets = []
+    if any(is_symbolic(size) for size, _, _ in requests):  # one after the other, so that nothing is asked of sizes
+        ends = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size, _, _ in requests)]
+        return ends[:-1], ends[-1]
     for size, start, end in requests:
         size = -(-size // ALIGNMENT) * ALIGNMENT
         offset = 0

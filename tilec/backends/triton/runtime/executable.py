@@ -343,12 +343,15 @@ class TritonProgram:
         call = self._calls[key] = PlannedCall(plan, self._names, device)
         return call
 
+    def _at_sizes(self, x: Any) -> Any:
+        return with_numbers(x, self._sizes) if self._sizes else x
+
     @property
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
         setting = target_setting(self._target)
         if setting not in self._shown:
-            shapes = with_numbers(self._shapes, self._sizes)
+            shapes = self._at_sizes(self._shapes)
             self._shown[setting] = self._make_plan([contiguous(s) for s in shapes], setting)
         return self._shown[setting]
 
@@ -361,7 +364,7 @@ class TritonProgram:
 
     @property
     def temporary_bytes(self) -> int | None:
-        return temporary_bytes(self.plan, with_numbers(self._types, self._sizes))
+        return temporary_bytes(self.plan, self._at_sizes(self._types))
 
     @property
     def repeated_bytes(self) -> int:
@@ -373,7 +376,7 @@ class TritonProgram:
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()
         pieces = []
-        for launch, dtypes in _typed(self.plan, with_numbers(self._types, self._sizes)):
+        for launch, dtypes in _typed(self.plan, self._at_sizes(self._types)):
             compiled = compile_for(launch, dtypes, target)
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
