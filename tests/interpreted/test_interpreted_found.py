@@ -170,22 +170,28 @@ def test_what_is_asked_of_an_intermediate(case):
     torch.testing.assert_close(ours.grad()(*inputs, *ones), theirs.grad()(*inputs, *ones))
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "U[i : N + 2] = A[i + 1]; T[] = +(exp(U[i]));",
-        "U[i : N + 2] = -A[i + 1]; T[] = >(U[i] - 1);",
-        "U[i : N] = A[i] > 0 ? A[i] * 2; T[] = *(U[i] + 1);",
-        "U[2*i : 2*N] = A[i]; T[] = logsumexp(U[i]);",
-        "U[i : N] = A[I[i]]; T[] = mean(abs(U[i] - 1));",
-        "U[i, j : N, 3] = A[i + j]; T[j : 3] = +(cos(U[i, j]));",
-        "U[i : N] = A[i], i < 3; T[] = any(U[i] == 0);",
-    ],
-)
-def test_zeros_of_a_producer_count(source, monkeypatch):
+PRODUCERS = [
+    "U[i : N + 2] = A[i + 1]",
+    "U[i : N] = A[i + 2] * B[i]",
+    "U[i : N] = A[i] + B[i + 1]",
+    "U[i : N] = A[I[i]]",
+    "U[i : N] = pad(A[i + 2], 3.0) * A[i + 1]",
+    "U[i : N] = A[i], i < 3",
+    "U[i : N] = A[i] > 0 ? A[i]",
+    "U[i : N + 1] = -A[N - 1 - i]",
+]
+REDUCTIONS = [
+    "+(exp(U[i]))", ">(-abs(U[i]))", "*(U[i] + 1)", "logsumexp(U[i])", "mean(abs(U[i] - 1))", "any(U[i] == 0)",
+    "argmin(U[i] * U[i])", "+(cos(U[i]) * B[i])",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_zeros_of_a_producer_count(producer, monkeypatch):
     """Elements that an assignment does not write are terms of the reduction that it is computed in."""
     monkeypatch.setattr(grow_groups, "LONG_ROW", 2)  # so that no group takes it
-    whole = f"function (A[N], I[N]) -> (T) {{ {source} }}"
-    inputs = R(7), torch.tensor([0, 6, 7, -1, 3, 3, 9])
-    found, exact = (tilec.compile(whole, backend=name)(*inputs) for name in ("triton", "torch"))
-    torch.testing.assert_close(found, exact)
+    inputs = R(7), R(7), torch.tensor([0, 6, 7, -1, 3, 3, 9])
+    for reduction in REDUCTIONS:
+        whole = f"function (A[N], B[N], I[N]) -> (T) {{ {producer}; T[] = {reduction}; }}"
+        found, exact = (tilec.compile(whole, backend=name)(*inputs) for name in ("triton", "torch"))
+        torch.testing.assert_close(found, exact, msg=lambda m, whole=whole: f"{whole}\n{m}")

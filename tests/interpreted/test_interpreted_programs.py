@@ -14,7 +14,6 @@ from support.programs import PHASES, Case, Options, programs
 from support.stages import REFUSALS, gradient, run_backend, setting_of
 
 import tilec
-from tilec.backends.triton.fusion import grow_groups
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse, show
 from tilec.pipeline import lower
@@ -62,23 +61,6 @@ def test_random_programs_in_slabs(budget, monkeypatch):
 
     @settings(max_examples=10 * SCALE, phases=PHASES)
     @given(programs(Options(smooth=True, statements=4)))
-    def run(case: Case):
-        ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
-
-    run()
-    assert any(ran)
-
-
-@pytest.mark.parametrize(
-    "options", [Options(statements=4), Options(special=True, statements=4)], ids=["mixed", "special"]
-)
-def test_random_programs_with_long_rows(options, monkeypatch):
-    """The same where reductions are in kernels of their own, as long ones are, and compute what they read."""
-    monkeypatch.setattr(grow_groups, "LONG_ROW", 0)
-    ran = []
-
-    @settings(max_examples=15 * SCALE, phases=PHASES)
-    @given(programs(options))
     def run(case: Case):
         ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
 
