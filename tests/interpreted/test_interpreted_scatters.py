@@ -6,14 +6,19 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.plan.plan import Plan
+from tilec.backends.triton.runtime.executable import PlannedCall
+from tilec.backends.triton.scatter import sort
 from tilec.backends.triton.schedule import planner
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
 
+CPU = torch.device("cpu")
 POINTS = 1100  # more than one program combines of a run
-SORTED = ["Y_at_kernel", "Y_pieces", "Y_segments"]
+SORTED = ["Y_at_kernel", "Y_sorted", "Y_starts", "Y_pieces", "Y_segments"]
+PASSED = ["Y_at_kernel", "Y_digits", "Y_bases", "Y_moved", "Y_starts", "Y_pieces", "Y_segments"]
 CASES = {  # source, kernels
     "rows": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = +(X[m, d]); }", SORTED),
     "rows of another tensor": (
@@ -32,10 +37,10 @@ CASES = {  # source, kernels
         "function (X[M, D], T[M]) -> (Y) { Y[T[m], m % 250 : 9, 250] = *(X[m, 1]); }",
         SORTED,
     ),
-    "a window": ("function (X[M, D], T[M]) -> (Y) { Y[T[m] + d : 9] = +(X[m, d] * d); }", SORTED),
+    "a window": ("function (X[M, D], T[M]) -> (Y) { Y[T[m] + d : 9] = +(X[m, d] * d); }", PASSED),
     "kept by default": (
         "function (X[M, D], T[M], Z[N, D]) -> (Y) { Y[T[m] + 2, d : N, D] = +(X[m, d]) default Z; }",
-        SORTED,
+        PASSED,
     ),
     "logsumexp at a remainder": ("function (X[M, D]) -> (Y) { Y[m % 7, d : 7, D] = logsumexp(X[m, d]); }", SORTED),
     "any": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = >(X[m, d] > 2); }", SORTED),
@@ -96,3 +101,94 @@ def test_programs_of_two_axes_in_line(monkeypatch):
     x = torch.randn(5, 700, generator=torch.Generator().manual_seed(0))
     found = f(x, torch.tensor([0, 3, 0, 7, -1]))
     torch.testing.assert_close(found, torch.stack([x[0] + x[2], 0 * x[0], 0 * x[0], x[1]]))
+
+
+EPILOGUES = {  # source, shapes of what has elements of its own
+    "added": (
+        "function (U[M, D], T[M], Z[N, D]) -> (Y) { A[T[m], d : N, D] = +(U[m, d]); Y = A * 2 + Z; }",
+        ((POINTS, 5), None, (40, 5)),
+    ),
+    "of maxima, transposed and by place": (
+        """function (U[M, D], T[M], Z[D, N]) -> (Y) {
+            A[T[m], d : N, D] = >(U[m, d]);
+            Y[n, d : N, D] = exp(A[n, d]) * Z[d, n] + n + 2*d;
+        }""",
+        ((POINTS, 5), None, (5, 40)),
+    ),
+    "of single elements": (
+        """function (U[M], T[M], Z[N, D]) -> (Y) {
+            A[T[m], m % 5 : N, D] = +(U[m]);
+            Y[n, d : N, D] = A[n, d] > 0 ? A[n, d] - Z[n, d] : 0;
+        }""",
+        ((POINTS,), None, (40, 5)),
+    ),
+    "of several columns": (
+        """function (U[M, B, D], T[M], Z[N, B, D]) -> (Y) {
+            A[T[m], b, d : N, B, D] = +(U[m, b, d]) default Z;
+            Y[n, b, d : N, B, D] = A[n, b, d] * Z[n, b, d];
+        }""",
+        ((POINTS, 2, 3), None, (40, 2, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_an_epilogue_of_runs(name: str) -> None:
+    source, shapes = EPILOGUES[name]
+    g = torch.Generator().manual_seed(0)
+    f = tilec.compile(source, backend="triton")
+    for dtype in (torch.float32, torch.bfloat16):
+        place = torch.randint(-2, 42, (POINTS,), generator=g)
+        tensors = [place if s is None else torch.randn(s, generator=g).to(dtype) for s in shapes]
+        wide = [t.double() if t.is_floating_point() else t for t in tensors]
+        wanted = tilec.compile(source, backend="torch")(*wide)
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(f(*tensors).double(), wanted, rtol=tolerance, atol=tolerance * 20)
+        names = [k.name for k in f.lower(*tensors).kernels]
+        assert names[-1] == "A_segments" and not any(name.startswith("Y") for name in names)
+
+
+ORDERS = {
+    "at random": lambda m, n, g: torch.randint(-3, n + 3, (m,), generator=g),
+    "in order": lambda m, n, g: torch.randint(0, n, (m,), generator=g).sort()[0],
+    "the other way round": lambda m, n, g: torch.arange(m).flip(0) % n,
+    "most at one": lambda m, n, g: torch.where(
+        torch.rand(m, generator=g) < 0.9, n - 1, torch.randint(0, n, (m,), generator=g)
+    ),
+    "all outside": lambda m, n, g: torch.full((m,), n),
+    "in order but for the last": lambda m, n, g: torch.cat([torch.arange(m - 1), torch.zeros(1, dtype=torch.int64)]),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(("points", "count", "dtype"), [(5001, 5000, torch.int64), (2049, 3, torch.int32)])
+def test_sorted_in_passes(name: str, points: int, count: int, dtype: torch.dtype) -> None:
+    place = ORDERS[name](points, count, torch.Generator().manual_seed(0)).to(dtype)
+    f = tilec.compile("function (X[M], T[M], N[V]) -> (Y) { Y[T[m] : V] = +(X[m]); }", backend="triton")
+    x, n = torch.arange(points, dtype=torch.float32), torch.empty(count)
+    inside = (place >= 0) & (place < count)
+    wanted = torch.zeros(count).index_add_(0, place[inside].long(), x[inside])
+    assert torch.equal(f(x, place, n), wanted)
+    assert sort.Sort("Y", "", "", "", "", points, count, False).digits[0] == (2 if count > 2047 else 1)
+
+
+@pytest.mark.parametrize(("count", "wide"), [(2, False), (900, True), (3000, False)])
+def test_the_sort_is_stable_in_any_number_of_passes(count: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "ONE_BLOCK": 16,
+        "SMALLEST_BLOCK": 32,
+        "LARGEST_BLOCK": 32,
+        "MOST_BITS": 5,
+        "COUNTS_AT_ONCE": 32,
+    }.items():
+        monkeypatch.setattr(sort, name, value)
+    for points in (10 * 32 - 5, 7):
+        asked = sort.Sort("Y", "keys", "placed", "order", "starts", points, count, wide)
+        call = PlannedCall(Plan(tuple(sort.sort_steps(asked)), ("placed", "order", "starts")), ("keys",), CPU)
+        keys = torch.randint(0, count + 1, (points,)).to(getattr(torch, asked.dtype))
+        for given in (keys, keys // 5, keys.sort()[0]):
+            placed, order, starts = call((given,))
+            wanted, places = torch.sort(given, stable=True)
+            assert torch.equal(placed, wanted)
+            assert torch.equal(order, places.to(order.dtype))
+            assert torch.equal(starts, torch.searchsorted(wanted, torch.arange(1, count + 2)).to(starts.dtype))

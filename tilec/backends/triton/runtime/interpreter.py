@@ -63,7 +63,7 @@ def _cast(self: Any, source: TensorHandle, target: tl.dtype) -> TensorHandle:
 
 def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
     """Neighbours first, all pairs at once: reduced dimensions are powers of two."""
-    assert self.axis is not None and not self.keep_dims
+    assert self.axis is not None
     parts = [np.moveaxis(b.handle.data, self.axis, 0) for b in blocks]
     while len(parts[0]) > 1:
         halves = [
@@ -73,7 +73,8 @@ def _reduce(self: Any, blocks: tuple[tl.tensor, ...]) -> list[tl.tensor]:
         ]
         made = self.combine_fn.fn(*halves)
         parts = [m.handle.data for m in (made if isinstance(made, tuple) else (made,))]
-    return [self.to_tensor(p[0], b.dtype) for p, b in zip(parts, blocks, strict=True)]
+    kept = [np.expand_dims(p[0], self.axis) if self.keep_dims else p[0] for p in parts]
+    return [self.to_tensor(p, b.dtype) for p, b in zip(kept, blocks, strict=True)]
 
 
 def _scan(self: Any, operands: list[tl.tensor]) -> list[tl.tensor]:

@@ -9,7 +9,7 @@ that are variables of their own stay axes; variables that the output index lacks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import python_name
@@ -21,7 +21,8 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
-from tilec.backends.triton.scatter.segments import Runs, place_type, segment_steps
+from tilec.backends.triton.scatter.segments import Runs, segment_steps
+from tilec.backends.triton.scatter.sort import Sort, sort_steps
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, rebuild, walk
 from tilec.ir.types import TensorType
@@ -30,12 +31,20 @@ StatementPlanner = Callable[..., list[Step]]
 
 
 def scattered(
-    s: Statement, types: Mapping[str, TensorType], strides: Strides, int64_index: bool, carry: StatementPlanner
-) -> list[Step]:
-    """Steps that compute the flat statement `s` into its allocated output; `carry` carries out an ordinary one."""
+    s: Statement,
+    types: Mapping[str, TensorType],
+    strides: Strides,
+    int64_index: bool,
+    carry: StatementPlanner,
+    epilogue: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
+    can have none. `carry` carries out an ordinary one."""
     domain = build_domain(s, types)
     out = types[s.output]
     if domain is None:
+        if epilogue:
+            return None
         content = s.default if s.default is not None else identity(s.aggregation, out.dtype)
         return [Allocate(s.output, out.shape, out.dtype, content)]
     s = domain.statement
@@ -73,12 +82,11 @@ def scattered(
     summed = set(order) < set(domain.low)
     space = build_space(term, types)
     assert space is not None
-    runs = Runs(
-        s, space, StridedView(term, types, strides), keyed, columns, points, count, width, accumulator, int64_index
-    )
+    view, later = StridedView(term, types, strides), tuple(epilogue)
+    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, later)
     exact = None if summed else exact_steps(runs, place, wanted)
     if exact is not None:
-        return exact
+        return None if epilogue else exact
     if summed:
         before = [Allocate(term.output, types[term.output].shape, dtype), *carry(term, term, types, strides)]
         after = (term.output,)
@@ -108,20 +116,15 @@ def _sorted(
 ) -> list[Step]:
     """Steps that sort the points by position and combine their runs."""
     s, at = runs.statement, position.output
-    dtype = place_type(runs.count)
-    shape = tuple(size_of(n) for n in position.sizes or ())
-    types = {**types, at: TensorType(shape, dtype)}
-    strides = {**strides, at: contiguous(shape)}
     placed, order, starts, content = map(runs.name, ("placed", "order", "starts", "default"))
-    lines = (
-        f"{python_name(placed)}, {python_name(order)} = torch.sort({python_name(at)}.reshape(-1), stable=True)",
-        f"edges = torch.arange(1, {runs.count + 2}, dtype=torch.{dtype}, device={python_name(placed)}.device)",
-        f"{python_name(starts)} = torch.searchsorted({python_name(placed)}, edges, out_int32={not runs.int64_index})",
-    )
+    sort = Sort(s.output, at, placed, order, starts, runs.points, runs.count, runs.int64_index)
+    shape = tuple(size_of(n) for n in position.sizes or ())
+    types = {**types, at: TensorType(shape, sort.dtype)}
+    strides = {**strides, at: contiguous(shape)}
     return [
-        Allocate(at, shape, dtype),
+        Allocate(at, shape, sort.dtype),
         *carry(position, position, types, strides),
-        TorchLines(lines, (at,), (placed, order, starts), (s.output,)),
+        *sort_steps(sort),
         *([_contiguous_default(s, content)] if s.default is not None else []),
         *segment_steps(runs),
         Release((at, placed, order, starts, *([content] if s.default is not None else []))),

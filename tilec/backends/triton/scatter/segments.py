@@ -8,22 +8,24 @@ that of its last. Which points are combined in which order depends on the indice
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.aggregations import LOGICAL
-from tilec.ir.program import Statement
+from tilec.ir.program import Index, Int, Statement
 
 LONGEST = 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
@@ -45,6 +47,7 @@ class Runs:
     width: int
     accumulator: Accumulator
     int64_index: bool
+    epilogue: tuple[Statement, ...] = ()
 
     def name(self, what: str) -> str:
         return f"{self.statement.output}.{what}"
@@ -83,7 +86,7 @@ def segment_steps(runs: Runs) -> list[Step]:
     across = -(-runs.width // blocks.columns)
     split = runs.points > LONGEST
     whole = _Writer(runs, blocks).whole(split)
-    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps)
+    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, runs.epilogue)
     if not split:
         return [launch]
     alone = RunBlocks(1, min(LONGEST, max(8, block_terms(blocks.columns) // blocks.columns)), blocks.columns)
@@ -104,10 +107,10 @@ class _Writer:
         self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns}
         self.shape = "(BM * BR, BN)"
 
-    def launch(self, grid: tuple[int, int, int], warps: int) -> Launch:
-        k, s = self.k, self.runs.statement
-        constants = tuple(k.constants.items())
-        return Launch(k.file(s), grid, tuple(k.parameters.items()), constants, warps, 2, (s.output,))
+    def launch(self, grid: tuple[int, int, int], warps: int, epilogue: Sequence[Statement] = ()) -> Launch:
+        k, statements = self.k, (self.runs.statement, *epilogue)
+        constants, outputs = tuple(k.constants.items()), tuple(s.output for s in statements)
+        return Launch(k.file(*statements), grid, tuple(k.parameters.items()), constants, warps, 2, outputs)
 
     def whole(self, split: bool) -> _Writer:
         """Every run; of long ones the parts that `pieces` has made."""
@@ -140,8 +143,30 @@ class _Writer:
             kind = triton_type(runs.accumulator.dtype)
             k.emit(f"reached = {bounds[0]} > {bounds[1]}")
             k.emit(f"value = tl.where(reached[:, None], value, {other}.to({kind}))")
-        k.emit(f"tl.store({k.pointer(s.output)} + {place}, value.to({triton_type(out.dtype)}), mask={mask})")
+        text, output = "value", s.output
+        if runs.epilogue:
+            text, output = self._finished(count), runs.epilogue[-1].output
+            out = self.types[output]
+        k.emit(f"tl.store({k.pointer(output)} + {place}, ({text}).to({triton_type(out.dtype)}), mask={mask})")
         return self
+
+    def _finished(self, count: str) -> str:
+        """The epilogue's value; its variables are the output's axes."""
+        k, s = self.k, self.runs.statement
+        shape = self.types[s.output].shape
+        split = next(a for a in range(len(shape) + 1) if math.prod(shape[:a]) == self.runs.count)
+        split = len(shape) if self.runs.width == 1 else split
+        variables = tuple(f"{s.output}.{a}" for a in range(len(shape)))
+        element = replace(s, index=tuple(map(Index, variables)), sizes=tuple(map(Int, shape)), body=Int(0), guard=None)
+        element = replace(element, aggregation="assign", constraints=(), default=None)
+        space = build_space(element, self.types)
+        assert space is not None
+        k.space = space
+        k.emit(f"row_in = row < {count}")
+        k.decode(Axis("row", variables[:split], "BM"))
+        k.decode(Axis("col", variables[split:], "BN"))
+        frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
+        return finish(frame, space, "value", self.runs.accumulator.dtype, self.runs.epilogue)[0]
 
     def pieces(self) -> _Writer:
         """Parts of long runs: in row 2 * p what those points of piece p add to the run of its first point, in the next
@@ -157,14 +182,14 @@ class _Writer:
         key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
         begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
         wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > {LONGEST}) & ((part == 0) | ({begin} > {origin}))")
-        begin = k.line("lower", f"tl.maximum({begin}, {origin})")
-        end = k.line("upper", f"tl.where({wanted}, tl.minimum({end}, {limit}), {begin})")
+        k.leave(f"{wanted} == 0")
+        begin, end = k.line("lower", f"tl.maximum({begin}, {origin})"), k.line("upper", f"tl.minimum({end}, {limit})")
         k.scopes[0].lines += runs.accumulator.start(self.shape)
         self._walk(begin, end, f"{end} - {begin}")
         k.scopes[0].lines += runs.accumulator.reduce(0)
         place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
         parts = k.pointer(runs.name("parts"))
-        k.emit(f"tl.store({parts} + {place}, {runs.accumulator.result()}, mask=col_in & {wanted})")
+        k.emit(f"tl.store({parts} + {place}, {runs.accumulator.result()}, mask=col_in)")
         return self
 
     # parts of both

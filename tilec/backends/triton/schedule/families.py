@@ -120,8 +120,7 @@ def statement_steps(
     """Steps that compute one statement into its allocated output."""
     p = problem_of(defracted, flat, types, strides, setting)
     if p is None:
-        int64_index = needs_int64_index((flat,), types, strides, None)
-        return scattered(flat, types, strides, int64_index, partial(statement_steps, setting=setting))
+        return _scattered(flat, (), types, strides, setting) or []
     first = fill(p.space, types)
     if not p.space.classes:
         return first
@@ -139,7 +138,16 @@ def fused_steps(
 ) -> list[Step] | None:
     """Steps that compute a statement and its epilogue in one launch; None where it has no such form."""
     p = problem_of(defracted, flat, types, strides, setting, epilogue)
-    return None if p is None or not p.space.classes else _emitted(p)[1]
+    if p is None:
+        return _scattered(flat, epilogue, types, strides, setting)
+    return None if not p.space.classes else _emitted(p)[1]
+
+
+def _scattered(
+    flat: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides, setting: Setting
+) -> list[Step] | None:
+    int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
+    return scattered(flat, types, strides, int64_index, partial(statement_steps, setting=setting), epilogue)
 
 
 @dataclass(frozen=True)

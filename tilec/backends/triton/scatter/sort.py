@@ -1,0 +1,291 @@
+"""A stable sort of points by position: a radix sort by blocks, the same every time.
+
+Each pass counts the digits of each block of points, adds the counts up by digit and then by block, and moves the points
+of each block, sorted by digit on the chip, to where its digits begin. Few points are one block, sorted as they are.
+Positions that are in order already, as edges of graphs often are, are found by the first pass and only copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.backends.common.code import indented, python_name
+from tilec.backends.triton.emit.device_text import kernel_file
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
+
+ONE_BLOCK = 2048  # points that a program sorts whole
+SMALLEST_BLOCK, LARGEST_BLOCK = 1024, 2048  # points of a block of several
+MOST_BITS = 11  # of a digit: with more, a block has more digits than points
+FEWEST_BITS = 8  # with fewer, passes cost as much
+POINTS_OF_A_WARP = 128  # four a thread: threads wait for each other's more than they compute
+SEARCHED = 256  # positions whose first points a program looks for
+COUNTS_AT_ONCE = 1024  # counts of a digit that are added up at a time
+
+
+@dataclass(frozen=True)
+class Sort:
+    """`points` elements of the tensor `keys`, each from 0 to `count`, for the statement of this output. Made are
+    tensors of these names: `placed`, keys in order, equal ones in their own; `order`, the points that are there;
+    `starts`, where each key from 1 to `count` + 1 begins. `int64_index`: positions are 64-bit."""
+
+    output: str
+    keys: str
+    placed: str
+    order: str
+    starts: str
+    points: int
+    count: int
+    int64_index: bool
+
+    @property
+    def dtype(self) -> str:
+        return key_type(self.count, self.int64_index)
+
+    @property
+    def block(self) -> int:
+        """Points of a block: as many as leave two programs for each multiprocessor."""
+        return min(max(SMALLEST_BLOCK, power_of_two(self.points // TWO_A_MULTIPROCESSOR)), LARGEST_BLOCK)
+
+    @property
+    def digits(self) -> tuple[int, int]:
+        """Passes, and bits of each."""
+        bits = self.count.bit_length()
+        passes = -(-bits // MOST_BITS)
+        return passes, max(FEWEST_BITS, -(-bits // passes))
+
+    def name(self, what: str) -> str:
+        return f"{self.output}.{what}"
+
+
+def key_type(count: int, int64_index: bool) -> str:
+    return "int64" if int64_index or count >= 2**31 - 2 else "int32"
+
+
+def sort_steps(sort: Sort) -> list[Step]:
+    """Steps that allocate and fill `placed`, `order` and `starts`."""
+    return [
+        Allocate(sort.placed, (sort.points,), sort.dtype),
+        Allocate(sort.order, (sort.points,), sort.dtype),
+        Allocate(sort.starts, (sort.count + 1,), sort.dtype),
+        *([_whole(sort)] if sort.points <= ONE_BLOCK else _passes(sort)),
+        _search(sort),
+    ]
+
+
+def _passes(sort: Sort) -> list[Step]:
+    passes, bits = sort.digits
+    blocks, digits = -(-sort.points // sort.block), 2**bits
+    counts, before, totals = map(sort.name, ("counts", "before", "totals"))
+    between = [(sort.name(f"placed_{k}"), sort.name(f"order_{k}")) for k in range(min(2, passes - 1))]
+    made = [
+        Allocate(counts, (digits + 1, blocks), sort.dtype),
+        Allocate(before, (blocks, digits), "int32"),
+        Allocate(totals, (passes, digits + 1), sort.dtype),
+        *(Allocate(n, (sort.points,), sort.dtype) for pair in between for n in pair),
+    ]
+    steps: list[Step] = [*made]
+    source: tuple[str, str | None] = (sort.keys, None)
+    for k in range(passes):
+        target = (sort.placed, sort.order) if k + 1 == passes else between[k % 2]
+        steps += _Pass(sort, k, k + 1 == passes, blocks, bits, source, target).launches()
+        source = target
+    return [*steps, Release(tuple(a.tensor for a in made))]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One of a sort's passes over the keys and points of `source`, into `target`. Of the tensor `totals`, which has a
+    row for each pass, the last number of the first says how many keys are less than the one before."""
+
+    sort: Sort
+    number: int
+    last: bool
+    blocks: int
+    bits: int
+    source: tuple[str, str | None]
+    target: tuple[str, str]
+
+    @property
+    def first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def shift(self) -> dict[str, int]:
+        return {"points": self.sort.points, "blocks": self.blocks, "shift": self.number * self.bits}
+
+    @property
+    def row(self) -> dict[str, int]:
+        """Where the pass's row of `totals` begins."""
+        return {"at": self.number * (2**self.bits + 1)}
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"BLOCK": self.sort.block, "DIGITS": 2**self.bits}
+
+    def tensors(self, *names: str) -> dict[str, str]:
+        return {name: self.sort.name(name) for name in names}
+
+    def launches(self) -> list[Launch]:
+        sort, warps, blocks = self.sort, max(1, self.sort.block // POINTS_OF_A_WARP), self.blocks
+        keys, totals = {"keys": self.source[0]}, self.tensors("totals")
+        digits = {"DIGITS": 2**self.bits}
+        asked = {} if self.first else totals
+        tensors = {**keys, **self.tensors("counts", "before"), **asked}
+        counted = _launch(sort, "digits", self._counted(), tensors, self.shift, self.constants, blocks, warps)
+        added = {"BLOCK": min(COUNTS_AT_ONCE, max(32, power_of_two(blocks))), **({} if self.first else digits)}
+        tensors = {**self.tensors("counts"), **totals}
+        numbers = {"blocks": blocks, **self.row}
+        programs = digits["DIGITS"] + self.first
+        bases = _launch(sort, "bases", self._added(), tensors, numbers, added, programs, 4)
+        tensors = {**keys, **self.tensors("counts", "before"), **totals, "placed": self.target[0]}
+        tensors |= {"points_there": self.target[1]}
+        tensors |= {} if self.source[1] is None else {"order": self.source[1]}
+        tensors |= {"positions": sort.keys} if self.last else {}
+        numbers = {**self.shift, **self.row}
+        moved = _launch(sort, "moved", self._moved(), tensors, numbers, self.constants, blocks, warps)
+        return [counted, bases, moved]
+
+    def _unless_sorted(self, lines: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
+        found = ["if tl.load(totals + DIGITS) != 0:", *indented(lines)]
+        return [*found, "else:", *indented(otherwise)] if otherwise else found
+
+    def _block(self) -> list[str]:
+        return [
+            f"block = {PROGRAM[0]}.to(tl.{self.sort.dtype})",
+            "lane = tl.arange(0, BLOCK)",
+            "place = block * BLOCK + lane",
+            "inside = place < points",
+        ]
+
+    def _digits(self) -> list[str]:
+        return [
+            *self._block(),
+            "key = tl.load(keys + place, mask=inside, other=0)",
+            "digit = ((key >> shift) & (DIGITS - 1)).to(tl.int32)",
+        ]
+
+    def _counted(self) -> list[str]:
+        """Counts of each digit in a block, added up in a row of memory of its own, and how many of lesser digits it
+        has."""
+        lines = [
+            *self._digits(),
+            "one = tl.arange(0, DIGITS)",
+            "own = before + block * DIGITS",
+            "tl.store(own + one, tl.zeros((DIGITS,), tl.int32))",
+            "tl.debug_barrier()",
+            'tl.atomic_add(own + digit, tl.full((BLOCK,), 1, tl.int32), mask=inside, sem="relaxed")',
+            "tl.debug_barrier()",
+            "count = tl.load(own + one, volatile=True)",
+            "tl.debug_barrier()",
+            "tl.store(own + one, tl.cumsum(count) - count)",
+            f"tl.store(counts + one.to(tl.{self.sort.dtype}) * blocks + block, count)",
+        ]
+        if not self.first:
+            return self._unless_sorted(lines)
+        return [
+            *lines,
+            "previous = tl.load(keys + place - 1, mask=inside & (place > 0), other=0)",
+            "less = tl.sum((key < previous).to(tl.int32))",
+            f"tl.store(counts + tl.cast(blocks, tl.{self.sort.dtype}) * DIGITS + block, less)",
+        ]
+
+    def _added(self) -> list[str]:
+        """In the place of a block's count of a digit: how many there are in the blocks before."""
+        loop = [
+            "block = start + tl.arange(0, BLOCK)",
+            "inside = block < blocks",
+            "count = tl.load(counts + digit * blocks + block, mask=inside, other=0)",
+            "tl.store(counts + digit * blocks + block, total + tl.cumsum(count) - count, mask=inside)",
+            "total += tl.sum(count)",
+        ]
+        lines = [
+            f"digit = {PROGRAM[0]}.to(tl.{self.sort.dtype})",
+            f"total = tl.full((), 0, tl.{self.sort.dtype})",
+            "for start in range(0, blocks, BLOCK):",
+            *indented(loop),
+            "tl.store(totals + at + digit, total)",
+        ]
+        return lines if self.first else self._unless_sorted(lines)
+
+    def _moved(self) -> list[str]:
+        """A block, sorted by digit, to its places."""
+        lines = [
+            *self._digits(),
+            "packed = tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)",
+            "digit = tl.minimum(packed // BLOCK, DIGITS - 1)",
+            "source = block * BLOCK + packed % BLOCK",
+            "total = tl.load(totals + at + tl.arange(0, DIGITS))",
+            "base = tl.gather(tl.cumsum(total) - total, digit, 0)",
+            f"target = base + tl.load(counts + digit.to(tl.{self.sort.dtype}) * blocks + block)",
+            "target += lane - tl.load(before + block * DIGITS + digit)",
+            "tl.store(placed + target, tl.load(keys + source, mask=inside, other=0), mask=inside)",
+            f"point = {'source' if self.first else 'tl.load(order + source, mask=inside, other=0)'}",
+            "tl.store(points_there + target, point, mask=inside)",
+        ]
+        copied = [
+            *self._block(),
+            "tl.store(placed + place, tl.load(positions + place, mask=inside, other=0), mask=inside)",
+            "tl.store(points_there + place, place, mask=inside)",
+        ]
+        return self._unless_sorted(lines, copied if self.last else ())
+
+
+def _whole(sort: Sort) -> Launch:
+    block = max(32, power_of_two(sort.points))
+    packed = "tl.int32" if (sort.count + 2) * block < 2**31 else "tl.int64"
+    lines = [
+        "lane = tl.arange(0, BLOCK)",
+        "inside = lane < points",
+        f"key = tl.load(keys + lane, mask=inside, other=count + 1).to({packed})",
+        f"packed = tl.sort(key * BLOCK + lane.to({packed}))",
+        "tl.store(placed + lane, packed // BLOCK, mask=inside)",
+        "tl.store(order + lane, packed % BLOCK, mask=inside)",
+    ]
+    tensors = {"keys": sort.keys, "placed": sort.placed, "order": sort.order}
+    numbers = {"points": sort.points, "count": sort.count}
+    return _launch(sort, "sorted", lines, tensors, numbers, {"BLOCK": block}, 1, max(1, block // POINTS_OF_A_WARP))
+
+
+def _search(sort: Sort) -> Launch:
+    """The first place of each key, by halving."""
+    loop = [
+        "middle = (low + high) // 2",
+        "less = (low < high) & (tl.load(placed + middle, mask=low < high, other=0) <= run)",
+        "low = tl.where(less, middle + 1, low)",
+        "high = tl.where(less, high, middle)",
+    ]
+    lines = [
+        f"run = {PROGRAM[0]}.to(tl.{sort.dtype}) * BLOCK + tl.arange(0, BLOCK)",
+        f"low = tl.zeros((BLOCK,), tl.{sort.dtype})",
+        "high = low + points",
+        "for _ in range(steps):",
+        *indented(loop),
+        "tl.store(starts + run, low, mask=run <= count)",
+    ]
+    tensors = {"placed": sort.placed, "starts": sort.starts}
+    numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
+    programs = -(-(sort.count + 1) // SEARCHED)
+    return _launch(sort, "starts", lines, tensors, numbers, {"BLOCK": SEARCHED}, programs, 4)
+
+
+def _launch(
+    sort: Sort,
+    name: str,
+    lines: Sequence[str],
+    tensors: dict[str, str],
+    numbers: dict[str, int],
+    constants: dict[str, int],
+    programs: int,
+    warps: int,
+) -> Launch:
+    arguments = (*((n, Pointer(t)) for n, t in tensors.items()), *numbers.items())
+    names = tuple(n for n, _ in arguments)
+    function = KernelFunction(
+        f"{python_name(sort.output)}_{name}", names, tuple(constants), tuple(lines), tuple(numbers)
+    )
+    grid = (programs, 1, 1)
+    return Launch(kernel_file(function), grid, arguments, tuple(constants.items()), warps, 2, (sort.output,))
