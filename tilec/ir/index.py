@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilec.errors import AffineMistake
-from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Name, Pad, Statement, rebuild
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Name,
+    Pad,
+    Statement,
+    index_variables,
+    rebuild,
+    walk,
+)
 from tilec.ir.rational import Fraction, as_int
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
@@ -308,3 +322,18 @@ def same_form(a: Expr, b: Expr) -> bool:
         return canonical(a) == canonical(b)
     except AffineMistake:
         return a == b
+
+
+def as_stored(variables: Sequence[str], moving: Collection[str], operands: Sequence[Expr]) -> tuple[str, ...]:
+    """Variables of a product of operands in an order in which it can be stored and read again: `moving` ones stand as
+    they index the operands, which are multiplied as they lie in memory then; the others in the order given."""
+    earlier: dict[str, set[str]] = {v: set() for v in variables}
+    for a in (a for e in operands for a in walk(e) if isinstance(a, Access)):
+        indexed = [v for v in index_variables(*a.index) if v in earlier]
+        for k, v in enumerate(indexed):
+            earlier[v].update(u for u in indexed[:k] if u in moving or v in moving)
+    found: list[str] = []
+    while len(found) < len(variables):
+        left = [v for v in variables if v not in found]
+        found.append(next((v for v in left if earlier[v] <= set(found)), left[0]))
+    return tuple(found)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.index import linear
+from tilec.ir.index import as_stored, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -30,6 +30,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    reads,
     reads_itself,
     walk,
 )
@@ -46,8 +47,28 @@ def eliminate(program: Program, inputs: Types) -> Program:
     for s in program.statements:
         made = _eliminated(s, done, types, names, frozenset(program.input_names()))
         types.update((m.output, statement_type(m, types)) for m in made[:-1])
-        done += made
+        place = _earlier(made[0], done, types) if len(made) > 1 else None
+        if place is not None:
+            done = [*done[:place], made[0], *(_reusing(d, made[0], types) or d for d in done[place:])]
+        done += made if place is None else made[1:]
     return replace(program, statements=tuple(done))
+
+
+def _earlier(s: Statement, done: Sequence[Statement], types: Types) -> int | None:
+    """The place of the first statement that could read the value of `s`, were it computed before; None where there is
+    none, or where `s` reads what is computed later."""
+    place = next((k for k, d in enumerate(done) if _reusing(d, s, types) is not None), None)
+    later = {d.output for d in done[place:]} if place is not None else set()
+    return None if later & set(reads(s)) else place
+
+
+def _reusing(s: Statement, value: Statement, types: Types) -> Statement | None:
+    """The sum of products `s` as one that reads `value`."""
+    whole = _sum_of(s, types)
+    if whole is None or len(whole.summed) < 2:
+        return None
+    found = (_reused(whole, v, [value], types) for v in whole.summed)
+    return next((r for r in found if r is not None), None)
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,8 @@ def _parted(whole: _Sum, v: str) -> tuple[list[Factor], list[Factor], tuple[str,
     outside = [f for f in whole.factors if v not in index_variables(f.value)]
     guards = [g for g in whole.guards if v in index_variables(g)]
     used = set(index_variables(*(f.value for f in inside), *guards)) - {v}
-    return inside, outside, tuple(w for w in whole.extent if w in used)
+    values = [f.value for f in inside]
+    return inside, outside, as_stored([w for w in whole.extent if w in used], whole.summed, values)
 
 
 def _is_computed(whole: _Sum, inputs: frozenset[str]) -> bool:

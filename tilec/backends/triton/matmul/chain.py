@@ -16,7 +16,7 @@ from tilec.backends.common.terms import product_of, split_factors
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, LEAST, MEMORY_BYTES, PRODUCTS, TERMS
 from tilec.cost import size_in_bytes
-from tilec.ir.index import Affine
+from tilec.ir.index import Affine, as_stored
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
 from tilec.ir.types import FLOATS, TensorType
@@ -60,7 +60,7 @@ def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> lis
         operands = [o for k, o in enumerate(operands) if k not in pair]
         later = set().union(*(g for g, _ in operands)) | set(space.outputs)
         own = frozenset().union(*(g for g, _ in chosen))
-        order = [v for v in names if v in own & later]
+        order = as_stored([v for v in names if v in own & later], space.reductions, [e for _, e in chosen])
         name = f"{s.output}.{len(found) + 1}"
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
         body = product_of([e for _, e in chosen])

@@ -1,0 +1,41 @@
+"""Sums of products in two: how the inner ones are stored, and that one serves several sums."""
+
+import torch
+
+import tilec
+from tilec.ir.program import Access, Program, walk
+from tilec.language import parse
+from tilec.transforms.autodiff.grad import grad
+
+GATED = """function (X[M, H], P[M, E], W[E, H, J]) -> (Y) {
+    Q[m, e : M, E] = exp(P[m, e]);
+    Y[m, j : M, J] = +(Q[m, e] * W[e, h, j] * X[m, h]);
+}"""
+M, H, E, J = 5, 6, 3, 4
+
+
+def lowered(program: Program, *tensors: torch.Tensor) -> Program:
+    return tilec.Function(program, GATED).lower(*tensors, backend="torch").stages["flat"]
+
+
+def tensors() -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=g, dtype=torch.float64) for s in ((M, H), (M, E), (E, H, J))]
+
+
+def test_an_inner_sum_is_stored_as_its_operands_are() -> None:
+    x, p, w = tensors()
+    (inner,) = [s for s in lowered(parse(GATED), x, p, w).statements if "_over_" in s.output]
+    assert [n.value for n in inner.sizes or ()] == [M, E, J]  # W is read along j, not along e
+
+
+def test_a_gradient_reads_the_product_that_another_has() -> None:
+    x, p, w = (t.requires_grad_() for t in tensors())
+    d = torch.randn(M, J, dtype=torch.float64)
+    program = lowered(grad(parse(GATED), ("X", "P", "W")), x, p, w, d)
+    bodies = [[a.tensor for a in walk(s.body) if isinstance(a, Access)] for s in program.statements]
+    products = [tensors for tensors in bodies if {"DY", "W"} <= set(tensors)]
+    assert len(products) == 1, program
+    found = torch.autograd.grad(tilec.compile(GATED)(x, p, w), (x, p, w), d)
+    wanted = torch.autograd.grad(torch.einsum("me,ehj,mh->mj", p.exp(), w, x), (x, p, w), d)
+    torch.testing.assert_close(found, wanted)
