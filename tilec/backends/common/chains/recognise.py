@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.parts import by_rows
 from tilec.backends.common.chains.rows import with_rows
+from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
 from tilec.ir.index import linear
@@ -325,7 +326,7 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
     for k in kernels:
         programs = math.prod(k.extent[v] for v in k.batch) * math.prod(-(-k.extent[v] // 64) for v in k.blocked)
         far = math.prod(k.extent[v] for v in (*k.walked, *(() if k.looped is None else (k.looped,))))
-        if programs < _FEWEST and far > FAR:
+        if programs < _FEWEST and far > FAR and split_of(k, matrices.types) is None:
             return False
         most = max(
             most,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel, RowStatement
+from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
@@ -27,6 +28,9 @@ def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) ->
     taken = {s.output for k in kernels for s in k.statements}
     found = []
     for kernel in kernels:
+        if split_of(kernel, types) is not None:  # whose programs share rows
+            found.append(kernel)
+            continue
         rows: dict[str, RowStatement] = {}
         for r in kernel.targets:
             for a in accesses_in(r.target.body, *r.target.conditions):

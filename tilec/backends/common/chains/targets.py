@@ -12,7 +12,6 @@ from tilec.backends.common.chains.values import (
     LONGEST_INNER,
     NARROWEST_ROW,
     SHORT,
-    SMALLEST_MATRIX,
     as_inner,
     as_value,
     bound_of,
@@ -20,6 +19,7 @@ from tilec.backends.common.chains.values import (
     extents_of,
     is_computable,
     is_elementwise,
+    is_matrix,
     open_conditions,
     plain_index,
     rebuilt,
@@ -183,7 +183,8 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
     if types[s.output].dtype not in DOT_DTYPES and not _is_count(s, extent, types):
         return None
     summed = tuple(v for v in reduction_variables(s) if extent[v] > 1)
-    if s.aggregation == "assign" and summed or extent[roles[0]] < SMALLEST_MATRIX or extent[roles[1]] < SMALLEST_MATRIX:
+    long = max(roles, key=lambda v: extent[v])
+    if s.aggregation == "assign" and summed or not is_matrix(extent[roles[0]], extent[roles[1]], long in summed):
         return None
     conditions = open_conditions(s, extent, types)
     if any(not c.form.is_affine or not c.form.is_integral for c in conditions):

@@ -31,6 +31,8 @@ from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
+FEWEST_ROWS = 2  # of a product of 16-bit operands that are reduced over at least so many columns:
+MANY_COLUMNS = 1024
 # elements of 16-bit rows, at least: gradients by rows of 3 came out wrong on an H200 with Triton 3.6; interpreters of
 # block programs and of Triton compute them rightly
 NARROWEST_ROW = 8
@@ -170,11 +172,18 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
         inner = Inner(
             name, tuple(v for v in index if v in index_variables(body)), axis, extent[axis], None, None, body, dtype
         )
-    if dtype not in DOT_DTYPES or extent[row] < SMALLEST_MATRIX or extent[column] < SMALLEST_MATRIX:
+    few = product is not None and dtype in NARROW
+    if dtype not in DOT_DTYPES or not is_matrix(extent[row], extent[column], few):
         return None
     own = Factor(Access(name, tuple(map(Index, inner.index))), False)
     made = replace(s, body=quotient_of([own, *outside]), aggregation="assign")
     return inner, made, row, column
+
+
+def is_matrix(rows: int, columns: int, few: bool) -> bool:
+    """Whether there are enough of both; `few`: or few of one where there are many of the other."""
+    least, most = sorted((rows, columns))
+    return least >= SMALLEST_MATRIX or few and least >= FEWEST_ROWS and most >= MANY_COLUMNS
 
 
 def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:

@@ -13,6 +13,7 @@ from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, feature_block
+from tilec.backends.common.chains.splits import Split, build_together, split_of
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
@@ -58,6 +59,7 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 LISTS = Tiling(warps=4, stages=1)
+TOGETHER = Tiling(warps=4, stages=1)  # of kernels that put parts together
 
 
 def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
@@ -176,7 +178,21 @@ def chain_steps(
     setting: Setting,
     tiling: Tiling | None = None,
 ) -> list[Step]:
-    """The steps that compute a chain's targets: where they pay, lists of the blocks to visit; its kernel."""
+    """The steps that compute a chain's targets: where they pay, parts of the walk, lists of the blocks to visit; its
+    kernel."""
+    split = split_of(kernel, types)
+    if split is not None:
+        return _split_steps(split, kernel, types, strides, setting, tiling)
+    return _walk_steps(kernel, types, strides, setting, tiling)
+
+
+def _walk_steps(
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    setting: Setting,
+    tiling: Tiling | None,
+) -> list[Step]:
     visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
     apart = _warp_roles_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
     if apart is not None:
@@ -192,6 +208,23 @@ def chain_steps(
     steps.append(_launched(made, kernel, types, strides, LISTS, {}, {}))
     steps.append(chain_launch(kernel, types, strides, setting, tiling, visits))
     return [*steps, Release(tuple(shapes))]
+
+
+def _split_steps(
+    split: Split,
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, Sequence[int]],
+    setting: Setting,
+    tiling: Tiling | None,
+) -> list[Step]:
+    """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
+    types = {**types, **split.types}
+    strides = {**strides, **{n: contiguous(t.shape) for n, t in split.types.items()}}
+    steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
+    steps += _walk_steps(split.kernel, types, strides, setting, tiling)
+    made = build_together(f"{_name(kernel)}_together", split, kernel, types)
+    return [*steps, _launched(made, kernel, types, strides, TOGETHER, {}, {}), Release(tuple(split.types))]
 
 
 def chain_launch(

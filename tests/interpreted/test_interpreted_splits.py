@@ -1,0 +1,115 @@
+"""Long walks of few programs in parts, against torch in float64."""
+
+import math
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.chains import launch
+
+SCORES = "S[b, r, j : B, R, M] = 0.125 * sum(Q[b, r, e] * K[b, j, e])"
+MIXED = (
+    "L[b, r : B, R] = logsumexp({0}S[b, r, j]); O[b, r, f : B, R, F] = sum({0}exp(S[b, r, j] - L[b, r]) * V[b, j, f])"
+)
+CASES = {
+    "attention": ("V[B, M, F]", "L, O", MIXED.format("")),
+    "lengths": ("V[B, M, F], Length[R]", "L, O", MIXED.format("j < Length[r] ? ")),
+    "window": ("V[B, M, F]", "L, O", MIXED.format("j > 700 & j - 90 * r < 900 ? ")),
+    "bias": (
+        "V[B, M, F], P[R, M]",
+        "L, O",
+        "T[b, r, j : B, R, M] = S[b, r, j] + P[r, j];" + MIXED.format("").replace("S[", "T["),
+    ),
+    "statistics": (
+        "",
+        "L, X, Y",
+        "L[b, r : B, R] = logsumexp(S[b, r, j]); X[b, r : B, R] = max(exp(S[b, r, j])); "
+        "Y[b, r : B, R] = sum(exp(S[b, r, j]))",
+    ),
+    "least": (
+        "",
+        "X, Y",
+        "X[b, r : B, R] = min(exp(S[b, r, j])); Y[b, r : B, R] = sum(j > 600 ? exp(S[b, r, j]))",
+    ),
+    "relative to a maximum": (
+        "V[B, M, F], W[R]",
+        "O",
+        "X[b, r : B, R] = max(S[b, r, j]); Z[b, r : B, R] = sum(exp(S[b, r, j] - X[b, r])); "
+        "O[b, r, f : B, R, F] = W[r] * sum(exp(S[b, r, j] - X[b, r]) * V[b, j, f]) / Z[b, r]",
+    ),
+}
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1"
+)
+
+
+def given(name, dtype, rows, columns=2600):
+    torch.manual_seed(0)
+    more = CASES[name][0]
+    found = [torch.randn(s, dtype=dtype) for s in ((2, rows, 48), (2, columns, 48))]
+    if "V[" in more:
+        found.append(torch.randn(2, columns, 40, dtype=dtype))
+    if "Length" in more:
+        found.append(torch.tensor([0, 3, 700, columns, *[2000] * (rows - 4)], dtype=torch.int32))
+    if "P[" in more:
+        bias = torch.randn(rows, columns, dtype=dtype)
+        bias[1], bias[2, :1500], bias[3, 7] = -math.inf, -math.inf, math.inf
+        found.append(bias)
+    if "W[" in more:
+        found.append(torch.randn(rows, dtype=dtype))
+    return found
+
+
+def programs(name):
+    more, outputs, statements = CASES[name]
+    inputs = ", ".join(filter(None, ["Q[B, R, E], K[B, M, E]", more]))
+    text = f"function ({inputs}) -> ({outputs}) {{ {SCORES}; {statements}; }}"
+    return tilec.compile(text, backend="triton"), tilec.compile(text, backend="torch")
+
+
+@interpreted
+@pytest.mark.parametrize("lists", (False, True))
+@pytest.mark.parametrize("dtype, rows", ((torch.bfloat16, 5), (torch.bfloat16, 17), (torch.float32, 20)))
+@pytest.mark.parametrize("name", CASES)
+def test_parts(monkeypatch, name, dtype, rows, lists):
+    if lists and name != "lengths":
+        pytest.skip("nothing that data lists")
+    if lists:
+        monkeypatch.setattr(launch, "_MANY", 0)
+    ours, theirs = programs(name)
+    inputs = given(name, dtype, rows)
+    made = ours.lower(*inputs)
+    assert any(k.name.endswith("_together") for k in made.kernels)
+    got, want = ours(*inputs), theirs(*(x.double() if x.is_floating_point() else x for x in inputs))
+    close = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for x, w in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+        torch.testing.assert_close(x.double(), w, equal_nan=True, **close)
+
+
+@interpreted
+def test_gradients():
+    ours, theirs = programs("window")
+    inputs = given("window", torch.float32, 20)
+    cotangents = torch.randn(2, 20), torch.randn(2, 20, 40)
+    got = ours.grad(("Q", "K", "V"))(*inputs, *cotangents)
+    want = theirs.grad(("Q", "K", "V"))(*(x.double() for x in (*inputs, *cotangents)))
+    for x, w in zip(got, want, strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-5)
+
+
+def test_few_rows_need_many_columns():
+    ours, _ = programs("attention")
+    few, many = (ours.lower(*given("attention", torch.bfloat16, 4, columns=n), target="sm_90") for n in (600, 2600))
+    assert not any("chain" in k.name for k in few.kernels)
+    assert [k.name for k in many.kernels] == ["O_parts_chain", "O_chain_together", "L_kernel"]
+
+
+@interpreted
+def test_lengths_after_one_another():
+    ours, theirs = programs("attention")
+    for columns in (2600, 2700, 3300, 2048, 900):
+        inputs = given("attention", torch.float32, 20, columns)
+        for x, w in zip(ours(*inputs), theirs(*(x.double() for x in inputs)), strict=True):
+            torch.testing.assert_close(x.double(), w, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,198 @@
+"""Long walks of few programs, shared among more of them.
+
+A few queries beside many keys (decoding) leave most of a device idle. Then each program walks a part of the columns and
+stores in float32 what these give, and a second kernel puts the parts of each row together: sums relative to a part's
+own statistic by the exponential of how far that lies below the whole's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.blocks.builder import Builder
+from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
+from tilec.backends.common.blocks.verify import verify_kernel
+from tilec.backends.common.chains.chain import ChainKernel, Reduced
+from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
+from tilec.backends.common.chains.places import feature_block, size_name, tensors_of
+from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Expr, Index, Int
+from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.naming import fresh_variable
+
+WANTED = 264  # programs, at most
+ENOUGH = 100  # programs that are left alone
+ROWS = 64  # of a program
+SHORTEST = 512  # columns of a part
+GRAIN = 128  # columns of a part are a multiple of it
+_SUFFIX = ".parts"
+
+
+@dataclass(frozen=True)
+class Split:
+    """`kernel`: the one that walks parts, `count` of which there are; `types`: those of what it stores; `variable`: the
+    part's."""
+
+    kernel: ChainKernel
+    count: int
+    variable: str
+    types: Mapping[str, TensorType]
+
+
+def split_of(kernel: ChainKernel, types: Types) -> Split | None:
+    """A kernel with few programs in parts; None where there are enough, or nothing to share."""
+    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.elementwise or kernel.walked or kernel.rows:
+        return None
+    if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
+        return None
+    masked = any(r.target.bounds or r.target.conditions for r in kernel.targets)
+    if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
+        return None
+    programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // ROWS)
+    extent = kernel.extent[kernel.looped]
+    count = min(WANTED // programs, extent // SHORTEST)
+    if programs >= ENOUGH or count < 2:
+        return None
+    columns = -(-extent // (count * GRAIN)) * GRAIN
+    return _parts(kernel, columns, types)
+
+
+def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
+    assert kernel.looped is not None
+    count = -(-kernel.extent[kernel.looped] // columns)
+    part = fresh_variable("part", {*kernel.extent})
+    own = {r.target.output for r in kernel.targets}
+
+    def change(a: Access) -> Expr:
+        return Access(f"{a.tensor}{_SUFFIX}", (Index(part), *a.index)) if a.tensor in own else a
+
+    def reduced(r: Reduced) -> Reduced:
+        t, s = r.target, r.target.statement
+        index = (Index(part), *(s.index or ()))
+        first = Index(part) * Int(columns)
+        inside = call("and", call("ge", Index(kernel.looped or ""), first),
+                      call("lt", Index(kernel.looped or ""), first + Int(columns)))  # fmt: skip
+        guard = inside if s.guard is None else call("and", s.guard, inside)
+        made = replace(s, output=f"{s.output}{_SUFFIX}", index=index, guard=guard, body=rebuilt(s.body, change))
+        place = Affine.variable(kernel.looped or "") - Affine.variable(part, columns)
+        bounds = tuple(sorted({*t.bounds, place, -place + (columns - 1)}, key=repr))
+        inner = tuple(replace(f, value=rebuilt(f.value, change)) for f in r.inner)
+        anchor = None if r.anchor is None else f"{r.anchor}{_SUFFIX}"
+        target = replace(t, statement=made, body=rebuilt(t.body, change), bounds=bounds)
+        return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
+
+    targets = tuple(map(reduced, kernel.targets))
+    found = {f"{o}{_SUFFIX}": TensorType((count, *types[o].shape), "float32") for o in own}
+    extent = {**kernel.extent, part: count}
+    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), count, part, found)
+
+
+def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:
+    """The kernel that puts the parts of each row together: a program has a row, and all parts of it at once."""
+    return verify_kernel(_Together(split, kernel, types).program(name))
+
+
+class _Together:
+    def __init__(self, split: Split, kernel: ChainKernel, types: Types):
+        self.split, self.kernel, self.types = split, kernel, {**types, **split.types}
+        self.rows = (*kernel.batch, *kernel.blocked)
+        features = {kernel.extent[f] for r in kernel.targets if (f := r.target.feature) is not None}
+        self.axes = {"parts": feature_block(split.count)} | {f"d{n}": feature_block(n) for n in sorted(features)}
+        self.b = Builder(self.axes)
+
+    def program(self, name: str) -> BlockProgram:
+        b, kernel = self.b, self.kernel
+        rest = b.program()
+        positions = {v: b.number(0) for v, n in kernel.extent.items() if n == 1}
+        many = [v for v in self.rows if kernel.extent[v] > 1]
+        for v in reversed(many):
+            size = b.size(size_name(v), kernel.extent[v])
+            positions[v] = rest if v == many[0] else b.apply("rest", rest, size, hint=v)
+            rest = b.apply("floordiv", rest, size)
+        for r in kernel.targets:
+            if r.target.feature is not None:
+                positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
+        at = Emitter(b, self.types, positions, lambda names: self._within(names, positions), lambda a: None)
+        shares: dict[str, tuple[Value, Value, Value, Value]] = {}
+        for r in kernel.targets:
+            if r.target.aggregation != "sum":
+                shares[r.target.output] = self._statistic(r, at)
+        for r in kernel.targets:
+            self._store(r, at, shares)
+        used = [a for r in kernel.targets for f in r.outer for a in tensors_of(f.value)]
+        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in dict.fromkeys(used)]
+        tensors += [Tensor(n, t.dtype, len(t.shape)) for n, t in self.split.types.items()]
+        tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
+        grid = math.prod(kernel.extent[v] for v in self.rows)
+        return BlockProgram(name, self.axes, tuple(tensors), dict(b.sizes), grid, b.body)
+
+    def _within(self, names: Sequence[str], positions: Mapping[str, Value]) -> Value | None:
+        condition: Value | None = None
+        for v in names:
+            axes = positions[v].type.axes
+            if axes and self.axes[axes[0]] != self.kernel.extent[v]:
+                inside = self.b.apply("lt", positions[v], self.b.number(self.kernel.extent[v]))
+                condition = inside if condition is None else self.b.apply("and", condition, inside)
+        return condition
+
+    def _parts_of(self, r: Reduced, at: Emitter, other: float = 0.0) -> Value:
+        """What each part has; `other` beside the last one."""
+        b, t = self.b, r.target
+        names = plain_index(t.statement) or ()
+        part = b.positions("parts")
+        inside = None
+        if self.axes["parts"] != self.split.count:
+            inside = b.apply("lt", part, b.number(self.split.count))
+        condition = at.both(inside, at._within(tuple(names)))
+        return b.load(f"{t.output}{_SUFFIX}", "float32", [part, *(at.positions[v] for v in names)], condition, other)
+
+    def _statistic(self, r: Reduced, at: Emitter) -> tuple[Value, Value, Value, Value]:
+        """The whole's, each part's share of it, their sum, and the parts' greatest value in the shares' unit."""
+        b, t = self.b, r.target
+        low, zero = b.number(-math.inf, "float32"), b.number(0.0, "float32")
+        if t.aggregation == "min":
+            least = b.reduce("min", "parts", self._parts_of(r, at, math.inf), careful=True)
+            return least, zero, zero, zero
+        parts = self._parts_of(r, at, -math.inf)
+        top = b.reduce("max", "parts", parts, careful=t.aggregation == "max")
+        finite = b.apply("select", b.apply("eq", top, low), zero, top)
+        below = b.apply("mul", b.apply("sub", parts, finite), b.number(LOG2E, "float32"))
+        p = b.apply("exp2", below, hint="p")
+        total = b.reduce("sum", "parts", p)
+        if t.aggregation == "max":
+            return top, p, total, top
+        value = b.apply("add", finite, b.apply("mul", b.apply("log2", total), b.number(LN2, "float32")))
+        unbounded = b.apply("eq", top, b.number(math.inf, "float32"))
+        return b.apply("select", unbounded, top, value), p, total, top
+
+    def _store(self, r: Reduced, at: Emitter, shares: Mapping[str, tuple[Value, Value, Value, Value]]) -> None:
+        b, t = self.b, r.target
+        if t.aggregation != "sum":
+            value = shares[t.output][0]
+        else:
+            parts, zero, low = self._parts_of(r, at), b.number(0.0, "float32"), b.number(-math.inf, "float32")
+            value = b.reduce("sum", "parts", parts)
+            if r.anchor is not None:
+                _, p, total, top = shares[r.anchor]
+                # a part without a finite statistic counts where no part has one: it is nothing, or no number
+                some = b.apply("select", b.apply("eq", p, zero), zero, b.apply("mul", p, parts))
+                some = b.reduce("sum", "parts", some)
+                anchors = {x.target.output: x.target for x in self.kernel.targets}
+                if anchors[r.anchor].aggregation == "logsumexp":
+                    some = b.apply("mul", some, b.apply("div", b.number(1.0, "float32"), total))
+                value = b.apply("select", b.apply("eq", top, low), value, some)
+            if r.outer:
+                whole = b.apply("mul", at.product(list(r.outer)), value)
+                nothing = b.apply("eq", value, zero)
+                if r.anchor is not None and (t.bounds or t.conditions):
+                    nothing = b.apply("and", nothing, b.apply("eq", shares[r.anchor][3], low))
+                    whole = b.apply("select", nothing, zero, whole)
+                value = whole
+        index = [linear(e) for e in t.statement.index or ()]
+        names = tuple(v for f in index for v in f.variables())
+        stored = b.cast(value, self.types[t.output].dtype)
+        b.store(t.output, [at.form(f) for f in index], stored, at._within(names))
