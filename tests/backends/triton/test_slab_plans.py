@@ -11,7 +11,9 @@ from tilec.backends.triton.plan.plan import Plan, Slabs
 from tilec.backends.triton.schedule import axis_tiling as slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
+from tilec.language.show import show
 from tilec.pipeline import lower
+from tilec.saving import partition
 
 MiB = 2**20
 ATTENTION = """function (Q[B, N, D], K[B, M, D], V[B, M, D]) -> (O) {
@@ -160,3 +162,25 @@ def test_the_budget_of_a_program_is_at_least_what_the_caller_holds() -> None:
     )
     assert slabs.budget_of(lowering, None) == 2 * 2**30 and slabs.budget_of(lowering, 7) == 7
     assert Options().device_budget is None
+
+
+LOGITS = "S[i, v : N, V] = sum(X[i, h] * W[v, h]);"
+LOSS = f"function (X[N, H], W[V, H], T[N]) -> (Y) {{ {LOGITS} L[i] = logsumexp(S[i, v]); Y[i] = L[i] - S[i, T[i]]; }}"
+
+
+def test_a_linear_layer_into_cross_entropy_takes_little_beside() -> None:
+    """Forward by rows, backward by columns: each slab has all that the weight's gradient adds up."""
+    types = {"X": ((8192, 4096), "bfloat16"), "W": ((131072, 4096), "bfloat16"), "T": ((8192,), "int64")}
+    known = {n: TensorType(*t) for n, t in types.items()}
+    program = parse(LOSS)
+    backward = partition(program, ("X", "W"), known, {}, True).backward
+    assert [i.name for i in backward.program.inputs] == ["X", "W", "T", "L", "DY"]
+    for made, given in ((program, known), (backward.program, backward.types)):
+        specs = [tilec.spec(given[i.name].shape, given[i.name].dtype) for i in made.inputs]
+        low = tilec.compile(show(made), backend="triton").lower(*specs, target="sm_90")
+        assert len(loops(low._executable.plan)) == 1
+        assert low.temporary_bytes <= 3 * slabs.HEAVY_BUDGET
+
+
+def test_short_work_keeps_larger_slabs() -> None:
+    assert lowered("softmax", 16384, False).temporary_bytes > 2 * slabs.HEAVY_BUDGET

@@ -18,7 +18,7 @@ from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
 from tilec.backends.triton.runtime.host import program_text
 from tilec.backends.triton.runtime.open_plans import MakePlan, OpenPlans
-from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, within
+from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, slab_budget, within
 from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
 from tilec.language.show import show_statement
@@ -64,6 +64,7 @@ class TritonBackend:
         groups = together or grouped(with_feeds(flat, lowering.types), lowering.types)
         library, tunes = self.library and chosen.library, chosen.tune
         budget = budget_of(lowering, chosen.device_budget)
+        slab = slab_budget(lowering, budget, chosen.device_budget)
 
         def plan(
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
@@ -71,10 +72,10 @@ class TritonBackend:
             setting = replace(
                 setting, library=library, known=None if lowering.recorder else known_choice, exact=chosen.exact
             )
-            made = within(planned(lowering, strides, setting, groups), budget)
+            made = within(planned(lowering, strides, setting, groups), budget, slab)
             if tunes and inputs is not None and not any(made.plan.parts()):
                 tune_products(lowering, strides, setting, inputs)
-                made = within(planned(lowering, strides, setting, groups), budget)
+                made = within(planned(lowering, strides, setting, groups), budget, slab)
             return made.plan
 
         return plan

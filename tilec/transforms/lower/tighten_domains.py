@@ -61,15 +61,36 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
     asked = [a for a in constraining(s.body) if a.tensor in unread and a in inside] if inside else []
     for a in dict.fromkeys(asked):
         forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
-        if not all(form.is_affine and form.is_integral or _clamped_inside(form, n) for form, n in forms):
-            continue
-        affine = [(form, n) for form, n in forms if form.is_affine]
         known = replace(s, body=_without(s.body, Inside(a)))
         box = _box_of(known, shapes)
+        read_at = [(form, n) for form, n in forms if not form.is_affine and not _clamped_inside(form, n)]
+        if not all(form.is_integral for form, _ in forms) or not all(
+            _is_read(form, box, shapes) for form, _ in read_at
+        ):
+            continue
+        affine = [(form, n) for form, n in forms if form.is_affine]
+        for form, n in read_at:
+            value = form.to_value()
+            for test in (Call("ge", (value, ZERO)), Call("lt", (value, Int(n)))):
+                known = replace(known, guard=test if known.guard is None else Call("and", (known.guard, test)))
         spans = [(form, n, None if box is None else _interval(form, box)) for form, n in affine]
         limits = (Constraint(f.to_expr(), Int(n)) for f, n, span in spans if not span or span[0] < 0 or span[1] >= n)
         s = keep_constraint_variables(replace(known, constraints=tuple(dict.fromkeys((*s.constraints, *limits)))))
     return s
+
+
+def _is_read(form: Affine, box: Box | None, shapes: Shapes) -> bool:
+    """Whether a form is a combination of variables and of elements that are there at all points."""
+    for atom in form.atoms():
+        if isinstance(atom, Index):
+            continue
+        if not isinstance(atom, Access) or box is None or atom.tensor not in shapes:
+            return False
+        for e, n in zip(atom.index, shapes[atom.tensor], strict=True):
+            span = _interval(linear(e), box)
+            if span is None or span[0] < 0 or span[1] >= n:
+                return False
+    return True
 
 
 def _box_of(s: Statement, shapes: Shapes) -> Box | None:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.axis_tiling import IN_PLACE, Rules, TileRegion, accesses_of, read_at, run_over, slab_of
+from tilec.backends.common.chains.values import extents_of
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.fusion.groups import Grouped, grouped
+from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Plan,
@@ -40,6 +42,8 @@ from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
+HEAVY_BUDGET = 128 * 2**20  # bytes, where a slab of so much has work for about a millisecond
+MILLISECOND = 5 * 10**11  # operations
 TILING_RULES = Rules(products=True, wider=True, shifted=True, strict=False)
 SLAB_ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
@@ -53,6 +57,20 @@ def budget_of(lowering: Lowering, chosen: int | None) -> int:
         return chosen
     flat = lowering.stages["flat"]
     return max(LEAST_BUDGET, sum(size_in_bytes(lowering.types[n]) for n in {*flat.input_names(), *flat.outputs}))
+
+
+def slab_budget(lowering: Lowering, budget: int, chosen: int | None) -> int:
+    """Bytes that a slab may take of a program that passes the budget: less where products make little work of many
+    operations, as a linear layer's logits are."""
+    flat, types = lowering.stages["flat"], lowering.types
+    beside = [size_in_bytes(types[s.output]) for s in flat.statements if s.output not in flat.outputs]
+    operations = 0
+    for s in flat.statements:
+        extent = extents_of(s, types)
+        if s.aggregation == "sum" and extent is not None:
+            operations += 2 * math.prod(extent.values())
+    heavy = operations * HEAVY_BUDGET >= MILLISECOND * max([1, *beside])
+    return min(budget, HEAVY_BUDGET) if chosen is None and heavy else budget
 
 
 @dataclass(frozen=True)
@@ -87,14 +105,29 @@ def planned(
     return Planned(lowering, strides, setting, together, make_plan(lowering, together, strides, setting))
 
 
-def within(whole: Planned, budget: int) -> Planned:
-    """The plan, cut where its intermediates pass the budget and slabs take less."""
+def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
+    """The plan, cut where its intermediates pass the budget and slabs take less. `slab`: bytes that one may take (as
+    many)."""
     live_bytes = whole.live_bytes
-    cut = _best(whole, budget) if live_bytes > budget else None
+    if live_bytes <= budget:
+        return whole
+    selected = replace(whole, lowering=_selected(whole.lowering))
+    cut = _best(selected, slab or budget)
     if cut is None:
         return whole
-    made = replace(whole, plan=_Cutter(whole, budget).plan(cut))
+    made = replace(whole, plan=_Cutter(selected, slab or budget).plan(cut))
     return made if made.live_bytes < MOST_TILED_SHARE * live_bytes else whole
+
+
+def _selected(lowering: Lowering) -> Lowering:
+    """With scatters that select as such: those have the axis that they write at."""
+    flat, chosen = with_selections(lowering.stages["flat"])
+    known = {s.output: s for s in flat.statements if s.output in chosen}
+    stages = dict(lowering.stages)
+    for stage in ("flat", "reduced", "defracted"):
+        program = stages[stage]
+        stages[stage] = replace(program, statements=tuple(known.get(s.output, s) for s in program.statements))
+    return replace(lowering, stages=stages)
 
 
 # what is cut
