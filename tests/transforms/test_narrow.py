@@ -12,7 +12,7 @@ from tilec.language import parse
 from tilec.language.show import show_statement
 from tilec.pipeline import lower
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.lower.tighten_domains import narrow
+from tilec.transforms.lower.tighten_domains import tighten_domains
 
 CASES = {  # source, shapes, the text of the flat statement; None where it stays as it is
     "before": (
@@ -134,7 +134,7 @@ def test_a_long_body_is_walked_once():
         program = bind(
             parse(f"function (A[N]) -> (O) {{ O[i : 3] = {body}; }}"), {"A": TensorType((99,), "float32")}, {}
         )
-        return counted(lambda: narrow(program))[1]
+        return counted(lambda: tighten_domains(program))[1]
 
     work(4)
     assert work(40) < 3 * work(20)
