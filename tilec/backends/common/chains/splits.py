@@ -24,11 +24,11 @@ from tilec.ir.program import Access, Expr, Index, Int
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import fresh_variable
 
-WANTED = 264  # programs, at most
-ENOUGH = 100  # programs that are left alone
-ROWS = 64  # of a program
-SHORTEST = 512  # columns of a part
-GRAIN = 128  # columns of a part are a multiple of it
+MOST_PROGRAMS = 264  # programs, at most
+ENOUGH_PROGRAMS = 100  # programs that are left alone
+ROWS_OF_A_PROGRAM = 64  # of a program
+SHORTEST_PART = 512  # columns of a part
+PART_GRAIN = 128  # columns of a part are a multiple of it
 _SUFFIX = ".parts"
 
 
@@ -52,12 +52,14 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     masked = any(r.target.bounds or r.target.conditions for r in kernel.targets)
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
         return None
-    programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // ROWS)
+    programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(
+        -kernel.extent[kernel.blocked[0]] // ROWS_OF_A_PROGRAM
+    )
     extent = kernel.extent[kernel.looped]
-    count = min(WANTED // programs, extent // SHORTEST)
-    if programs >= ENOUGH or count < 2:
+    count = min(MOST_PROGRAMS // programs, extent // SHORTEST_PART)
+    if programs >= ENOUGH_PROGRAMS or count < 2:
         return None
-    columns = -(-extent // (count * GRAIN)) * GRAIN
+    columns = -(-extent // (count * PART_GRAIN)) * PART_GRAIN
     return _parts(kernel, columns, types)
 
 

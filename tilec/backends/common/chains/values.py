@@ -31,7 +31,7 @@ from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
-FEWEST_ROWS = 2  # of a product of 16-bit operands that are reduced over at least so many columns:
+SMALLEST_SIDE = 2  # of a product of 16-bit operands that are reduced over at least so many columns:
 MANY_COLUMNS = 1024
 # elements of 16-bit rows, at least: gradients by rows of 3 came out wrong on an H200 with Triton 3.6; interpreters of
 # block programs and of Triton compute them rightly
@@ -183,7 +183,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
 def is_matrix(rows: int, columns: int, few: bool) -> bool:
     """Whether there are enough of both; `few`: or few of one where there are many of the other."""
     least, most = sorted((rows, columns))
-    return least >= SMALLEST_MATRIX or few and least >= FEWEST_ROWS and most >= MANY_COLUMNS
+    return least >= SMALLEST_MATRIX or few and least >= SMALLEST_SIDE and most >= MANY_COLUMNS
 
 
 def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:

@@ -59,7 +59,7 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 LISTS = Tiling(warps=4, stages=1)
-TOGETHER = Tiling(warps=4, stages=1)  # of kernels that put parts together
+PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that put parts together
 
 
 def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
@@ -224,7 +224,7 @@ def _split_steps(
     steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
     steps += _walk_steps(split.kernel, types, strides, setting, tiling)
     made = build_together(f"{_name(kernel)}_together", split, kernel, types)
-    return [*steps, _launched(made, kernel, types, strides, TOGETHER, {}, {}), Release(tuple(split.types))]
+    return [*steps, _launched(made, kernel, types, strides, PARTS_TILING, {}, {}), Release(tuple(split.types))]
 
 
 def chain_launch(
