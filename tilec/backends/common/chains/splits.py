@@ -27,7 +27,7 @@ from tilec.transforms.util.naming import fresh_variable
 MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_PROGRAM = 64  # of a program
-SHORTEST_PART = 512  # columns of a part
+FEWEST_COLUMNS = 512  # columns of a part
 PART_GRAIN = 128  # columns of a part are a multiple of it
 _SUFFIX = ".parts"
 
@@ -56,7 +56,7 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         -kernel.extent[kernel.blocked[0]] // ROWS_OF_A_PROGRAM
     )
     extent = kernel.extent[kernel.looped]
-    count = min(MOST_PROGRAMS // programs, extent // SHORTEST_PART)
+    count = min(MOST_PROGRAMS // programs, extent // FEWEST_COLUMNS)
     if programs >= ENOUGH_PROGRAMS or count < 2:
         return None
     columns = -(-extent // (count * PART_GRAIN)) * PART_GRAIN
