@@ -268,6 +268,10 @@ WORDS = {
     "laps": "wraps",
     "course": "SkewedLoop, CheckpointSchedule",
     "sure": "certified",
+    "echoes": "repeated_inputs",
+    "feeds": "step_inputs",
+    "turns": "circular_shifts",
+    "dear": "compute_heavy",
 }
 
 

@@ -246,11 +246,11 @@ class _Joint:
                 continue
             small = size * SMALL_FRACTION <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
-            dear = size <= most and (reads_itself(s) or work >= HEAVY * size)
-            if not (small or dear) and work >= HEAVIEST * size and beside + size <= MOST_BESIDE:
+            compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
+            if not (small or compute_heavy) and work >= HEAVIEST * size and beside + size <= MOST_BESIDE:
                 beside += size
-                dear = True
-            if small or dear:
+                compute_heavy = True
+            if small or compute_heavy:
                 candidates.append(s.output)
         return self.with_outputs(outputs, self._frontier(candidates))
 

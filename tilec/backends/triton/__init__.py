@@ -13,7 +13,7 @@ from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.plan.plan import Plan, Setting
-from tilec.backends.triton.recurrence.fuse_producers import with_feeds
+from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
 from tilec.backends.triton.runtime.host import program_text
@@ -39,7 +39,7 @@ class TritonBackend:
         flat = lowering.stages["flat"]
         check_recurrences(flat)
         names = flat.input_names()
-        together = grouped(with_feeds(flat, lowering.types), lowering.types)
+        together = grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
         title = python_name(flat.name) if flat.name else "program"
         chosen = options or Options.from_environment()
         opened = None
@@ -61,7 +61,7 @@ class TritonBackend:
     def _planner(self, lowering: Lowering, chosen: Options, together: Grouped | None = None) -> MakePlan:
         """What makes plans of a lowered program for strides and a setting."""
         flat = lowering.stages["flat"]
-        groups = together or grouped(with_feeds(flat, lowering.types), lowering.types)
+        groups = together or grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
         library, tunes = self.library and chosen.library, chosen.tune
         budget = budget_of(lowering, chosen.device_budget)
         slab = slab_budget(lowering, budget, chosen.device_budget)

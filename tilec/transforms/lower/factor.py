@@ -167,8 +167,8 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
     large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
     numerators = all(any(not f.divides for f in factors) for _, factors in inner)
-    dear = any(_is_dear(f) for f in outer) and _is_spanned(s)
-    if not numerators or not reduced <= needed or not (large or dear):
+    compute_heavy = any(_is_compute_heavy(f) for f in outer) and _is_spanned(s)
+    if not numerators or not reduced <= needed or not (large or compute_heavy):
         return None
     everything = [*outer, *(f for _, factors in inner for f in factors)]
     if any(not is_floating(expression_type(f.value, types).dtype) for f in everything if not is_number(f.value)):
@@ -203,7 +203,7 @@ def _less(factors: list[Factor], taken: list[Factor]) -> list[Factor]:
     return left
 
 
-def _is_dear(f: Factor) -> bool:
+def _is_compute_heavy(f: Factor) -> bool:
     """Whether it costs more at each point than a product."""
     return not is_number(f.value) and (f.divides or isinstance(f.value, Call))
 

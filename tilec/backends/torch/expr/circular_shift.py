@@ -29,7 +29,7 @@ def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement,
     """The statement with plain reads in the place of those that turn in one lane, and how each turns; None where there
     are none, or two would read one row in two ways."""
     places = {d: e.name for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
-    turns: dict[Access, Turn] = {}
+    circular_shifts: dict[Access, Turn] = {}
     others: set[Access] = set()
 
     def visit(e: Expr) -> Expr:
@@ -42,12 +42,12 @@ def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement,
             return e
         ((d, turn),) = turned
         plain = replace(e, index=(*e.index[:d], Index(turn.variable), *e.index[d + 1 :]))
-        if turns.setdefault(plain, turn) != turn:
+        if circular_shifts.setdefault(plain, turn) != turn:
             others.add(plain)
         return plain
 
     body = visit(s.body)
-    return None if not turns or others & turns.keys() else (replace(s, body=body), turns)
+    return None if not circular_shifts or others & circular_shifts.keys() else (replace(s, body=body), circular_shifts)
 
 
 def _turn(e: Expr, variable: str, size: int) -> Turn | None:

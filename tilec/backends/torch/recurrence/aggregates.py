@@ -179,7 +179,7 @@ def _operand(
     made = level.prepared(e)
     evaluator = TorchScalars(level.step, made)
     value = evaluator.value(made)
-    still = isinstance(made, Access) and made in level.feeds.values() and not level.locals[made.tensor].at
+    still = isinstance(made, Access) and made in level.step_inputs.values() and not level.locals[made.tensor].at
     return evaluator.tensor(value, dtype), value.variables, still
 
 

@@ -74,15 +74,15 @@ def _turned(task: Task) -> list[str] | None:
     found = untwisted(task.flat, task.types)
     if found is None:
         return None
-    plain, turns = found
+    plain, circular_shifts = found
     task = replace(task, flat=plain)
     skew = skewed(plain, task.types)
     domain = level_domain(skew, skew.statement, task.types, None)
     if domain is None or not skew.plain or skew.wraps:
         return None
-    if any((domain.low[t.variable], domain.extent[t.variable]) != (0, t.size) for t in turns.values()):
+    if any((domain.low[t.variable], domain.extent[t.variable]) != (0, t.size) for t in circular_shifts.values()):
         return None  # a row is turned as a whole, and steps that write a part of it read as much
-    loop = _Loop(task, skew, domain, Loose(False), turns)
+    loop = _Loop(task, skew, domain, Loose(False), circular_shifts)
     host = loop.host()
     return None if host is None else loop.around(host)
 
@@ -144,10 +144,15 @@ class _Loop:
     """A recurrence's buffer, its loop, and the part of the buffer that is the output."""
 
     def __init__(
-        self, task: Task, skew: Skew, domain: Domain, loose: Loose, turns: Mapping[Access, Turn] = MappingProxyType({})
+        self,
+        task: Task,
+        skew: Skew,
+        domain: Domain,
+        loose: Loose,
+        circular_shifts: Mapping[Access, Turn] = MappingProxyType({}),
     ):
-        """`turns`: self-reads whose rows are to be turned, which only the host's loop does."""
-        self.turns = turns
+        """`circular_shifts`: self-reads whose rows are to be turned, which only the host's loop does."""
+        self.circular_shifts = circular_shifts
         self.task, self.skew, self.domain, self.loose = task, skew, domain, loose
         self.s = skew.statement
         self._plan(self.s.body, domain)
@@ -259,7 +264,7 @@ class _Loop:
         lists = [(row, self._target())]
         for tensor, x in host.rows.items():
             name, moves = level.locals[tensor].name, level.locals[tensor].at
-            turn = self.turns.get(level.read[tensor]) if tensor in level.read else None
+            turn = self.circular_shifts.get(level.read[tensor]) if tensor in level.read else None
             if turn is not None:
                 lists += self._turning(host, x, texts[name], turn)
             elif moves:

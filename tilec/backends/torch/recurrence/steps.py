@@ -39,7 +39,7 @@ from tilec.ir.types import ElementType, TensorType, is_floating
 from tilec.lattice.sets import Box
 from tilec.transforms.recurrence import initial
 
-FEEDS = 4  # a feed may hold this many times the states' elements
+STEP_INPUTS = 4  # a feed may hold this many times the states' elements
 SMALL = 2**14  # or this many
 
 
@@ -116,7 +116,7 @@ class Level:
         self.lines: list[str] = []
         self.frame = TensorFrame(domain, self.order, task.types, task.local, task.names)
         self.lists: list[tuple[str, str]] = []  # names of lists of a step's slices, and what they are slices of
-        self.feeds: dict[Expr, Access] = {}
+        self.step_inputs: dict[Expr, Access] = {}
         self.read: dict[str, Access] = {}  # what the pseudo-tensors of states stand for
         self.step = TensorStepFrame(self)
 
@@ -180,8 +180,8 @@ class Level:
             return self.nested(self, e)
         if any(isinstance(x, Aggregate) for x in walk(e)):
             return rebuild(e, self.feed)
-        if e in self.feeds:
-            return self.feeds[e]
+        if e in self.step_inputs:
+            return self.step_inputs[e]
         if not isinstance(e, (Access, Index, Pad, Inside)) and self._large(e):
             return rebuild(e, self.feed)
         evaluator = TorchScalars(self.frame, e)
@@ -190,13 +190,13 @@ class Level:
             return e
         text = evaluator.tensor(value, value.type.dtype)
         made = self.pseudo("feed", value.type, *self._steps(text, value.variables), value.variables)
-        self.feeds[e] = made
+        self.step_inputs[e] = made
         return made
 
     def _large(self, e: Expr) -> bool:
         variables = [v for v in index_variables(e) if v in self.domain.extent]
         count = math.prod(self.domain.extent[v] for v in variables)
-        return self.time in variables and count > max(FEEDS * self.task.elements, SMALL)
+        return self.time in variables and count > max(STEP_INPUTS * self.task.elements, SMALL)
 
     def _steps(self, text: str, variables: frozenset[str]) -> tuple[str, str]:
         """Name and index of a step's slice of a tensor over the level's order."""

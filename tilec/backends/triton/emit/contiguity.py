@@ -30,7 +30,7 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
     return answer
 
 
-def turns(space: Space, view: StridedView, outputs: Sequence[str]) -> bool:
+def is_transposed(space: Space, view: StridedView, outputs: Sequence[str]) -> bool:
     """Whether memory runs along the last output variable but one in something that is read along the last too."""
     s = space.statement
     return len(outputs) > 1 and any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import runs_along, turns
+from tilec.backends.triton.emit.contiguity import is_transposed, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -23,7 +23,7 @@ MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs o
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
-DEAR = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
@@ -48,7 +48,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs, turns(space, view, outputs))
+        return _map_tiling(space, outputs, is_transposed(space, view, outputs))
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
@@ -93,8 +93,8 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
     programs = space.count(tuple(rest)) * -(-space.largest(last) // 128)
     if not rest or space.largest(last) < NARROWEST_BLOCK or programs < TWO_A_MULTIPROCESSOR or len(space.classes) != 1:
         return None
-    dear = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in DEAR)
-    own = [set(index_variables(e)) for e in dear]
+    compute_heavy = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY)
+    own = [set(index_variables(e)) for e in compute_heavy]
     weights = any(last not in v and v & set(reductions) and v & set(rest) for v in own)
     return last if weights else None
 

@@ -17,14 +17,14 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
 from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access
 
 MOST_LANES = 1024  # lanes of a block, where nothing is summed over
 SUMMED_LANES = 256  # where something is
-RESIDENT_LANES = 2**14  # mixed lanes that one program may own
+RESIDENT_LANES = 2**14  # coupled lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
 POINTS_PER_THREAD = 16  # of a block, about
@@ -46,23 +46,23 @@ class Blocks:
 
 def choose_blocks(loop: SkewedLoop, setting: Setting) -> Blocks:
     """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
-    mixed, apart = loop.count(loop.mixed), loop.count(loop.apart)
+    coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
     most = SUMMED_LANES if points > 1 else MOST_LANES
-    span = -(-mixed * apart // setting.device.multiprocessors)
-    if points > 1 and setting.device.capability and span * points + WAITING_WORK < mixed * points:
+    span = -(-coupled * parallel // setting.device.multiprocessors)
+    if points > 1 and setting.device.capability and span * points + WAITING_WORK < coupled * points:
         lanes = min(power_of_two(span), most)
         return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
     least = LAUNCH_WORK + span * points
-    if mixed > RESIDENT_LANES or points > 1 and mixed * points > least:
-        lanes = min(power_of_two(mixed * apart), 16 if points > 1 else most)
+    if coupled > RESIDENT_LANES or points > 1 and coupled * points > least:
+        lanes = min(power_of_two(coupled * parallel), 16 if points > 1 else most)
         return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
     sets = 1
-    if mixed < most // 4:
-        sets = max(1, min(most // 4 // mixed, -(-apart // MULTIPROCESSORS)))
-    lanes = min(power_of_two(sets * mixed), most)
+    if coupled < most // 4:
+        sets = max(1, min(most // 4 // coupled, -(-parallel // MULTIPROCESSORS)))
+    lanes = min(power_of_two(sets * coupled), most)
     alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
-    return Blocks(lanes, sets * mixed, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
+    return Blocks(lanes, sets * coupled, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
 
 
 def _warps(points: int) -> int:
@@ -118,7 +118,7 @@ class _Sweep(StepWriter):
         """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
         steps before."""
         k, loop = self.kernel, self.loop
-        accesses = [a for a in feeds(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
+        accesses = [a for a in step_inputs(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
         accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
         ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps))
         waiting = self.waiting(self._frame(), accesses, ahead)
@@ -172,18 +172,19 @@ class _Sweep(StepWriter):
 
     def _order(self) -> tuple[str, ...]:
         """All lanes in the order of their positions. Where a program has a part of a set, sets stand side by side in
-        it: what mixed lanes weigh their sums with is then read by few programs."""
-        apart, mixed = self.loop.apart, self.loop.mixed
-        return (*apart, *mixed) if self.tiling.span and not self.tiling.together else (*mixed, *apart)
+        it: what coupled lanes weigh their sums with is then read by few programs."""
+        parallel, coupled = self.loop.parallel, self.loop.coupled
+        return (*parallel, *coupled) if self.tiling.span and not self.tiling.together else (*coupled, *parallel)
 
     def _lanes(self, lane: str) -> None:
-        """A block of the program's own lanes. Lanes apart have one value where a program owns one set of mixed ones."""
+        """A block of the program's own lanes. Parallel lanes have one value where a program owns one set of coupled
+        ones."""
         k, loop = self.kernel, self.loop
         k.emit(f"lane = {lane}")
-        if self.tiling.span == loop.count(loop.mixed) and not self.tiling.together:
+        if self.tiling.span == loop.count(loop.coupled) and not self.tiling.together:
             batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
-            k.decode(Axis(batch, loop.apart, None), 0)
-            self._decode("lane", loop.mixed, [])
+            k.decode(Axis(batch, loop.parallel, None), 0)
+            self._decode("lane", loop.coupled, [])
         else:
             place = k.line("lanes_from", f"{self.program} * {self._span()}", 0)
             self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])

@@ -39,7 +39,7 @@ MOST_PLACES = 2  # at which a recurrence may read what is computed at each of th
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
 
 
-def with_feeds(flat: Program, types: Mapping[str, TensorType]) -> Program:
+def fuse_step_inputs(flat: Program, types: Mapping[str, TensorType]) -> Program:
     """The program with such statements written into the recurrences that read them."""
     pending = any(map(reads_itself, flat.statements))
     while pending:

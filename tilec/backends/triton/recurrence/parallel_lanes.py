@@ -19,8 +19,8 @@ from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.recurrence.pointer_induction import InductionState, WalkingFrame
-from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, feeds, step_conditions
+from tilec.backends.triton.recurrence.pointer_induction import InductionFrame, InductionState
+from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions, step_inputs
 from tilec.backends.triton.recurrence.step import Moment, StepFrame, StepWriter
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
@@ -40,15 +40,15 @@ LONGEST_TURN = 2**31 // MOST_AHEAD - 1  # lanes that may turn: places several st
 
 @dataclass(frozen=True)
 class Local:
-    """`back`: how many steps ago each read's state was computed. `turns`: how far each moving lane moves in a step.
-    `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it is
-    inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
+    """`back`: how many steps ago each read's state was computed. `circular_shifts`: how far each moving lane moves in a
+    step. `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it
+    is inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
     whose states are stored, None where none are. `epilogue`: statements over the loop's variables whose elements are
     computed beside the state's."""
 
     loop: SkewedLoop
     back: Mapping[Access, int]
-    turns: Mapping[str, int]
+    circular_shifts: Mapping[str, int]
     start: Expr | None
     kept: tuple[int, int] | None
     epilogue: tuple[Statement, ...] = ()
@@ -93,8 +93,12 @@ def recognise_local(loop: SkewedLoop) -> Local | None:
             shift, wraps = moved
             closed = closed and (wraps or not shift)
             shifts[v].append((back[access], shift))
-    turns = {v: _turn(found, loop.extent[v]) for v, found in shifts.items()}
-    if not back or None in turns.values() or any(c and loop.extent[v] > LONGEST_TURN for v, c in turns.items()):
+    circular_shifts = {v: _circular_shift(found, loop.extent[v]) for v, found in shifts.items()}
+    if (
+        not back
+        or None in circular_shifts.values()
+        or any(c and loop.extent[v] > LONGEST_TURN for v, c in circular_shifts.items())
+    ):
         return None
     pads = {e for root in loop.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
     values = {p.value for p in pads}
@@ -104,7 +108,7 @@ def recognise_local(loop: SkewedLoop) -> Local | None:
     elif closed and set(back.values()) == {1} and len(values) == 1:
         start = values.pop()
     whole = loop.low[loop.time], loop.low[loop.time] + loop.steps - 1
-    return Local(loop, back, {v: c for v, c in turns.items() if c}, start, whole)
+    return Local(loop, back, {v: c for v, c in circular_shifts.items() if c}, start, whole)
 
 
 def _is_zero(e: Expr) -> bool:
@@ -130,7 +134,7 @@ def _moved(form: Affine, v: str, loop: SkewedLoop) -> tuple[int, bool] | None:
     return int(shift.constant), wraps
 
 
-def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
+def _circular_shift(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
     """c with which every read is of its own lane: what was read `b` steps ago at `v + shift` has come c*b further."""
     found = [-shift // b for b, shift in shifts if shift % b == 0]
     for c in dict.fromkeys(x % n for x in found):
@@ -142,9 +146,9 @@ def _turn(shifts: Sequence[tuple[int, int]], n: int) -> int | None:
 def choose_local(local: Local) -> LocalTiling:
     loop = local.loop
     lanes = loop.count(loop.lanes)
-    accesses = _feeds(local)
-    echoes = _echoes(local, accesses)
-    carried = [a for a in accesses if _moves(local, a) and a not in echoes]
+    accesses = _step_inputs(local)
+    repeated_inputs = _repeated_inputs(local, accesses)
+    carried = [a for a in accesses if _moves(local, a) and a not in repeated_inputs]
     words = sum(2 if loop.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
     touched = len(carried) + len(local.epilogue) + (local.kept is not None)
@@ -161,21 +165,21 @@ def choose_local(local: Local) -> LocalTiling:
     return LocalTiling(min(32 * warps, power_of_two(lanes)), warps, min(ahead, power_of_two(loop.steps)))
 
 
-def _feeds(local: Local) -> list[Access]:
+def _step_inputs(local: Local) -> list[Access]:
     """Elements of other tensors that a step and its epilogue read."""
 
     def settled(e: Pad) -> bool:
         return e.access in local.back and local.start is not None
 
-    return feeds(local.loop, local.roots, settled)
+    return step_inputs(local.loop, local.roots, settled)
 
 
-def _echoes(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
+def _repeated_inputs(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:
     """Elements that the step before has read already, each with the access by which it did."""
     loop = local.loop
     before = {loop.time: Affine.variable(loop.time) + (1 if loop.falling else -1)}
-    for v, turn in local.turns.items():
-        back = Affine.variable(v) - turn
+    for v, shift in local.circular_shifts.items():
+        back = Affine.variable(v) - shift
         before[v] = Affine.of([(Call("mod", (back.to_expr(), Int(loop.extent[v]))), 1)])
     inner = {x for a in accesses for i in a.index for x in walk(i)}
     plain = [a for a in accesses if _moves(local, a) and not inner & {a, *accesses} and a not in inner]
@@ -202,10 +206,10 @@ def _turned(form: Affine) -> Affine:
 
 def _moves(local: Local, access: Access) -> bool:
     """Whether an element changes from step to step."""
-    return bool(free_of(access) & {local.loop.time, *local.turns})
+    return bool(free_of(access) & {local.loop.time, *local.circular_shifts})
 
 
-class _Frame(WalkingFrame):
+class _Frame(InductionFrame):
     """`history`: names of earlier states, the last first."""
 
     local: Local
@@ -222,9 +226,9 @@ class _Writer(StepWriter):
     def __init__(self, kernel: Kernel, local: Local, tiling: LocalTiling):
         super().__init__(kernel, local.loop)
         self.local, self.tiling = local, tiling
-        self.moving = frozenset((local.loop.time, *local.turns))
-        self.feeds = _feeds(local)
-        self.echoes = _echoes(local, self.feeds)
+        self.moving = frozenset((local.loop.time, *local.circular_shifts))
+        self.step_inputs = _step_inputs(local)
+        self.repeated_inputs = _repeated_inputs(local, self.step_inputs)
         self.fixed: dict[Access, str] = {}
         self.dtype = local.loop.types[local.loop.own].dtype
 
@@ -245,7 +249,7 @@ class _Writer(StepWriter):
         frame = self.frame(["row"], {"row": "row_in"}, (self.moving,) * depth, None)
         assert isinstance(frame, _Frame)
         frame.local, frame.history = self.local, history
-        frame.loop, frame.turns, frame.steps = self.loop, self.local.turns, self.tiling.ahead
+        frame.loop, frame.circular_shifts, frame.steps = self.loop, self.local.circular_shifts, self.tiling.ahead
         frame.walk, frame.number = walk, number
         frame.loaded, frame.running = {**self.fixed, **loaded}, running
         return frame
@@ -265,8 +269,8 @@ class _Writer(StepWriter):
 
     def load(self, frame: _Frame, fixed: bool = False) -> dict[Access, str]:
         """Issue a step's loads of what changes from step to step, or of what does not; their names."""
-        for a in self.feeds:
-            if a not in frame.loaded and a not in self.echoes and _moves(self.local, a) != fixed:
+        for a in self.step_inputs:
+            if a not in frame.loaded and a not in self.repeated_inputs and _moves(self.local, a) != fixed:
                 frame.loaded[a] = frame.read(a, None)
                 if fixed:
                     self.fixed[a] = frame.loaded[a]
@@ -308,9 +312,9 @@ class _Writer(StepWriter):
         if not steps:
             return first
         k, n = self.kernel, self.kernel.extent(v)
-        turn = k.number(("turn", v), "turn", self.local.turns[v], False)
-        hop = k.line("hop", f"({steps} * {turn}) % {n}", 0)
-        there = k.line("there", f"{first} + {hop}")
+        shift = k.number(("turn", v), "turn", self.local.circular_shifts[v], False)
+        offset = k.line("hop", f"({steps} * {shift}) % {n}", 0)
+        there = k.line("there", f"{first} + {offset}")
         return k.line(python_name(v), f"tl.where({there} < {n}, {there}, {there} - {n})")
 
     def state(self, code: str) -> str:
@@ -357,13 +361,15 @@ def local_steps(
     k.emit(f"row = {k.program()} * BM + tl.arange(0, BM)")
     k.emit(f"row_in = row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", loop.lanes, "BM"))
-    first = {v: k.value_of[v] for v in local.turns}
+    first = {v: k.value_of[v] for v in local.circular_shifts}
     frame = w.at(Moment("0"), first, [], {})
     w.load(frame, fixed=True)
     states = [k.names.fresh("state") for _ in range(local.depth)]
     start = w.start(frame)
     w.let(dict.fromkeys(states, start))
-    waiting = w.waiting(frame, [a for a in w.feeds if a not in w.fixed and a not in w.echoes], tiling.ahead)
+    waiting = w.waiting(
+        frame, [a for a in w.step_inputs if a not in w.fixed and a not in w.repeated_inputs], tiling.ahead
+    )
     if any(waiting):
         _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
@@ -396,7 +402,7 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     count = len(waiting)
     carried = w.carried(first)
     frame = w.at(Moment("0"), first, [], {})
-    last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.echoes}
+    last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.repeated_inputs}
     w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
     places, history = w.places(carried, 2 * count), list(states)
@@ -404,10 +410,10 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     coming = [w.load(w.at(Moment("at_step", count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
     walk = w.walk(Moment("at_step", 0), places[0])
     for u in range(count):
-        before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.echoes.items()}
+        before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.repeated_inputs.items()}
         frame = w.at(Moment("at_step", u), places[u], history, {**waiting[u], **before}, walk, u)
         history = [w.step(frame), *history][: w.local.depth]
-    w.let({name: waiting[-1][w.echoes[a]] for a, name in last.items()})
+    w.let({name: waiting[-1][w.repeated_inputs[a]] for a, name in last.items()})
     for old, new in zip(waiting, coming, strict=True):
         w.let({name: new[a] for a, name in old.items()})
     w.let(dict(reversed(list(zip(states, history, strict=True)))))

@@ -40,7 +40,12 @@ class Moves:
 
 
 def moves_of(
-    tensor: str, forms: Sequence[Affine], kernel: Kernel, loop: SkewedLoop, turns: Mapping[str, int], steps: int
+    tensor: str,
+    forms: Sequence[Affine],
+    kernel: Kernel,
+    loop: SkewedLoop,
+    circular_shifts: Mapping[str, int],
+    steps: int,
 ) -> Moves | None:
     """None where the address stays, or goes by no constant: lanes turn by one place, either way, and not round within
     so many steps."""
@@ -48,7 +53,7 @@ def moves_of(
         return None
     time, step = -1 if loop.falling else 1, 0
     wraps: dict[str, int] = {}
-    moving = {loop.time, *turns}
+    moving = {loop.time, *circular_shifts}
     for axis, (form, stride) in enumerate(zip(forms, kernel.strides[tensor], strict=True)):
         if kernel.types[tensor].shape[axis] == 1:
             continue
@@ -62,7 +67,7 @@ def moves_of(
             if atom.name == loop.time:
                 step += time * int(c) * stride
                 continue
-            n, by = loop.extent[atom.name], direction(turns[atom.name], loop.extent[atom.name])
+            n, by = loop.extent[atom.name], direction(circular_shifts[atom.name], loop.extent[atom.name])
             if by is None or steps > n:
                 return None
             step += by * int(c) * stride
@@ -71,26 +76,26 @@ def moves_of(
     return Moves(step, wraps) if step or wraps else None
 
 
-def direction(turn: int, lanes: int) -> int | None:
+def direction(shift: int, lanes: int) -> int | None:
     """1 or -1 for lanes that turn by one place."""
-    return 1 if turn == 1 else -1 if turn == lanes - 1 else None
+    return 1 if shift == 1 else -1 if shift == lanes - 1 else None
 
 
-class WalkingFrame(StepFrame):
+class InductionFrame(StepFrame):
     """The frame of the step of that number in a walk."""
 
     walk: InductionState | None = None
     number: int
     steps: int
     loop: SkewedLoop
-    turns: Mapping[str, int]
+    circular_shifts: Mapping[str, int]
 
     def address(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str] = frozenset()) -> str:
         walk, k = self.walk, self.kernel
         if walk is None:
             return super().address(tensor, forms, spread_over)
         key = tensor, tuple(forms)
-        moves = moves_of(tensor, forms, k, self.loop, self.turns, self.steps)
+        moves = moves_of(tensor, forms, k, self.loop, self.circular_shifts, self.steps)
         if moves is None:
             return super().address(tensor, forms, spread_over)
         if key not in walk.pointers:
@@ -121,7 +126,7 @@ class WalkingFrame(StepFrame):
 
     def _begins_again(self, first: str, v: str, number: int) -> str:
         """Text of the test that a lane which stood there at first begins again after the step of that number."""
-        if direction(self.turns[v], self.loop.extent[v]) == -1:
+        if direction(self.circular_shifts[v], self.loop.extent[v]) == -1:
             return f"{first} == {number}"
         return f"{first} == {self.kernel.extent(v)} - {number + 1}"
 

@@ -45,16 +45,16 @@ from tilec.transforms.recurrence import padded
 @dataclass(frozen=True)
 class SkewedLoop:
     """`statement` is over `time` and lanes, `low` and `extent` their ranges and those of nested aggregations'
-    variables. `apart`: lanes along which no element depends on another lane's; `mixed`: the others. Steps run from the
-    greatest time to the least where `falling`."""
+    variables. `parallel`: lanes along which no element depends on another lane's; `coupled`: the others. Steps run from
+    the greatest time to the least where `falling`."""
 
     flat: Statement
     statement: Statement
     types: Mapping[str, TensorType]
     time: str
     falling: bool
-    apart: tuple[str, ...]
-    mixed: tuple[str, ...]
+    parallel: tuple[str, ...]
+    coupled: tuple[str, ...]
     low: Mapping[str, int]
     extent: Mapping[str, int]
     skew: Skew
@@ -69,7 +69,7 @@ class SkewedLoop:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        return (*self.apart, *self.mixed)
+        return (*self.parallel, *self.coupled)
 
     def count(self, variables: Sequence[str]) -> int:
         return math.prod(self.extent[v] for v in variables)
@@ -112,7 +112,7 @@ def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
     s = _typed(padded(assigned(flat)), types)
     skew = skewed(s, types)
     time, *lanes = skew.names
-    apart = tuple(v for k, v in enumerate(lanes, 1) if _stays(skew, k))
+    parallel = tuple(v for k, v in enumerate(lanes, 1) if _stays(skew, k))
     box = {v: (a, b) for v, a, b in zip(skew.names, skew.low, skew.high, strict=True)}
     ranges = dict(box)
     for root in (skew.statement.body, *(() if skew.statement.guard is None else (skew.statement.guard,))):
@@ -123,8 +123,8 @@ def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
         types,
         time,
         skew.falling,
-        apart,
-        tuple(v for v in lanes if v not in apart),
+        parallel,
+        tuple(v for v in lanes if v not in parallel),
         {v: a for v, (a, _) in ranges.items()},
         {v: b - a + 1 for v, (a, b) in ranges.items()},
         skew,
@@ -171,7 +171,7 @@ def _range(domain: Domain, v: str) -> tuple[int, int]:
     return domain.low[v], domain.low[v] + domain.extent[v] - 1
 
 
-def feeds(loop: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
+def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
     """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
     `settled`: pads whose value is known already."""
     found: dict[Access, None] = {}

@@ -94,11 +94,11 @@ class BlockWriter(ScanWriter):
         k.value_of[scan.along] = self._along_name
         k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
         k.emit(f"step_in = {self._term_test('step', self._along_name)}")
-        for v, turn in scan.turns.items():
+        for v, shift in scan.circular_shifts.items():
             n = k.extent(v)
             at = k.names.fresh("turned")
-            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', turn, False)} % {n}")
-            moved = self._turned[v]
+            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', shift, False)} % {n}")
+            moved = self._shifted[v]
             k.emit(f"{moved} = {self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
             k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
             k.value_of[v] = moved
@@ -108,7 +108,7 @@ class BlockWriter(ScanWriter):
         if not self.flat_lanes:
             tails["lane"] = "lane_in"
             axes = ["lane", "step"] if self.tiling.along else ["step", "lane"]
-        self._moving = moving = frozenset(("step", scan.along, *scan.turns))
+        self._moving = moving = frozenset(("step", scan.along, *scan.circular_shifts))
         self._tests = [self._spread_step(f"({self._seen_test('step', self._along_name)})")]
         if not self.flat_lanes:
             self._tests.append(self._spread_lane("lane_in"))

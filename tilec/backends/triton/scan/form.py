@@ -70,8 +70,8 @@ class Affinity:
 @dataclass(frozen=True)
 class Scan:
     """`along` runs over the terms of a row, `count` of them from `low` on; its element of the output is at `shift`
-    less, along an axis of `size`. `lanes` name the row; a lane in `turns` moves on by as much, modulo its size, from
-    step to step. `valid`: conditions on a term."""
+    less, along an axis of `size`. `lanes` name the row; a lane in `circular_shifts` moves on by as much, modulo its
+    size, from step to step. `valid`: conditions on a term."""
 
     statement: Statement
     space: Space
@@ -84,7 +84,7 @@ class Scan:
     size: int
     valid: tuple[Condition, ...]
     algebra: Algebra
-    turns: Mapping[str, int]
+    circular_shifts: Mapping[str, int]
     step: Affinity | None = None
 
     @property
@@ -266,7 +266,7 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
     found = next(affine_steps(s.body, state, own.dtype), None)
     if moves is None or found is None or any(isinstance(e, Aggregate) for e in walk(before)):
         return None
-    along, rising, turns = moves
+    along, rising, circular_shifts = moves
     semiring, scale, offset = found
     low = dict.fromkeys(left, 0)
     space = space_of(s, low, {**{v: n for v, n in size.items() if v != along}, along: size[along]})
@@ -275,13 +275,13 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
     step = Affinity(state, scale, offset, before, own.dtype)
     n = size[along]
     algebra = algebra_of_steps(semiring, own.dtype)
-    return Scan(s, space, along, lanes, rising, 0, n, 0, n, valid, algebra, turns, step)
+    return Scan(s, space, along, lanes, rising, 0, n, 0, n, valid, algebra, circular_shifts, step)
 
 
 def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple[str, bool, dict[str, int]] | None:
     """The variable along which the state is read one step apart, whether it grows, and how lanes turn."""
     steps: list[tuple[str, int]] = []
-    turns: dict[str, int] = {}
+    circular_shifts: dict[str, int] = {}
     for v, e in zip(left, state.index, strict=True):
         match e:
             case Call("mod", (inner, Int(n))) if n == size[v]:
@@ -289,7 +289,7 @@ def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple
                 if gap.terms or gap.constant.denominator != 1:
                     return None
                 if as_int(gap.constant) % n:
-                    turns[v] = -as_int(gap.constant) % n
+                    circular_shifts[v] = -as_int(gap.constant) % n
                 continue
         gap = linear(e) - (Affine.variable(v) if size[v] > 1 or linear(e).terms else 0)
         if gap.terms or gap.constant.denominator != 1:
@@ -299,4 +299,4 @@ def _moves(state: Access, left: Sequence[str], size: Mapping[str, int]) -> tuple
     if len(steps) != 1 or abs(steps[0][1]) != 1:
         return None
     along, gap_ = steps[0]
-    return along, gap_ < 0, turns
+    return along, gap_ < 0, circular_shifts

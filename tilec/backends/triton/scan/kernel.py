@@ -73,7 +73,7 @@ class ScanWriter:
             if v not in self.scan.lanes and v != self.scan.along:
                 k.value_of[v] = k.low(v)
         self._along_name = k.names.fresh(python_name(self.scan.along))
-        self._turned = {v: k.names.fresh(python_name(v)) for v in self.scan.turns}
+        self._shifted = {v: k.names.fresh(python_name(v)) for v in self.scan.circular_shifts}
         return k
 
     @property
@@ -90,11 +90,11 @@ class ScanWriter:
         else:
             k.emit(f"lane = {place} * BL + tl.arange(0, BL)")
             k.emit(f"lane_in = lane < {k.count(wanted)}")
-            if self.scan.turns:  # a lane that moves round stays inside only from inside
+            if self.scan.circular_shifts:  # a lane that moves round stays inside only from inside
                 k.emit(f"lane = tl.minimum(lane, {k.count(wanted)} - 1)")
         self._lane_axis = Axis("lane", self.scan.lanes, block)
         k.decode(self._lane_axis)
-        self._at_rest = {v: k.value_of[v] for v in self.scan.turns}
+        self._at_rest = {v: k.value_of[v] for v in self.scan.circular_shifts}
 
     def _full(self, names: Sequence[str], shape: str) -> list[str]:
         """Lines that make the names what leaves a state alone."""
@@ -180,10 +180,10 @@ class ScanWriter:
         name = k.names.fresh(self._along_name)
         k.emit(f"{name} = {self._value(step)}")
         k.value_of[scan.along] = name
-        for v, turn in scan.turns.items():
+        for v, shift in scan.circular_shifts.items():
             n = k.extent(v)
-            moved = k.names.fresh(self._turned[v])
-            at = f"{step} * {k.number(('turn', v), 'turn', turn, False)} % {n}"
+            moved = k.names.fresh(self._shifted[v])
+            at = f"{step} * {k.number(('turn', v), 'turn', shift, False)} % {n}"
             k.emit(f"{moved} = {self._at_rest[v]} + {at}")
             k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
             k.value_of[v] = moved
@@ -299,7 +299,7 @@ class ScanWriter:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
         k, scan = self.kernel, self.scan
         self._at(step)
-        moving = frozenset((scan.along, *scan.turns))
+        moving = frozenset((scan.along, *scan.circular_shifts))
         inner = [frozenset[str]() for _ in range(depth - 1)] + [moving]
         axes = [] if self.flat_lanes else ["lane"]
         frame = Frame(k, axes, {} if self.flat_lanes else {"lane": "lane_in"}, *inner)
@@ -310,7 +310,7 @@ class ScanWriter:
         """Lines that take the carried state over the frame's step, to a state of that name."""
         k, scan, s = self.kernel, self.scan, self.scan.statement
         assert scan.step is not None
-        dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.turns))
+        dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.circular_shifts))
         state = ScalarValue(carry, self.view.types[s.output].element(), dtype, moving, exact=True)
         guard = () if s.guard is None else (s.guard,)
         evaluator = TritonScalars(frame, *guard, s.body, given={scan.step.state: state})

@@ -96,7 +96,7 @@ class LaneWriter(ScanWriter):
 
     def _moment_frame(self, test: str) -> _Frame:
         """The lanes at a step at which the test holds."""
-        moving = frozenset((self.scan.along, *self.scan.turns))
+        moving = frozenset((self.scan.along, *self.scan.circular_shifts))
         frame = _Frame(self.kernel, ["lane"], {"lane": "lane_in"}, moving)
         frame.running, frame.moving = self.kernel.names.fresh("running"), moving
         self.kernel.emit(f"{frame.running} = {test}")

@@ -33,7 +33,7 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.recurrence.fuse_producers import with_feeds
+from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Index, Input, Program, Statement, reads
@@ -101,7 +101,7 @@ def planned(
 ) -> Planned:
     """The plan of the whole program."""
     flat, types = lowering.stages["flat"], lowering.types
-    together = together or grouped(with_feeds(flat, types), types)
+    together = together or grouped(fuse_step_inputs(flat, types), types)
     return Planned(lowering, strides, setting, together, make_plan(lowering, together, strides, setting))
 
 
@@ -290,7 +290,7 @@ class _Cutter:
         input that is the number of its first row."""
         slab = slab_of(run, rows, self.types, wanted)
         given = tuple(
-            SlabInput(g.name, g.tensor, g.axis, self._turns(g.tensor, g.axis, apart or rows)) for g in slab.given
+            SlabInput(g.name, g.tensor, g.axis, self._misaligned(g.tensor, g.axis, apart or rows)) for g in slab.given
         )
         strides = [contiguous(slab.types[g.name].shape) if g.copied else self.strides[g.tensor] for g in given]
         strides += [] if slab.start is None else [()]
@@ -300,7 +300,7 @@ class _Cutter:
         setting = replace(self.setting, misaligned=misaligned)
         return given, planned(Lowering(stages, slab.types), strides, setting), slab.start
 
-    def _turns(self, tensor: str, axis: int | None, rows: int) -> bool:
+    def _misaligned(self, tensor: str, axis: int | None, rows: int) -> bool:
         """Whether the alignment of rows' first elements differs from slab to slab."""
         if axis is None:
             return False
@@ -313,7 +313,7 @@ class _Cutter:
         if axis is None:
             aggregation = next(s.aggregation for s in run.columns if s.output == name)
             return SlabResult(name, name if made.dtype == t.dtype else f"{name}.total", None, IN_PLACE[aggregation])
-        whole = math.prod(t.shape[:axis]) == 1 and not self._turns(name, axis, rows)
+        whole = math.prod(t.shape[:axis]) == 1 and not self._misaligned(name, axis, rows)
         return SlabResult(name, name, axis, in_place=whole and all(_allocates(p.plan, name) for p in plans))
 
 
