@@ -155,3 +155,36 @@ def test_two_runs_have_the_same_bits() -> None:
     wanted = torch.zeros(40, 33, dtype=torch.float64, device="cuda").index_add_(0, places, u.double())
     got = tilec.compile(scatter, backend="triton")(u, places)
     assert error(got, wanted) < 1e-6 and math.isfinite(got.sum().item())
+
+
+def test_an_image_smaller_than_its_window() -> None:
+    """None of its gradient's kernels is launched without programs, whichever way calls go."""
+    source = "function (I[N, H], K[R, C]) -> (O) { O[n, y, c : N, H - R + 1, C] = >(I[n, y + j] + K[j, c]); }"
+    f = tilec.compile(source, backend="triton")
+    for _ in range(3):
+        image, kernel = normal(129, 1).requires_grad_(), normal(2, 127).requires_grad_()
+        result = f(image, kernel)
+        assert result.shape == (129, 0, 127)
+        result.sum().backward()
+        assert not image.grad.any() and not kernel.grad.any()
+
+
+def test_more_columns_than_a_grid_is_long() -> None:
+    rows, width = torch.tensor([0, 2, 0, 3], device="cuda"), 2**24 + 3
+    update = normal(4, width)
+    f = tilec.compile("function (R[K], U[K, D], Z[3]) -> (O) { O[R[k], j : 3, D] = +(U[k, j]); }", backend="triton")
+    found = f(rows, update, normal(3))
+    assert torch.equal(found, torch.stack([update[0] + update[2], 0 * update[0], update[1]]))
+
+
+def test_products_are_rounded_before_what_is_made_of_them_is_subtracted() -> None:
+    a, b = 100 * normal(2, 2**20)
+    fraction = tilec.compile("X = A * B; Y = X - floor(X)", backend="triton")
+    assert torch.equal(fraction(a, b), a * b - (a * b).floor())
+    f = tilec.compile("T[m] = logsumexp(A[m, i] * A[m, i])", backend="triton")
+    rows = 600 * torch.rand(50, 4000, device="cuda")
+    rows[:, 7] = 800 + torch.rand(50, device="cuda")  # beside whose squares no other counts
+    rows.requires_grad_()
+    f(rows).sum().backward()
+    assert rows.grad is not None
+    torch.testing.assert_close(rows.grad[:, 7], 2 * rows.detach()[:, 7], rtol=1e-6, atol=0)
