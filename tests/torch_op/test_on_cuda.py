@@ -15,7 +15,7 @@ from tests.support.recurrences import RECURRENCES
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS, differentiated, without_synchronization
 from tests.torch_op.test_compile import WAYS
-from tests.torch_op.test_transforms import TRANSFORMS, flat
+from tests.torch_op.test_transforms import TRANSFORMS, batched_gradients, flat
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +63,12 @@ def test_torch_backend(name: str, way: str) -> None:
 def test_transforms(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs(device="cuda")
     check(TRANSFORMS[transform](compiled(name), *inputs), TRANSFORMS[transform](example.torch, *inputs))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_batched_gradients(name: str) -> None:
+    example, inputs = EXAMPLES[name], EXAMPLES[name].inputs(device="cuda")
+    check(batched_gradients(compiled(name), *inputs), batched_gradients(example.torch, *inputs))
 
 
 @pytest.mark.parametrize("way", WAYS)

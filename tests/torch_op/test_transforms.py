@@ -155,6 +155,22 @@ def sampled(rows, columns, share: int):
             yield pytest.param(row, column, marks=slow, id=f"{row}-{column}")
 
 
+def batched_gradients(f, *inputs):
+    """By several cotangents at once, of a call like those before."""
+    given = [t.clone().requires_grad_() for t in inputs]
+    for _ in range(3):
+        y = f(*given)
+        torch.autograd.grad(y.sum(), given)
+    cotangents = torch.stack([torch.cos(k * f(*inputs)) for k in range(3)])
+    return torch.autograd.grad(f(*given), given, cotangents, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_batched_gradients(name: str) -> None:
+    example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()
+    torch.testing.assert_close(batched_gradients(compiled(name), *inputs), batched_gradients(example.torch, *inputs))
+
+
 @pytest.mark.parametrize(("name", "transform"), list(sampled(EXAMPLES, TRANSFORMS, 8)))
 def test_as_torch_does(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()

@@ -29,9 +29,10 @@ def exporting() -> bool:
 
 
 def untouched() -> bool:
-    """Are plain tensors computed with as they are: does torch neither transform, trace nor watch calls, carry tangents
-    or cast?"""
-    return not (transforming() or _modes() or forward_ad._current_level >= 0 or _autocasting() or _traced() is not None)
+    """Are plain tensors computed with as they are: does torch neither transform, batch, trace nor watch calls, carry
+    tangents or cast?"""
+    batching = transforming() or _included(_VMAP_MODE)
+    return not (batching or _modes() or forward_ad._current_level >= 0 or _autocasting() or _traced() is not None)
 
 
 def recording(tensors: Sequence[torch.Tensor]) -> bool:
