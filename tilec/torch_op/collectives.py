@@ -43,18 +43,22 @@ class Exchange:
         size = self.local.element_size()
         return [size * count(overlap(h, self.need[rank])) * (r != rank) for r, h in enumerate(self.have)]
 
-    def put_together(self, pieces: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        """The rank's box, of the bytes that came from each rank."""
-        need = self.need[rank]
+    def kept(self, rank: int) -> torch.Tensor:
+        """The rank's box, in which what comes from others is missing."""
+        need, own = self.need[rank], overlap(self.have[rank], self.need[rank])
         out = self.local.new_empty(shape_of(need))
-        for r, (owned, piece) in enumerate(zip(self.have, pieces, strict=True)):
-            box = overlap(owned, need)
-            if r == rank and count(box):
-                _cut(out, need, box).copy_(_cut(self.local, owned, box))
-            elif piece.numel():
+        if count(own):
+            _cut(out, need, own).copy_(_cut(self.local, self.have[rank], own))
+        return out
+
+    def fill(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], rank: int) -> None:
+        """Put the bytes that came from each rank into the rank's box."""
+        need = self.need[rank]
+        for held, piece in zip(self.have, pieces, strict=True):
+            if piece.numel():
+                box = overlap(held, need)
                 aligned = piece if piece.storage_offset() % out.element_size() == 0 else piece.clone()
                 _cut(out, need, box).copy_(aligned.view(out.dtype).view(shape_of(box)))
-        return out
 
 
 def exchange(given: Sequence[Exchange], rank: int, group: Any) -> list[torch.Tensor]:
@@ -67,17 +71,24 @@ def exchange(given: Sequence[Exchange], rank: int, group: Any) -> list[torch.Ten
 
 
 def _exchanged(given: Sequence[Exchange], rank: int, group: Any) -> list[torch.Tensor]:
+    """What the rank keeps is copied while the rest is under way."""
     if not given:
         return []
     sent = [list(map(_bytes, e.sent(rank))) for e in given]
     taken = [e.taken(rank) for e in given]
     ranks = range(len(given[0].have))
-    packed = torch.cat([s[r] for r in ranks for s in sent])
+    pieces = [s[r] for r in ranks for s in sent]
+    there = [p for p in pieces if p.numel()]
+    packed = there[0] if len(there) == 1 else torch.cat(pieces)
     totals = [sum(s[r].numel() for s in sent) for r in ranks], [sum(t[r] for t in taken) for r in ranks]
-    received = _all_to_all(packed, totals[1], totals[0], group)
-    pieces = iter(received.split([t[r] for r in ranks for t in taken]))
-    by_rank = [[next(pieces) for _ in given] for _ in ranks]
-    return [e.put_together([by_rank[r][k] for r in ranks], rank) for k, e in enumerate(given)]
+    op = torch.ops._c10d_functional
+    received = op.all_to_all_single(packed, totals[1], totals[0], group.group_name)
+    found = [e.kept(rank) for e in given]
+    came = iter(op.wait_tensor(received).split([t[r] for r in ranks for t in taken]))
+    by_rank = [[next(came) for _ in given] for _ in ranks]
+    for k, (e, out) in enumerate(zip(given, found, strict=True)):
+        e.fill(out, [by_rank[r][k] for r in ranks], rank)
+    return found
 
 
 def _gathered(given: Sequence[Exchange], group: Any) -> list[torch.Tensor]:
