@@ -133,6 +133,8 @@ class Numbers:
         return found
 
     def _made(self, number: object) -> torch.Tensor:
+        if type(number) is float or type(number) is int and abs(number) < 2**63:
+            return number_on(self._device, number)
         (found,) = to_tensors(self._names, (number,), self._seeds).tensors  # which says what is wrong with it
         return number_on(self._device, number) if self.cuda else found  # type: ignore[arg-type]
 

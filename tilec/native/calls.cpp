@@ -1,5 +1,7 @@
 // Calls like one before: from what they are given straight to what runs, and torch's node where they are recorded.
 
+#include <ATen/ops/full.h>
+
 #include <unordered_map>
 
 #include "node.h"
@@ -41,17 +43,18 @@ bool key_of(PyObject* inputs, Key& key) {
   return true;
 }
 
-// The tensor of a Python number: the one of the call before where that was given the same on the same stream.
+// The tensor of a Python number. One that comes twice in a row on a stream is Python's from then on, which keeps what it
+// is converted to.
 class Number {
  public:
   Number(int place, PyObject* make, at::Device device) : place(place), make_(make), device_(device) {}
   const int place;
 
   Tensor operator()(PyObject* number) {
-    uint64_t bits = 0;
-    bool known = true;
-    if (PyFloat_CheckExact(number)) {
-      double value = PyFloat_AS_DOUBLE(number);
+    bool floating = PyFloat_CheckExact(number), known = true;
+    double value = floating ? PyFloat_AS_DOUBLE(number) : 0;
+    int64_t bits = 0;
+    if (floating) {
       std::memcpy(&bits, &value, sizeof bits);
     } else {
       int overflow = 0;
@@ -64,19 +67,30 @@ class Number {
       int capturing = 0;
       known = known && !Driver::get().capturing(stream, &capturing) && !capturing;
     }
-    if (known && last_.defined() && bits == bits_ && stream == stream_) return last_;
-    auto found = checked(PyObject_CallOneArg(make_.get(), number));
-    Tensor made = THPVariable_Unpack(found.ptr());
-    if (known) last_ = made, bits_ = bits, stream_ = stream;
-    return made;
+    if (!known) return in_python(number);
+    if (last_.defined() && bits == bits_ && stream == stream_) {
+      if (!kept_) last_ = in_python(number), kept_ = true;
+      return last_;
+    }
+    auto options = at::TensorOptions().device(device_);
+    last_ = floating ? at::full({}, value, options.dtype(at::kDouble))
+                     : at::full({}, bits, options.dtype(PyBool_Check(number) ? at::kBool : at::kLong));
+    bits_ = bits, stream_ = stream, kept_ = false;
+    return last_;
   }
 
  private:
+  Tensor in_python(PyObject* number) const {
+    auto found = checked(PyObject_CallOneArg(make_.get(), number));
+    return THPVariable_Unpack(found.ptr());
+  }
+
   Ref make_;
   at::Device device_;
   Tensor last_;
-  uint64_t bits_ = 0;
+  int64_t bits_ = 0;
   void* stream_ = nullptr;
+  bool kept_ = false;
 };
 
 struct Entry {
