@@ -11,6 +11,7 @@ import tilec
 from tilec.backends.torch import TorchBackend
 from tilec.cli import doctor, main
 from tilec.errors import Unsupported
+from tilec.native.build import SHARED_RUNTIME, command
 
 
 def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -42,6 +43,17 @@ def test_what_an_extra_package_is_for(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(doctor.importlib.metadata, "version", missing)
     assert main(["doctor", "--no-test"]) == 0
     assert "not installed: no language server; pip install tilec[lsp]" in capsys.readouterr().out
+
+
+def test_a_compiler_without_the_shared_library(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    for place, said in ((tmp_path, False), ("libstdc++.so", True)):  # which is what it says of a file that is not there
+        compiler.write_text(f"#!/bin/sh\necho {place}\n")
+        compiler.chmod(0o755)
+        assert main(["doctor", "--no-test"]) == 0
+        assert ("AOTInductor's packages crash" in capsys.readouterr().out) == said
+        assert (SHARED_RUNTIME in command(tmp_path / "made")) == said
 
 
 def test_a_machine_without_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

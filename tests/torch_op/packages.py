@@ -13,6 +13,7 @@ from torch import func
 
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.test_transforms import batch, flat, loss, tangents
+from tilec.native.build import shares_runtime
 
 
 def differentiated(f, x):
@@ -20,6 +21,9 @@ def differentiated(f, x):
     return torch.autograd.grad(loss(f)(*inputs), inputs)
 
 
+PACKING: dict[str, object] = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+if not shares_runtime():  # a second copy of libstdc++ in a process crashes
+    PACKING["aot_inductor.custom_op_libs"] = [":libstdc++.so.6"]
 PARTS: dict[str, Callable] = {
     "forward": lambda f, x: (2 * f(*x) + 1,),
     "vmap": lambda f, x: (func.vmap(f)(*batch(x)),),
@@ -70,7 +74,7 @@ def package(name: str, parts: Iterable[str], folder: Path, device: str = "cpu", 
     path = torch._inductor.aoti_compile_and_package(
         exported,
         package_path=str(folder / "model.pt2"),
-        inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+        inductor_configs=PACKING,
     )
     given = [inputs, [t * 2 - 1 for t in inputs], *([example.inputs(device=device, more=5)] if dynamic else [])]
     (folder / "given").write_bytes(pickle.dumps(given))

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS
+from tests.torch_op.packages import PACKING
 from tests.torch_op.test_transforms import TRANSFORMS, flat, loss
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
@@ -169,7 +170,7 @@ def packaged(f: Callable, name: str, rows: list[str], device: str) -> dict[str, 
         path = torch._inductor.aoti_compile_and_package(
             program,
             package_path=f"{folder}/model.pt2",
-            inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+            inductor_configs=PACKING,
         )
         return torch._inductor.aoti_load_package(path)(*inputs)
 

@@ -88,6 +88,11 @@ def _device() -> Iterator[tuple[str, str]]:
 def _caches() -> Iterator[tuple[str, str]]:
     yield "tuned", _folder(knobs.cache_directory() / "tuned", "choices")
     yield "calls", _library()
+    if not build.shares_runtime():
+        yield (
+            "c++",
+            f"{build.compiler()} has libstdc++ as an archive alone: AOTInductor's packages crash (docs/torch.md)",
+        )
     yield "triton", _folder(Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"), "files")
 
 

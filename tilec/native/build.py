@@ -22,6 +22,7 @@ from tilec.errors import Unsupported
 from tilec.knobs import cache_directory
 
 SOURCES = tuple(Path(__file__).parent / name for name in ("calls.cpp", "node.h", "run.h"))
+SHARED_RUNTIME = "-l:libstdc++.so.6"  # torch's own: of two in a process one finds the other's facets
 ABANDONED = 600.0  # seconds after which a build that has not ended is taken for dead
 
 _running: list[subprocess.Popen] = []
@@ -46,11 +47,21 @@ def compiler() -> str | None:
     return shutil.which(chosen) if there else None
 
 
+def shares_runtime() -> bool:
+    """Does the compiler find libstdc++ as a shared library, rather than as an archive alone?"""
+    chosen = compiler()
+    if chosen is None:
+        return True
+    found = subprocess.run([chosen, "-print-file-name=libstdc++.so"], capture_output=True, text=True).stdout.strip()
+    return Path(found).exists()
+
+
 def command(output: Path) -> list[str]:
     """What compiles it."""
     root = Path(torch.__file__).parent
     include = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
     libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-ldl"]
+    libraries += [] if shares_runtime() else [SHARED_RUNTIME]
     options = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=tilec_native"]
     return [compiler() or "c++", *options, *(f"-I{i}" for i in include), str(SOURCES[0]), *libraries, "-o", str(output)]
 
