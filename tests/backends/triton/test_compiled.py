@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from support.tiers import slow_but
 import tilec
 from tilec import spec
 
-pytest.importorskip("triton")
+knobs = pytest.importorskip("triton").knobs
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 EVERY = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -147,3 +149,21 @@ def test_kernels_that_ptxas_would_break_are_not_optimised() -> None:
 
     assembled(compiler, {"num_warps": 4})
     assert asked == [{"num_warps": 4}, {"num_warps": 4, "ptx_options": "--opt-level 0"}]
+
+
+FIRST_KERNEL = """
+import tilec
+from triton.runtime.cache import triton_key
+
+f = tilec.compile("Y = X + X")
+assert not triton_key.cache_info().misses
+text = f.lower(tilec.spec((1000,)), backend="triton", target="sm_90").asm("ptx")
+assert ".target sm_90" in text and triton_key.cache_info().misses == 1, triton_key.cache_info()
+"""
+
+
+@pytest.mark.skipif(bool(knobs.runtime.interpret), reason="nothing is compiled while kernels are interpreted")
+def test_triton_reads_its_library_once() -> None:
+    """Beside what comes before the first kernel, which waits for it."""
+    done = subprocess.run([sys.executable, "-c", FIRST_KERNEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.cache import triton_key
 
 from tilec import knobs
 from tilec.backends.common.python_text import parsing
@@ -175,8 +177,17 @@ def loses_halves(ptx: str) -> bool:
     return False
 
 
+# Triton's key of its own version reads its whole library, which takes as long as compiling a kernel does: it is
+# computed beside the imports and the plan that come before the first one
+triton_version = threading.Thread(target=triton_key, name="triton_key", daemon=True)
+if not interpreting():
+    triton_version.start()
+
+
 def assembled(compiler: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """The kernel that a compiler makes with these options, without ptxas's optimiser where that would break it."""
+    if triton_version.is_alive():
+        triton_version.join()
     kernel = parsing(lambda: compiler(**options))
     if loses_halves(getattr(kernel, "asm", {}).get("ptx", "")):
         kernel = parsing(lambda: compiler(**options, ptx_options="--opt-level 0"))
