@@ -176,10 +176,9 @@ def test_sorted_in_passes(name: str, points: int, count: int, dtype: torch.dtype
 def test_the_sort_is_stable_in_any_number_of_passes(count: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "ONE_BLOCK": 16,
-        "SMALLEST_BLOCK": 32,
-        "LARGEST_BLOCK": 32,
+        "SORTED_TOGETHER": 32,
         "MOST_BITS": 5,
-        "COUNTS_AT_ONCE": 32,
+        "BLOCKS_AT_ONCE": 4,
     }.items():
         monkeypatch.setattr(sort, name, value)
     for points in (10 * 32 - 5, 7):

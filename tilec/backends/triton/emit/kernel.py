@@ -27,7 +27,7 @@ RESERVED = (
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
     "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
     "part_in", "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top",
-    "highest",
+    "highest", "PIECE",
     "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
     "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "one",
     *device_functions(),

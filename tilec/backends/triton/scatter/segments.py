@@ -1,7 +1,7 @@
 """Kernels that combine runs of sorted points, each into an element (or a row of columns) of the output.
 
-A program takes a few runs, whose points it reads side by side. A run of more than `LONGEST` points is cut at multiples
-of that place among all points: programs of their own, one a piece, combine these first, so that neither few runs nor
+A program takes a few runs, whose points it reads side by side. A run of more points than a piece is cut at multiples
+of that number among all points: programs of their own, one a piece, combine these first, so that neither few runs nor
 one run of most points keeps the device waiting. A piece belongs to at most two such runs, that of its first point and
 that of its last. Which points are combined in which order depends on the indices alone.
 """
@@ -27,7 +27,7 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Index, Int, Statement
 
-LONGEST = 512  # points of a run that one program combines
+FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
 
 
@@ -52,6 +52,13 @@ class Runs:
     def name(self, what: str) -> str:
         return f"{self.statement.output}.{what}"
 
+    @property
+    def piece(self) -> int:
+        """Points of a run that one program combines: about as many as there are pieces where all points are of one run,
+        since both are walked by one program."""
+        root = 1 << (self.points.bit_length() - 1) // 2
+        return min(MOST_OF_PIECE, max(FEWEST_OF_PIECE, root))
+
 
 @dataclass(frozen=True)
 class RunBlocks:
@@ -66,7 +73,7 @@ class RunBlocks:
         columns = min(power_of_two(runs.width), 256)
         mean = -(-runs.points // max(runs.count, 1))
         terms = block_terms(columns)
-        points = min(power_of_two(mean), max(4, min(terms // columns, LONGEST)))
+        points = min(power_of_two(mean), max(4, min(terms // columns, runs.piece)))
         beside = max(1, terms // (points * columns))
         return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
 
@@ -84,13 +91,13 @@ def segment_steps(runs: Runs) -> list[Step]:
     """Steps that combine each run into the allocated output."""
     blocks = RunBlocks.of(runs)
     across = -(-runs.width // blocks.columns)
-    split = runs.points > LONGEST
+    split = runs.points > runs.piece
     whole = _Writer(runs, blocks).whole(split)
     launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, runs.epilogue)
     if not split:
         return [launch]
-    alone = RunBlocks(1, min(LONGEST, max(8, block_terms(blocks.columns) // blocks.columns)), blocks.columns)
-    pieces = -(-runs.points // LONGEST)
+    alone = RunBlocks(1, min(runs.piece, max(8, block_terms(blocks.columns) // blocks.columns)), blocks.columns)
+    pieces = -(-runs.points // runs.piece)
     first = _Writer(runs, alone).pieces().launch((pieces, across, 2), alone.warps)
     parts = Allocate(runs.name("parts"), (2 * pieces, runs.width), runs.accumulator.dtype)
     return [parts, first, launch, Release((parts.tensor,))]
@@ -104,7 +111,7 @@ class _Writer:
         self.types, self.strides = runs.view.types, runs.view.strides
         self.integer = "tl.int64" if runs.int64_index else "tl.int32"
         self.k = Kernel("", runs.space, self.types, self.strides, runs.int64_index, powers=True)
-        self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns}
+        self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns, "PIECE": runs.piece}
         self.shape = "(BM * BR, BN)"
 
     def launch(self, grid: tuple[int, int, int], warps: int, epilogue: Sequence[Statement] = ()) -> Launch:
@@ -124,7 +131,7 @@ class _Writer:
         begin, end = self._bounds(f"{run} < {count}", run)
         last = end
         if split:
-            long = k.line("long", f"{end} - {begin} > {LONGEST}")
+            long = k.line("long", f"{end} - {begin} > PIECE")
             last = k.line("last", f"tl.where({long}, {begin}, {end})")
         k.scopes[0].lines += runs.accumulator.start(self.shape)
         self._walk(begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
@@ -175,13 +182,13 @@ class _Writer:
         k.name = k.names.fresh(python_name(runs.statement.output) + "_pieces")
         self._columns()
         points = k.number("points", "points", runs.points, False)
-        origin = k.line("origin", f"{k.program()} * {LONGEST}")
-        limit = k.line("limit", f"tl.minimum({origin} + {LONGEST}, {points})")
+        origin = k.line("origin", f"{k.program()} * PIECE")
+        limit = k.line("limit", f"tl.minimum({origin} + PIECE, {points})")
         k.emit(f"part = {PROGRAM[2]}")
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
         key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
         begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
-        wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > {LONGEST}) & ((part == 0) | ({begin} > {origin}))")
+        wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > PIECE) & ((part == 0) | ({begin} > {origin}))")
         k.leave(f"{wanted} == 0")
         begin, end = k.line("lower", f"tl.maximum({begin}, {origin})"), k.line("upper", f"tl.minimum({end}, {limit})")
         k.scopes[0].lines += runs.accumulator.start(self.shape)
@@ -240,12 +247,12 @@ class _Writer:
     def _parts(self, begin: str, end: str, long: str) -> None:
         """Lines that combine the parts of long runs."""
         runs, k, a = self.runs, self.k, self.runs.accumulator
-        count = k.line("pieces", f"tl.where({long}, ({end} - 1) // {LONGEST} - {begin} // {LONGEST} + 1, 0)")
+        count = k.line("pieces", f"tl.where({long}, ({end} - 1) // PIECE - {begin} // PIECE + 1, 0)")
         most = k.line("most", f"tl.max({count}, 0)")
         k.scopes.append(Scope())
         k.emit("part = first + tl.arange(0, BM * BR) % BR")
-        k.emit(f"other = (part == 0) & ({begin} % {LONGEST} != 0)")
-        k.emit(f"place = (({begin} // {LONGEST} + part) * 2 + other.to(tl.int32)).to(tl.int64)")
+        k.emit(f"other = (part == 0) & ({begin} % PIECE != 0)")
+        k.emit(f"place = (({begin} // PIECE + part) * 2 + other.to(tl.int32)).to(tl.int64)")
         mask = f"(part < {count})[:, None] & col_in[None, :]"
         absent = literal(identity(a.aggregation, a.dtype))
         read = f"tl.load({k.pointer(runs.name('parts'))} + place[:, None] * {self.width} + col[None, :], mask={mask}"

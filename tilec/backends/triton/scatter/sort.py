@@ -18,12 +18,12 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
 
 ONE_BLOCK = 2048  # points that a program sorts whole
-SMALLEST_BLOCK, LARGEST_BLOCK = 1024, 2048  # points of a block of several
+SORTED_TOGETHER = 1024  # points of a block of several
 MOST_BITS = 11  # of a digit: with more, a block has more digits than points
 FEWEST_BITS = 8  # with fewer, passes cost as much
-POINTS_OF_A_WARP = 128  # four a thread: threads wait for each other's more than they compute
+FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points: programs that all run at once wait, those that do not compute
 SEARCHED = 256  # positions whose first points a program looks for
-COUNTS_AT_ONCE = 1024  # counts of a digit that are added up at a time
+BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,6 @@ class Sort:
     @property
     def dtype(self) -> str:
         return key_type(self.count, self.int64_index)
-
-    @property
-    def block(self) -> int:
-        """Points of a block: as many as leave two programs for each multiprocessor."""
-        return min(max(SMALLEST_BLOCK, power_of_two(self.points // TWO_A_MULTIPROCESSOR)), LARGEST_BLOCK)
 
     @property
     def digits(self) -> tuple[int, int]:
@@ -78,12 +73,13 @@ def sort_steps(sort: Sort) -> list[Step]:
 
 def _passes(sort: Sort) -> list[Step]:
     passes, bits = sort.digits
-    blocks, digits = -(-sort.points // sort.block), 2**bits
-    counts, before, totals = map(sort.name, ("counts", "before", "totals"))
+    blocks, digits = -(-sort.points // SORTED_TOGETHER), 2**bits
+    counts, before, totals, less = map(sort.name, ("counts", "before", "totals", "less"))
     between = [(sort.name(f"placed_{k}"), sort.name(f"order_{k}")) for k in range(min(2, passes - 1))]
     made = [
-        Allocate(counts, (digits + 1, blocks), sort.dtype),
+        Allocate(counts, (blocks, digits), sort.dtype),
         Allocate(before, (blocks, digits), "int32"),
+        Allocate(less, (blocks,), "int32"),
         Allocate(totals, (passes, digits + 1), sort.dtype),
         *(Allocate(n, (sort.points,), sort.dtype) for pair in between for n in pair),
     ]
@@ -114,39 +110,33 @@ class _Pass:
         return self.number == 0
 
     @property
-    def shift(self) -> dict[str, int]:
-        return {"points": self.sort.points, "blocks": self.blocks, "shift": self.number * self.bits}
-
-    @property
     def row(self) -> dict[str, int]:
         """Where the pass's row of `totals` begins."""
         return {"at": self.number * (2**self.bits + 1)}
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"BLOCK": self.sort.block, "DIGITS": 2**self.bits}
+        return {"BLOCK": SORTED_TOGETHER, "DIGITS": 2**self.bits}
 
     def tensors(self, *names: str) -> dict[str, str]:
         return {name: self.sort.name(name) for name in names}
 
     def launches(self) -> list[Launch]:
-        sort, warps, blocks = self.sort, max(1, self.sort.block // POINTS_OF_A_WARP), self.blocks
+        sort, blocks, digits = self.sort, self.blocks, 2**self.bits
+        warps = SORTED_TOGETHER // (FEW_OF_A_WARP if blocks <= TWO_A_MULTIPROCESSOR else MANY_OF_A_WARP)
         keys, totals = {"keys": self.source[0]}, self.tensors("totals")
-        digits = {"DIGITS": 2**self.bits}
-        asked = {} if self.first else totals
-        tensors = {**keys, **self.tensors("counts", "before"), **asked}
-        counted = _launch(sort, "digits", self._counted(), tensors, self.shift, self.constants, blocks, warps)
-        added = {"BLOCK": min(COUNTS_AT_ONCE, max(32, power_of_two(blocks))), **({} if self.first else digits)}
-        tensors = {**self.tensors("counts"), **totals}
-        numbers = {"blocks": blocks, **self.row}
-        programs = digits["DIGITS"] + self.first
+        counts = {**keys, **self.tensors("counts", "before")}
+        tensors = {**counts, **(self.tensors("less") if self.first else totals)}
+        points = {"points": sort.points, "shift": self.number * self.bits}
+        counted = _launch(sort, "digits", self._counted(), tensors, points, self.constants, blocks, warps)
+        tensors = {**self.tensors("counts"), **totals, **(self.tensors("less") if self.first else {})}
+        added = {"BLOCK": min(BLOCKS_AT_ONCE, power_of_two(blocks)), "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
+        numbers, programs = {"blocks": blocks, **self.row}, digits // DIGITS_BESIDE + self.first
         bases = _launch(sort, "bases", self._added(), tensors, numbers, added, programs, 4)
-        tensors = {**keys, **self.tensors("counts", "before"), **totals, "placed": self.target[0]}
-        tensors |= {"points_there": self.target[1]}
+        tensors = {**counts, **totals, "placed": self.target[0], "points_there": self.target[1]}
         tensors |= {} if self.source[1] is None else {"order": self.source[1]}
         tensors |= {"positions": sort.keys} if self.last else {}
-        numbers = {**self.shift, **self.row}
-        moved = _launch(sort, "moved", self._moved(), tensors, numbers, self.constants, blocks, warps)
+        moved = _launch(sort, "moved", self._moved(), tensors, {**points, **self.row}, self.constants, blocks, warps)
         return [counted, bases, moved]
 
     def _unless_sorted(self, lines: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
@@ -182,34 +172,47 @@ class _Pass:
             "count = tl.load(own + one, volatile=True)",
             "tl.debug_barrier()",
             "tl.store(own + one, tl.cumsum(count) - count)",
-            f"tl.store(counts + one.to(tl.{self.sort.dtype}) * blocks + block, count)",
+            "tl.store(counts + block * DIGITS + one, count)",
         ]
         if not self.first:
             return self._unless_sorted(lines)
         return [
             *lines,
             "previous = tl.load(keys + place - 1, mask=inside & (place > 0), other=0)",
-            "less = tl.sum((key < previous).to(tl.int32))",
-            f"tl.store(counts + tl.cast(blocks, tl.{self.sort.dtype}) * DIGITS + block, less)",
+            "tl.store(less + block, tl.sum((key < previous).to(tl.int32)))",
         ]
 
     def _added(self) -> list[str]:
         """In the place of a block's count of a digit: how many there are in the blocks before."""
+        kind = f"tl.{self.sort.dtype}"
         loop = [
             "block = start + tl.arange(0, BLOCK)",
-            "inside = block < blocks",
-            "count = tl.load(counts + digit * blocks + block, mask=inside, other=0)",
-            "tl.store(counts + digit * blocks + block, total + tl.cumsum(count) - count, mask=inside)",
-            "total += tl.sum(count)",
+            f"place = block.to({kind})[:, None] * DIGITS + digit[None, :]",
+            "inside = tl.broadcast_to((block < blocks)[:, None], (BLOCK, BESIDE))",
+            "count = tl.load(counts + place, mask=inside, other=0)",
+            "tl.store(counts + place, total[None, :] + tl.cumsum(count, 0) - count, mask=inside)",
+            "total += tl.sum(count, 0)",
         ]
         lines = [
-            f"digit = {PROGRAM[0]}.to(tl.{self.sort.dtype})",
-            f"total = tl.full((), 0, tl.{self.sort.dtype})",
+            f"digit = {PROGRAM[0]} * BESIDE + tl.arange(0, BESIDE)",
+            f"total = tl.zeros((BESIDE,), {kind})",
             "for start in range(0, blocks, BLOCK):",
             *indented(loop),
             "tl.store(totals + at + digit, total)",
         ]
-        return lines if self.first else self._unless_sorted(lines)
+        if not self.first:
+            return self._unless_sorted(lines)
+        loop = [
+            "block = start + tl.arange(0, BLOCK)",
+            f"found += tl.load(less + block, mask=block < blocks, other=0).to({kind})",
+        ]
+        sums = [
+            f"found = tl.zeros((BLOCK,), {kind})",
+            "for start in range(0, blocks, BLOCK):",
+            *indented(loop),
+            "tl.store(totals + DIGITS, tl.sum(found))",
+        ]
+        return [f"if {PROGRAM[0]} < DIGITS // BESIDE:", *indented(lines), "else:", *indented(sums)]
 
     def _moved(self) -> list[str]:
         """A block, sorted by digit, to its places."""
@@ -220,8 +223,8 @@ class _Pass:
             "source = block * BLOCK + packed % BLOCK",
             "total = tl.load(totals + at + tl.arange(0, DIGITS))",
             "base = tl.gather(tl.cumsum(total) - total, digit, 0)",
-            f"target = base + tl.load(counts + digit.to(tl.{self.sort.dtype}) * blocks + block)",
-            "target += lane - tl.load(before + block * DIGITS + digit)",
+            "own = block * DIGITS + digit",
+            "target = base + tl.load(counts + own) - tl.load(before + own) + lane",
             "tl.store(placed + target, tl.load(keys + source, mask=inside, other=0), mask=inside)",
             f"point = {'source' if self.first else 'tl.load(order + source, mask=inside, other=0)'}",
             "tl.store(points_there + target, point, mask=inside)",
@@ -247,7 +250,7 @@ def _whole(sort: Sort) -> Launch:
     ]
     tensors = {"keys": sort.keys, "placed": sort.placed, "order": sort.order}
     numbers = {"points": sort.points, "count": sort.count}
-    return _launch(sort, "sorted", lines, tensors, numbers, {"BLOCK": block}, 1, max(1, block // POINTS_OF_A_WARP))
+    return _launch(sort, "sorted", lines, tensors, numbers, {"BLOCK": block}, 1, max(1, block // FEW_OF_A_WARP))
 
 
 def _search(sort: Sort) -> Launch:
