@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common.chains.recognise import chained
+from tilec.backends.common.chains.splits import split_of
 from tilec.backends.triton.chains import launch
+from tilec.ir.infer import infer
+from tilec.ir.symbolic import Recorder
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
 
 SCORES = "S[b, r, j : B, R, M] = 0.125 * sum(Q[b, r, e] * K[b, j, e])"
 MIXED = (
@@ -40,6 +47,7 @@ CASES = {
         "O[b, r, f : B, R, F] = W[r] * sum(exp(S[b, r, j] - X[b, r]) * V[b, j, f]) / Z[b, r]",
     ),
 }
+SOURCE = f"function (Q[B, R, E], K[B, M, E], V[B, M, F]) -> (L, O) {{ {SCORES}; {MIXED.format('')}; }}"
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1"
 )
@@ -113,3 +121,16 @@ def test_lengths_after_one_another():
         inputs = given("attention", torch.float32, 20, columns)
         for x, w in zip(ours(*inputs), theirs(*(x.double() for x in inputs)), strict=True):
             torch.testing.assert_close(x.double(), w, rtol=1e-5, atol=1e-5)
+
+
+def test_the_number_of_columns_may_be_open():
+    """As it grows with each query that is decoded: parts are as long for many lengths."""
+    recorder = Recorder()
+    columns = recorder.symbol("M", 32768)
+    known = {n: TensorType((8, size, 64), "bfloat16") for n, size in (("Q", 8), ("K", columns), ("V", columns))}
+    made = lower(parse(SOURCE), known, {}).stages["flat"]
+    (kernel,) = chained(made, infer(made, known)).kernels.values()
+    split = split_of(kernel, infer(made, known))
+    assert split is not None and split.count == 32 and not recorder.pinned
+    guards = [eval(g, {"M": m, "__builtins__": {}}) for m in (32700, 32768) for g in recorder.guards]
+    assert all(guards)

@@ -8,8 +8,9 @@ own statistic by the exponential of how far that lies below the whole's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
@@ -28,7 +29,6 @@ MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_PROGRAM = 64  # of a program
 FEWEST_COLUMNS = 512  # columns of a part
-PART_GRAIN = 128  # columns of a part are a multiple of it
 _SUFFIX = ".parts"
 
 
@@ -56,16 +56,26 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         -kernel.extent[kernel.blocked[0]] // ROWS_OF_A_PROGRAM
     )
     extent = kernel.extent[kernel.looped]
-    count = min(MOST_PROGRAMS // programs, extent // FEWEST_COLUMNS)
-    if programs >= ENOUGH_PROGRAMS or count < 2:
+    if programs >= ENOUGH_PROGRAMS or extent < 2 * FEWEST_COLUMNS:
         return None
-    columns = -(-extent // (count * PART_GRAIN)) * PART_GRAIN
+    # found by comparisons alone, and the same for many extents
+    columns = next(c for c in _columns() if programs * -(-extent // c) <= MOST_PROGRAMS)
+    if extent <= columns:
+        return None
     return _parts(kernel, columns, types)
+
+
+def _columns() -> Iterator[int]:
+    """Columns of a part: fewer first, each a quarter of a power of two apart."""
+    fewest = FEWEST_COLUMNS
+    while True:
+        yield from (fewest * quarters // 4 for quarters in range(4, 8))
+        fewest *= 2
 
 
 def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
     assert kernel.looped is not None
-    count = -(-kernel.extent[kernel.looped] // columns)
+    parts = -(-kernel.extent[kernel.looped] // columns)
     part = fresh_variable("part", {*kernel.extent})
     own = {r.target.output for r in kernel.targets}
 
@@ -88,9 +98,9 @@ def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
         return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
 
     targets = tuple(map(reduced, kernel.targets))
-    found = {f"{o}{_SUFFIX}": TensorType((count, *types[o].shape), "float32") for o in own}
-    extent = {**kernel.extent, part: count}
-    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), count, part, found)
+    found = {f"{o}{_SUFFIX}": TensorType((parts, *types[o].shape), "float32") for o in own}
+    extent = {**kernel.extent, part: parts}
+    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), parts, part, found)
 
 
 def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:
@@ -103,7 +113,8 @@ class _Together:
         self.split, self.kernel, self.types = split, kernel, {**types, **split.types}
         self.rows = (*kernel.batch, *kernel.blocked)
         features = {kernel.extent[f] for r in kernel.targets if (f := r.target.feature) is not None}
-        self.axes = {"parts": feature_block(split.count)} | {f"d{n}": feature_block(n) for n in sorted(features)}
+        parts = next(1 << k for k in count() if split.count <= 1 << k)
+        self.axes = {"parts": parts} | {f"d{n}": feature_block(n) for n in sorted(features)}
         self.b = Builder(self.axes)
 
     def program(self, name: str) -> BlockProgram:
@@ -148,7 +159,7 @@ class _Together:
         part = b.positions("parts")
         inside = None
         if self.axes["parts"] != self.split.count:
-            inside = b.apply("lt", part, b.number(self.split.count))
+            inside = b.apply("lt", part, b.size(size_name(self.split.variable), self.split.count))
         condition = at.both(inside, at._within(tuple(names)))
         return b.load(f"{t.output}{_SUFFIX}", "float32", [part, *(at.positions[v] for v in names)], condition, other)
 
