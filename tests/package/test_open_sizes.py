@@ -124,7 +124,7 @@ def test_the_launcher_computes_sizes(softmax: Path, stub: Path) -> None:
         ("(-size_N)%16", {"size_N": 5}),
         ("gcd(size_N, 12, (size_N+6))", {"size_N": 30}),
         ("(1<<(-1+size_N).bit_length())", {"size_N": 1000}),
-        ("inverse_of(single(size_N))", {"size_N": 49}),
+        ("_inverse_of(_single(size_N))", {"size_N": 49}),
         ("(size_N / 3) ** 1.5 * 2.5 - 1.0", {"size_N": 49}),
         ("not (size_N * 3) > 40 or size_N == 2", {"size_N": 49}),
     ],

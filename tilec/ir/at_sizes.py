@@ -22,7 +22,7 @@ def value_at(text: str, names: Mapping[str, int]) -> Any:
 
 def followed(function: Callable) -> Callable:
     """A pure function of numbers and names that is computed for the sizes of each call where it is given open ones."""
-    NAMESPACE[function.__name__] = function
+    NAMESPACE[f"_{function.__name__.lstrip('_')}"] = function
 
     def call(*args: Any) -> Any:
         known = next((a for a in args if is_open_number(a)), None)

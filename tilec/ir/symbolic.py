@@ -64,7 +64,7 @@ class Recorder:
     def called(self, function: Callable, args: Sequence[Any]) -> Any:
         """What a function, which texts name, gives for numbers of which some depend on open sizes."""
         texts = [a.text if is_open_number(a) else repr(a) for a in args]
-        text = f"{function.__name__}({', '.join(texts)})"
+        text = f"_{function.__name__.lstrip('_')}({', '.join(texts)})"  # which no tensor is called
         value = function(*[a.value if is_open_number(a) else a for a in args])
         if type(value) is bool:
             self.ask(text if value else f"not {text}")

@@ -29,10 +29,10 @@ PACKAGE_FORMAT = 3
 # what numbers of the manifest that depend on open sizes are computed with
 OPEN_SIZE_FUNCTIONS: dict[str, Callable] = {
     "gcd": math.gcd,
-    "as_float": float,
-    "fit": lambda n, dtype: float(n) if dtype.startswith("float") else n,
-    "single": lambda n: ctypes.c_float(n).value,
-    "inverse_of": lambda n: ctypes.c_float(1.0 / ctypes.c_float(n).value).value,
+    "_as_float": float,
+    "_fit": lambda n, dtype: float(n) if dtype.startswith("float") else n,
+    "_single": lambda n: ctypes.c_float(n).value,
+    "_inverse_of": lambda n: ctypes.c_float(1.0 / ctypes.c_float(n).value).value,
 }
 MOST_SIZES = 1024  # combinations of open sizes whose launches are kept ready
 

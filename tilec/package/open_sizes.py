@@ -36,10 +36,10 @@ C_FUNCTIONS = r"""
   }
   return a < 0 ? -a : a;
 }
-[[maybe_unused]] double as_float(int64_t n) { return (double)n; }
-[[maybe_unused]] double fit(double n) { return n; }
-[[maybe_unused]] double single(double n) { return (double)(float)n; }
-[[maybe_unused]] double inverse_of(double n) { return (double)(1.0f / (float)n); }
+[[maybe_unused]] double _as_float(int64_t n) { return (double)n; }
+[[maybe_unused]] double _fit(double n) { return n; }
+[[maybe_unused]] double _single(double n) { return (double)(float)n; }
+[[maybe_unused]] double _inverse_of(double n) { return (double)(1.0f / (float)n); }
 
 int outside(const char *function, const char *condition,
             std::initializer_list<std::pair<const char *, int64_t>> sizes) {
@@ -146,7 +146,7 @@ def _c(e: ast.AST) -> str:
             return f"bit_length({_c(n)})"
         case ast.Call(ast.Name("gcd"), [first, *others]):
             return _gcd(_c(first), map(_c, others))
-        case ast.Call(ast.Name("fit"), [_, ast.Constant(dtype)]) if dtype not in ("float32", "int64"):
+        case ast.Call(ast.Name("_fit"), [_, ast.Constant(dtype)]) if dtype not in ("float32", "int64"):
             pass
         case ast.Call(ast.Name(name), [n, *_]) if name in OPEN_SIZE_FUNCTIONS:
             return f"{name}({_c(n)})"

@@ -18,6 +18,7 @@ from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handl
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
+from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
@@ -47,7 +48,8 @@ class TorchProgram:
         self._text, self._memory = text, memory
         self.kernels = (KernelSource(name, text, statements),)
         self._code = code or _compiled(name, text)
-        scope: dict[str, Any] = {**sizes, "_explain": partial(memory.explain, sizes=sizes), "_FAILED": FAILED}
+        scope: dict[str, Any] = {"_explain": partial(memory.explain, sizes=sizes), "_FAILED": FAILED}
+        scope |= {**NAMESPACE, **sizes} if sizes else {}
         exec(self._code, scope)
         self.direct = scope[name]  # of the inputs one by one, where nothing is recorded anyway
 
