@@ -147,3 +147,17 @@ def test_a_branch_without_a_tangent_bounds_its_points(aggregation, moving):
     pulled = evaluate(grad(parse(source), [moving]), [a, b, c, np.ones(())])[0]
     assert found == pytest.approx((pulled * direction).sum(), rel=1e-12)
     assert found != 0
+
+
+@pytest.mark.parametrize("derivative", [grad, jvp])
+def test_the_shape_of_a_cast_is_its_operands(derivative):
+    """Not that of the tensor whose type it takes: a batch of a gradient casts what has no batch."""
+    program = parse(
+        "function (X[B, N], T[N]) -> (Y, S) { S = as_type(T, X); Y[b, i : B, shape(S, 0)] = S[i] * X[b, i]; }"
+    )
+    made = derivative(program)
+    assert parse(show(made)) == made
+    x, t = np.arange(6.0).reshape(2, 3), np.array([1.0, 2.0, 4.0])
+    given = [np.ones((2, 3)), np.zeros(3)] if derivative is grad else [np.ones((2, 3)), t]
+    *_, found = evaluate(made, [x, t, *given])
+    assert found.tolist() == (x.sum(0) if derivative is grad else t).tolist()

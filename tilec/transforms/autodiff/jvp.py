@@ -41,7 +41,7 @@ from tilec.transforms.autodiff.adjoint import (
     parts,
 )
 from tilec.transforms.autodiff.grad import as_type, depend_on
-from tilec.transforms.autodiff.limit_depth import cut, shaping
+from tilec.transforms.autodiff.limit_depth import cut
 from tilec.transforms.autodiff.outline_reductions import lift
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
 from tilec.transforms.autodiff.pushforward import TANGENT, added_tangents, addends, push_forward, signed_factors
@@ -49,7 +49,7 @@ from tilec.transforms.autodiff.scans import scan_tangent, split_scans
 from tilec.transforms.autodiff.shift_invariance import cancelling
 from tilec.transforms.recurrence import initial, padded
 from tilec.transforms.simplify.simplify import simplify
-from tilec.transforms.util.extents import Extent, extents, sizes, statement_extent
+from tilec.transforms.util.extents import Extent, extents, shaping, sizes, statement_extent
 from tilec.transforms.util.naming import Names, separate
 
 

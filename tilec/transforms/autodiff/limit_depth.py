@@ -6,11 +6,11 @@ any order grow linearly with the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.constraining import as_factor, demands
-from tilec.ir.functions import RANDOM, STRUCTURAL, counts_positions
+from tilec.ir.functions import STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -26,6 +26,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.transforms.autodiff.pullback import product
+from tilec.transforms.util.extents import shaping
 from tilec.transforms.util.naming import Names
 
 _LEVELS = 8  # of an elementwise expression that is cut
@@ -92,18 +93,6 @@ def _over(names: Sequence[Name], draw: Expr) -> Expr:
     for name in reversed(names):
         draw = Call("select", (Int(0), name, draw))
     return Call("float32", (draw,))
-
-
-def shaping(e: Expr) -> Iterator[Name]:
-    """The names that give an elementwise expression its shape."""
-    match e:
-        case Name():
-            yield e
-        case Call("index" | "as_type", (first, *_)):
-            yield from shaping(first)
-        case Call(function, args) if function != "shape":
-            for a in args[function in RANDOM :]:
-                yield from shaping(a)
 
 
 def _depth(e: Expr) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilec.ir.functions import RANDOM, ZERO, counts_positions
 from tilec.ir.program import Call, Expr, Int, Name, Statement, rebuild
-from tilec.transforms.autodiff.limit_depth import shaping
+from tilec.transforms.util.extents import shaping
 
 if TYPE_CHECKING:
     from tilec.transforms.batching.vmap import Batch

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.errors import RankMistake
 from tilec.ir.program import Access, Call, Expr, Name, Program, Statement, expressions, walk
-from tilec.transforms.autodiff.limit_depth import shaping
+from tilec.transforms.util.extents import shaping
 from tilec.transforms.util.naming import Names
 
 

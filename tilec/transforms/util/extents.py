@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, expressions, walk
@@ -38,7 +38,8 @@ def statement_extent(s: Statement, known: Mapping[str, Extent]) -> Extent:
         return complete if len(complete) == len(found) else s.output
     if isinstance(s.body, Call) and s.body.function in STRUCTURAL:
         return _structural(s.body, known) or s.output
-    return _broadcast(_operands(s.body, known)) or s.output
+    operands = dict.fromkeys(known[e.name] for e in shaping(s.body) if e.name in known)
+    return _broadcast(list(operands)) or s.output
 
 
 def _left_out(v: Expr, s: Statement, known: Mapping[str, Extent]) -> Expr | None:
@@ -64,17 +65,16 @@ def _shape_of(e: Expr, known: Mapping[str, Extent]) -> Extent | None:
     return known.get(e.name) if isinstance(e, Name) else None
 
 
-def _operands(e: Expr, known: Mapping[str, Extent]) -> list[Extent]:
-    """Extents of the tensors that an elementwise expression is made of, each once."""
-    found: dict[Extent, None] = {}
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Name) and e.name in known:
-            found.setdefault(known[e.name])
-        if isinstance(e, Call) and e.function != "shape":  # a seed is of rank 0
-            stack.extend(e.args[:1] if e.function == "index" else e.args[e.function in RANDOM :])
-    return list(found)
+def shaping(e: Expr) -> Iterator[Name]:
+    """The names that give an elementwise expression its shape."""
+    match e:
+        case Name():
+            yield e
+        case Call("index" | "as_type", (first, *_)):
+            yield from shaping(first)
+        case Call(function, args) if function != "shape":  # a seed is of rank 0
+            for a in args[function in RANDOM :]:
+                yield from shaping(a)
 
 
 def _broadcast(operands: list[Extent]) -> Extent | None:
