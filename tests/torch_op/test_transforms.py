@@ -7,6 +7,7 @@ import torch
 import torch.utils.checkpoint
 from torch import func
 
+import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
 
 
@@ -179,3 +180,45 @@ def test_as_torch_does(name: str, transform: str) -> None:
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def stepped(t):
+    return torch.cos(torch.arange(1.0, 1.0 + t.numel(), dtype=t.dtype)).reshape(t.shape)
+
+
+def tangent_of_pullback_of_jacobian(f, x, y):
+    def pulled(x, y):
+        jacobian, pull = func.vjp(lambda x, y: func.jacrev(f, argnums=1)(x, y), x, y)
+        return pull(stepped(jacobian))
+
+    return func.jvp(pulled, (x, y), (stepped(x), stepped(y)))
+
+
+def gradient_of_batch_of_tangents(f, x, y):
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    tangents = lambda a, b: func.jvp(f, (a, b), (stepped(a), stepped(b)))[1]  # noqa: E731
+    found = flat(func.vmap(tangents)(torch.stack([x, 2 * x]), torch.stack([y, -y])))
+    return torch.autograd.grad(sum((t * t).sum() for t in found), (x, y))
+
+
+@pytest.mark.parametrize(
+    ("nested", "source", "theirs"),
+    [
+        pytest.param(
+            tangent_of_pullback_of_jacobian,
+            "function (X[N], Y[N]) -> (O) { O[i : N] = i % 2 == 0 ? X[i]*Y[i]*X[i] : sin(Y[i]); }",
+            lambda x, y: torch.where(torch.arange(4) % 2 == 0, x * y * x, torch.sin(y)),
+            id="what is kept has a tangent and no gradient",
+        ),
+        pytest.param(
+            gradient_of_batch_of_tangents,
+            "function (A[N], B[N]) -> (A, C) { C = A * B; }",
+            lambda a, b: (a, a * b),
+            id="a tangent without a batch is cast to the type of a batch",
+        ),
+    ],
+)
+def test_nested_three_deep(nested, source: str, theirs) -> None:
+    x, y = torch.linspace(-1, 2, 4, dtype=torch.float64), torch.linspace(2, 1, 4, dtype=torch.float64)
+    for ours, expected in zip(flat(nested(tilec.compile(source), x, y)), flat(nested(theirs, x, y)), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)

@@ -335,7 +335,7 @@ class Recorded:
 
     def pulled_back(self, needed: tuple[bool, ...], kept: Sequence[torch.Tensor], d_outputs: Outputs) -> Outputs:
         """The inputs' gradients from what was kept, which a checkpoint lets be asked for once."""
-        there = tuple([d is not None for d in d_outputs])
+        there = tuple([d is not None and place not in self.constant for place, d in enumerate(d_outputs)])
         if not any(needed) or not any(there):
             return (None,) * len(self.inputs)
         like = next(d for d in d_outputs if d is not None)
@@ -416,11 +416,13 @@ class TileCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         every = (*output, *tensors)
         ctx.save_for_backward(*[every[place] for place in recorded.kept])
+        constant = [o for o in output if o is not None and not o.is_floating_point()]
         if forward_ad._current_level >= 0:
-            ctx.save_for_forward(*tensors)
-        integers = [o for o in output if o is not None and not o.is_floating_point()]
-        if integers or recorded.constant:
-            ctx.mark_non_differentiable(*integers, *[output[place] for place in recorded.constant])
+            ctx.save_for_forward(*tensors)  # inputs that need no gradient may have a tangent, and so their extras
+        else:
+            constant += [output[place] for place in recorded.constant]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
 
     @staticmethod
     @public
