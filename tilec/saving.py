@@ -3,7 +3,8 @@
 Values and gradient are written as one flat program, which is then cut in two. What the gradient part computes of the
 inputs alone is either computed again from inputs that are kept, or kept itself. It is kept
 
-- where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row);
+- where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row), and 1/
+  OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
 - where it is dearest: HEAVIEST operations a byte or more, and all such take no more than MOST_BESIDE bytes (the logits
@@ -53,6 +54,7 @@ from tilec.transforms.simplify.simplify import drop_dead, truth
 from tilec.transforms.util.naming import Names
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
+OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
 HEAVIEST = 512  # operations a byte from which that is so although chains compute matrix values again at no cost
 MOST_BESIDE = 2**28  # bytes that such values may take together
@@ -244,7 +246,8 @@ class _Joint:
             t, size = self.types[s.output], size_in_bytes(self.types[s.output])
             if not self._may_be_kept(t):
                 continue
-            small = size * SMALL_FRACTION <= self.bytes_of(made_of[s.output])
+            fraction = OUTPUT_FRACTION if s.output in outputs else SMALL_FRACTION
+            small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
             compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
             if not (small or compute_heavy) and work >= HEAVIEST * size and beside + size <= MOST_BESIDE:

@@ -34,6 +34,17 @@ def test_ties_are_summed_and_divided_once(source, shapes):
         assert ("DO_share" in statements) == (kind == "float32")
 
 
+MEAN = "function (I[H, W]) -> (O) { O[y, x : %s] = mean(I[2*y + j%s, 2*x + i]), j < 2, i < 2; }"
+
+
+@pytest.mark.parametrize(("sizes", "shift", "counted"), [("H/2, W/2", "", False), ("H/2, W/2", " - 1", True)])
+def test_counts_that_are_the_same_everywhere_are_numbers(sizes, shift, counted):
+    gradient = tilec.compile(MEAN % (sizes, shift)).grad()
+    for dtype in ("float32", "bfloat16", "float64"):
+        statements, _ = flat_statements(gradient, spec((6, 8), dtype), spec((3, 4), dtype))
+        assert ("Count" in statements) == counted
+
+
 @pytest.mark.parametrize("text", [
     "C[i : N] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[i]; Z = C;",  # an output
     "C[i : N] = +(X[i, j] > 0); Y[i, j : N, M] = X[i, j] / C[i]; Z[i : N] = C[i] / 2;",  # divided itself

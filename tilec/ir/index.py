@@ -232,6 +232,9 @@ def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
         return _quasi_affine(Call("max", (), span=e.span), "max", [args[0], -args[0]])
     if function == "mod":
         args[0] = _without_modulo(args[0], args[1].to_expr())
+        rest = _remainder(*args)
+        if rest is not None:
+            return Affine((), Fraction(rest))
     return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), _ONE),))
 
 
@@ -241,6 +244,14 @@ _EXTREMA: dict[str, Callable[..., int]] = {
     "min": min,
     "clamp": lambda x, low, high: min(max(x, low), high),
 }
+
+
+def _remainder(form: Affine, modulus: Affine) -> int | None:
+    """What a form in index variables is modulo a number, where that is the same for all of their values."""
+    n = 0 if modulus.terms or not modulus.is_integral else as_int(modulus.constant)
+    if not n or not form.is_integral or not all(isinstance(a, Index) and as_int(c) % n == 0 for a, c in form.terms):
+        return None
+    return as_int(form.constant) % n
 
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:

@@ -3,7 +3,8 @@
 How many points hold a condition, such as how many share a maximum, is an integer of 64 bits. Where it stays below 2^24
 and float32 or float64 values alone are divided by it, it is summed as float32, which is as exact, and half as large in
 memory and in registers. Where an element of as large a tensor is divided by it at several points, as the share of each
-that has the maximum is, the quotient is a statement of its own.
+that has the maximum is, the quotient is a statement of its own. Counts that are the same everywhere, as those of the
+points of a mean over whole windows, are numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
@@ -20,6 +22,7 @@ from tilec.ir.program import (
     Call,
     Expr,
     Index,
+    Inside,
     Int,
     Program,
     Statement,
@@ -33,6 +36,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import bounds
+from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.util.naming import Names, all_variables
 
 _EXACT = 2**24  # integers that float32 holds
@@ -41,6 +45,7 @@ _DIVIDED = ("float32", "float64")
 
 def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with such counts in float32; `inputs` are the types of its inputs."""
+    program = _with_numbers(program, inputs)
     counts = [s for s in program.statements if _is_count(s) and s.output not in program.outputs]
     if not counts:
         return program
@@ -52,6 +57,40 @@ def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
         return program
     statements = (replace(s, body=Call("float32", (s.body,))) if s.output in found else s for s in program.statements)
     return _divided_once(replace(program, statements=tuple(statements)), found, types)
+
+
+def _with_numbers(program: Program, inputs: Types) -> Program:
+    """The program with counts of points that are the same everywhere as numbers, where values are divided by them that
+    are read at the same place: those say what places there are."""
+    counts = [s for s in program.statements if s.output not in program.outputs and _counts_points(s)]
+    if not counts:
+        return program
+    types = infer(program, inputs)
+    known = {s.output: n for s in counts if (n := points_per_element(s, types))}
+
+    def divided(e: Expr) -> Expr:
+        match e:
+            case Call("div", (x, Access(count, same))) if count in known:
+                shape = types[count].shape
+                if any(a.index == same and types[a.tensor].shape == shape for a in constraining(x)):
+                    made = replace(e, args=(divided(x), Int(known[count])))
+                    return made if expression_type(made, types) == expression_type(e, types) else e
+        return rebuild(e, divided)
+
+    statements = [map_expressions(s, divided) for s in program.statements]
+    left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()))}
+    kept = (s for s in statements if s.output not in known or s.output in left)
+    return replace(program, statements=tuple(kept))
+
+
+def _counts_points(s: Statement) -> bool:
+    """Whether a statement adds up ones, where its accesses lie inside."""
+    ones = all(isinstance(e, Inside) or e == Int(1) for e in _factors(s.body))
+    return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
+
+
+def _factors(e: Expr) -> tuple[Expr, ...]:
+    return tuple(f for a in e.args for f in _factors(a)) if isinstance(e, Call) and e.function == "mul" else (e,)
 
 
 def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:

@@ -199,6 +199,7 @@ class Frame:
 
     def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         strides = self.kernel.strides[tensor]
+        slopes = tuple(form.terms for form in forms)  # places that differ by numbers move alike
         moves: dict[Expr, int] = {}
         start, text = 0, ""
         for axis, (form, stride) in enumerate(zip(forms, strides, strict=True)):
@@ -216,7 +217,7 @@ class Frame:
         for a, move in moves.items():
             if move:
                 stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
-                step = self.kernel.number(("move", tensor, tuple(forms), a), stem, move)
+                step = self.kernel.number(("move", tensor, slopes, a), stem, move)
                 text += f" + {parenthesised(self.atom(a), ']')} * {step}"
                 if isinstance(a, Index):
                     spread_over -= self.dimensions(frozenset((a.name,)))

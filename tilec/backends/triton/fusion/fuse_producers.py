@@ -1,16 +1,26 @@
-"""Elementwise statements that one reduction alone reads, written into it: their values are never stored.
+"""Elementwise statements that one statement alone reads, written into it: their values are never stored.
 
 Groups take most of them. What is left are reductions that are split over programs, such as a mean of all elements of
-`abs(X - T)`, and sums over an axis that no group walks.
+`abs(X - T)`, sums over an axis that no group walks, and what reads neighbours of a tensor that is computed from
+neighbours: the two steps of a resize. Elements are computed again there for each element that reads them, which pays
+where the caches deliver what is read again sooner than memory takes and gives the tensor between.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.domain import build_domain
+from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
+from tilec.backends.triton.iteration.coalesce import StridedView, values
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.residues import reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at
+from tilec.cost import size_in_bytes
+from tilec.ir.functions import ONE, ZERO
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -30,14 +40,15 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
+from tilec.ir.rational import Fraction
 from tilec.ir.types import NARROW, Types
 
 
 def with_producers(
     program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
 ) -> tuple[Program, frozenset[str]]:
-    """The program without elementwise statements that one reduction reads, each element once; the outputs of
-    reductions that compute them. `barred`: outputs that stay as they are; `reads`: by output, what each reads."""
+    """The program without elementwise statements that one statement reads, where that pays; the outputs of those
+    that compute them. `barred`: outputs that stay as they are; `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
     read = {output: set(names) for output, names in reads.items() if output in statements}
     changed: set[str] = set()
@@ -45,7 +56,7 @@ def with_producers(
         readers = [output for output, names in read.items() if s.output in names]
         if s.output in program.outputs or s.output in barred or len(readers) != 1 or readers[0] in barred:
             continue
-        made = _computing(statements[readers[0]], s, types)
+        made = _computing(statements[readers[0]], s, types) or _inlined(statements[readers[0]], s, types)
         if made is not None:
             (reader,) = readers
             statements[reader] = made
@@ -122,3 +133,107 @@ def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> t
 def _inside(e: Access) -> list[Access]:
     """What is read to find where an access reads."""
     return list(accesses_in(*e.index))
+
+
+# what is computed again for each reader
+
+CACHED = 4  # bytes that the caches deliver in the time of one of memory
+MOST_READS = 64  # of an element, equal ones counted once
+MOST_NODES = 4096  # of a body
+LEAST_GAIN = 1.15  # time apart over time together
+CHEAP = frozenset((
+    "add", "sub", "mul", "neg", "abs", "max", "min", "clamp", "select", "and", "or", "not", "mod",
+    "eq", "ne", "lt", "le", "gt", "ge", "float32", "float16", "bfloat16",
+))  # fmt: skip
+
+
+def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
+    """An elementwise statement with what it reads of another computed at each place; None where that is of another
+    form or takes longer."""
+    names = _elementwise(s, types)
+    if names is None or _elementwise(reader, types) is None or types[s.output].dtype == "bool":
+        return None
+    roots = (reader.body, *(() if reader.guard is None else (reader.guard,)))
+    if any(s.output in (a.tensor for a in _inside(e)) for r in roots for e in walk(r) if isinstance(e, Access)):
+        return None
+    if not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
+        return None
+    found = {a: _whole(a, reader, types) for a in accesses_in(*roots) if a.tensor == s.output}
+    places = {a: e for a, e in found.items() if e is not None}
+    counted = {e.name for root in (s.body, s.guard) if root is not None for e in values(root) if isinstance(e, Index)}
+    at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
+    if len(places) < max(len(found), 2) or not all(at[a][v].is_integral for a in places for v in counted):
+        return None
+
+    asked: dict[Constraint, None] = {}
+
+    def visit(e: Expr) -> Expr:
+        match e:
+            case Pad(Access() | Inside() as read, other) if (a := _access(read)).tensor == s.output:
+                inner = element_at(s, a, types) if isinstance(read, Access) else ONE
+                return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner
+            case Access() | Inside() if (a := _access(e)).tensor == s.output:
+                sizes = types[s.output].shape if places[a] != ONE else ()
+                asked.update((Constraint(i, Int(n)), None) for i, n in zip(a.index, sizes, strict=False))
+                return element_at(s, a, types) if isinstance(e, Access) else ONE
+        return rebuild(e, visit)
+
+    guard = None if reader.guard is None else visit(reader.guard)
+    made = replace(reader, body=visit(reader.body), guard=guard)
+    made = replace(made, constraints=(*reader.constraints, *asked))
+    if sum(1 for _ in walk(made.body)) > MOST_NODES:
+        return None
+    apart = [_seconds(x, types) for x in (s, reader)]
+    together = _seconds(made, types)
+    pays = together is not None and None not in apart and sum(x or 0 for x in apart) >= LEAST_GAIN * together
+    return made if pays else None
+
+
+def _access(e: Access | Inside) -> Access:
+    return e if isinstance(e, Access) else e.access
+
+
+def _elementwise(s: Statement, types: Types) -> list[str] | None:
+    """The variables of a statement with a value for each element of its output; None where it is none."""
+    own = [linear(e).bare for e in s.index or ()]
+    names = [v for v in own if v is not None]
+    if s.aggregation not in ("assign", "sum") or s.index is None or reads_itself(s) or s.constraints:
+        return None
+    if s.default is not None or s.init is not None or len(set(names)) != len(own):
+        return None
+    return names if set(variables_of(s)) <= set(names) else None
+
+
+def _whole(access: Access, reader: Statement, types: Types) -> Expr | None:
+    """The condition that a place is one of whole numbers, as a value, where it then lies in the tensor; None where it
+    may lie outside."""
+    space = build_space(reader, types)
+    if space is None or len(space.classes) != 1:
+        return None
+    box, tests = space.box(0), dict[Expr, None]()
+    for c in (*access_conditions(access, types), *whole_arguments(access.index)):
+        n = c.form.denominator
+        whole = Call("mod", ((c.form * n).to_value(), Int(n)))
+        low, high = box.interval(c.form)
+        if low > -1 and high < (c.bound if n == 1 else c.bound + Fraction(n - 1, n)):  # of whole numbers
+            tests.update({Call("eq", (whole, ZERO)): None} if n > 1 else {})
+        elif c.bound == 1 and len(c.form.terms) == 1 and not c.form.constant:
+            tests[Call("eq", (c.form.to_value(), ZERO))] = None  # that an argument of `%` or `clamp` is whole
+        else:
+            return None
+    return functools.reduce(lambda a, b: Call("and", (a, b)), tests, ONE if not tests else next(iter(tests)))
+
+
+def _seconds(s: Statement, types: Types) -> float | None:
+    """Time of an elementwise statement, in that of a byte of memory; None where it has no kernel of its own, or one
+    that reads too much."""
+    space = build_space(s, types)
+    if space is None or space.reductions or not space.covers:
+        return None
+    view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
+    accesses, elements = reads_of_elements(space, view)
+    if not accesses or len(accesses) > MOST_READS:
+        return None
+    memory = size_in_bytes(types[s.output]) + sum(size_in_bytes(types[t]) for t in {a.tensor for a in accesses})
+    widths = sum(size_in_bytes(types[a.tensor]) / max(math.prod(types[a.tensor].shape), 1) for a in accesses)
+    return max(memory, math.prod(types[s.output].shape) / elements * widths / CACHED)

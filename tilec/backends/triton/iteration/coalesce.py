@@ -57,7 +57,7 @@ def merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):
         return None
     roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    if any(isinstance(e, Index) and e.name in (outer, inner) for root in roots for e in _values(root)):
+    if any(isinstance(e, Index) and e.name in (outer, inner) for root in roots for e in values(root)):
         return None
     counters = [e.args[1] for root in roots for e in walk(root) if _draws(e)]
     if any(isinstance(e, Pad) for root in roots for e in walk(root)):
@@ -113,12 +113,12 @@ def _walked(a: Access, outer: str, inner: str, view: StridedView) -> int | None:
     return q if whole and strides[q] == shape[q + 1] * strides[q + 1] else -1
 
 
-def _values(e: Expr) -> Iterator[Expr]:
+def values(e: Expr) -> Iterator[Expr]:
     """Subexpressions that stand as values, those in indices and in counters of draws left out."""
     yield e
     if not isinstance(e, Access):
         for c in e.args[:1] if _draws(e) else children(e):
-            yield from _values(c)
+            yield from values(c)
 
 
 def _draws(e: Expr) -> TypeGuard[Call]:

@@ -23,6 +23,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.residues import ResidueWriter, residues_of
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -57,6 +58,9 @@ def pointwise(
     stripe = stripe_of(space) if tiling.reduction is None and not tiling.outer else None
     if stripe is not None and (space.covers or not epilogue):
         return striped_windows(stripe, space, view, flat, int64_index, epilogue)
+    residues = residues_of(space, view) if tiling.reduction is None and not tiling.outer else None
+    if residues is not None and (space.covers or not epilogue):
+        return [ResidueWriter(residues, space, view, int64_index, epilogue).launch(flat)]
     own, merged = space, view
     if epilogue and tiling.reduction is not None:
         merged = coalesce(view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import is_transposed, runs_along
+from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, is_transposed, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -57,7 +57,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
         return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
     along = runs_along(space, view, reductions)
-    if not along and points <= 64:
+    if not along and points <= LARGEST_WINDOW:
         return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS

@@ -8,20 +8,22 @@ again with each point tested.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tilec.backends.common.domain import point_conditions
+from tilec.backends.common.code import python_name
+from tilec.backends.common.domain import point_conditions, size_of
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.aggregations import LOGICAL
-from tilec.ir.program import Statement
-
-TAILS = {"row": "row_in", "col": "col_in"}
+from tilec.ir.index import Affine
+from tilec.ir.program import Constraint, Int, Statement
 
 
 def tiled(space: Space, tiles: Mapping[str, tuple[str, int]]) -> Space:
@@ -74,6 +76,9 @@ class UnrolledKernel:
             if v not in self.k.value_of:
                 self.k.value_of[v] = self.k.low(v)
 
+    def frame(self, *scopes: frozenset[str]) -> Frame:
+        return Frame(self.k, ["row", "col"], {"row": "row_in", "col": "col_in"}, *scopes)
+
     def combine(self) -> None:
         """Lines that combine the points of every sum."""
         k = self.k
@@ -96,7 +101,7 @@ class UnrolledKernel:
         for header, bound in self.loops(unrolled):
             headers.append(header)
             scopes.append(bound)
-        frame = Frame(k, ["row", "col"], TAILS, *scopes)
+        frame = self.frame(*scopes)
         for n, s in self.terms(unrolled):
             a = self.sums[n]
             for line in a.step(k.line("value", self.value(frame, a, s, tested))):
@@ -125,3 +130,73 @@ class UnrolledKernel:
         k = self.k
         constants = tuple(k.constants.items())
         return Launch(k.file(*heads), grid, tuple(k.parameters.items()), constants, 4, 2, outputs)
+
+
+@dataclass(frozen=True)
+class Element:
+    """One of the elements that a program computes at each place of its block: the statement there, and the conditions
+    for it to be one that there is."""
+
+    statement: Statement
+    limits: tuple[Constraint, ...]
+
+
+class OutputsKernel(UnrolledKernel):
+    """A kernel with a sum for each of several elements at each place of its block, which it stores."""
+
+    def __init__(
+        self,
+        space: Space,
+        view: StridedView,
+        int64_index: bool,
+        elements: Sequence[Element],
+        epilogue: Sequence[Statement],
+        exact: bool,
+    ):
+        name = python_name(space.statement.output) + "_kernel"
+        super().__init__(name, space, view, int64_index, len(elements), exact)
+        self.elements, self.epilogue = elements, epilogue
+        many = tuple(v for v in space.outputs if space.largest(v) > 1)
+        self.rows, self.columns = many[:-1], many[-1:]
+
+    def fit(self, places: int, columns: int) -> None:
+        """Blocks of so many places and columns, of more columns where there are not as many rows."""
+        rows = min(places // columns, power_of_two(max(self.space.count(self.rows), 1)))
+        self.k.constants = {"BM": rows, "BN": min(places // rows, power_of_two(self.space.count(self.columns)))}
+
+    def results(self) -> list[str]:
+        """Texts of the elements' values."""
+        self.combine()
+        return [a.result() for a in self.sums]
+
+    def launch(self, flat: Statement) -> Launch:
+        k, space = self.k, self.space
+        k.emit(f"tile = {k.program()}")
+        k.emit(f"across = tl.cdiv({k.count(self.columns)}, BN)")
+        self.axis("row", "(tile // across) * BM", self.rows, "BM")
+        self.axis("col", "(tile % across) * BN", self.columns, "BN")
+        self.bind_single((*space.outputs, *space.reductions))
+        for n, value in enumerate(self.results()):
+            self._store(self.elements[n], value, self.sums[n].dtype)
+        rows, columns = k.constants["BM"], k.constants["BN"]
+        tiles = -(-space.count(self.rows) // rows) * -(-space.count(self.columns) // columns)
+        outputs = (space.statement.output, *(r.output for r in self.epilogue))
+        return self.launched((tiles, 1, 1), [flat, *self.epilogue], outputs)
+
+    def _store(self, element: Element, value: str, dtype: str) -> None:
+        k, s, frame = self.k, element.statement, self.frame()
+        limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
+        tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
+        tests += frame.tests(point_conditions((), (*limits, *element.limits), self.view.types))
+        value, compute_dtype = finish(frame, replace(self.space, statement=s), value, dtype, self.epilogue)
+        output = self.epilogue[-1].output if self.epilogue else s.output
+        dtype = self.view.types[output].dtype
+        cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
+        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
+        mask = " & ".join(dict.fromkeys(tests))
+        k.emit(f"tl.store({address}, tl.broadcast_to({value}, (BM, BN)){cast}, mask=tl.broadcast_to({mask}, (BM, BN)))")
+
+
+def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:
+    """That a place of a tile is one of those that there are."""
+    return Constraint((Affine.variable(tile, count) + place).to_expr(), Int(extent))

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tilec.backends.common.code import python_name
-from tilec.backends.common.domain import access_conditions, point_conditions, size_of
+from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
-from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.epilogue import finish
-from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
+from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
+from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.plan import Launch, Step
-from tilec.backends.triton.pointwise.unrolled import TAILS, UnrolledKernel, tiled
+from tilec.backends.triton.plan.plan import Step
+from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Constraint, Int, Statement, accesses_in
+from tilec.ir.program import Access, Statement, accesses_in
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
 MOST_TAPS = 8  # of the axis that are written out
-LARGEST_WINDOW = 64  # of a window
 STRIPE_WASTE = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks are twice as large
@@ -96,45 +92,23 @@ def striped_windows(
     return [_StripeWriter(stripe, space, view, int64_index, epilogue).launch(flat)]
 
 
-class _StripeWriter(UnrolledKernel):
+class _StripeWriter(OutputsKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
     def __init__(
         self, stripe: Stripe, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
     ):
-        self.stripe, self.epilogue, self.whole = stripe, epilogue, space
-        s = space.statement
-        self.tile = fresh_variable(stripe.across, all_variables(s))
-        own = tiled(space, {stripe.across: (self.tile, stripe.count)})
-        name, exact = python_name(s.output) + "_kernel", not _may_read_zeros(space, view.types)
-        super().__init__(name, own, view, int64_index, stripe.count, exact)
-        columns = space.largest([v for v in own.outputs if own.largest(v) > 1][-1])
+        self.stripe, self.whole = stripe, space
+        across, count = stripe.across, stripe.count
+        self.tile = fresh_variable(across, all_variables(space.statement))
+        own = tiled(space, {across: (self.tile, count)})
+        extent = space.extent[0][across]
+        elements = [Element(self.at(u, None), (inside_tile(self.tile, count, u, extent),)) for u in range(count)]
+        super().__init__(own, view, int64_index, elements, epilogue, exact=not _may_read_zeros(space, view.types))
+        columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
-        self.columns = 64 if few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns else 32
-        self.rows = (1024 if few else 512) // self.columns
-
-    def launch(self, flat: Statement) -> Launch:
-        k, s = self.k, self.space.statement
-        k.constants = {"BM": self.rows, "BN": self.columns}
-        rows, columns = self._split()
-        if self.tile not in rows:  # one tile of all neighbours
-            k.value_of[self.tile] = "0"
-        k.emit(f"tile = {k.program()}")
-        k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
-        self.axis("row", "(tile // across) * BM", rows, "BM")
-        self.axis("col", "(tile % across) * BN", columns, "BN")
-        self.bind_single((*self.space.outputs, *self.space.reductions))
-        self.combine()
-        for u, a in enumerate(self.sums):
-            self._store(u, a)
-        tiles = -(-self.space.count(rows) // self.rows) * -(-self.space.count(columns) // self.columns)
-        outputs = (s.output, *(r.output for r in self.epilogue))
-        return self.launched((tiles, 1, 1), [flat, *self.epilogue], outputs)
-
-    def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
-        last = max(k for k, v in enumerate(many) if v != self.tile)
-        return (*many[:last], *many[last + 1 :]), (many[last],)
+        wide = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
+        self.fit(1024 if few else 512, 64 if wide else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.stripe.tap
@@ -168,27 +142,8 @@ class _StripeWriter(UnrolledKernel):
         stripe = self.stripe
         change = {stripe.across: Affine.variable(self.tile, stripe.count) + (self.whole.low[0][stripe.across] + u)}
         if n is not None:
-            change[stripe.tap] = Affine.of((), self.space.low[0][stripe.tap] + n)
+            change[stripe.tap] = Affine.of((), self.whole.low[0][stripe.tap] + n)
         return substitute_affine(self.whole.statement, change)
-
-    def _store(self, u: int, a: Accumulator) -> None:
-        k, s = self.k, self.at(u, None)
-        frame = Frame(k, ["row", "col"], TAILS)
-        limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
-        tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
-        tests += frame.tests(point_conditions((), (*limits, self._inside(u)), self.view.types))
-        value, compute_dtype = finish(frame, replace(self.space, statement=s), a.result(), a.dtype, self.epilogue)
-        output = self.epilogue[-1].output if self.epilogue else s.output
-        dtype = self.view.types[output].dtype
-        cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
-        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
-        mask = " & ".join(dict.fromkeys(tests))
-        k.emit(f"tl.store({address}, tl.broadcast_to({value}, (BM, BN)){cast}, mask=tl.broadcast_to({mask}, (BM, BN)))")
-
-    def _inside(self, u: int) -> Constraint:
-        """That neighbour u is one of those that there are."""
-        form = Affine.variable(self.tile, self.stripe.count) + u
-        return Constraint(form.to_expr(), Int(self.whole.extent[0][self.stripe.across]))
 
 
 def _may_read_zeros(space: Space, types: Mapping[str, TensorType]) -> bool:

@@ -1,0 +1,92 @@
+"""Residue classes of an output in one program, interpreted: resizes, gradients of strided windows, edges, dtypes."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.pointwise import residues
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+DOUBLED = """y % 2 == 0
+    ? 0.25 * I[n, clamp(y/2 - 1, 0, H - 1), x, c] + 0.75 * I[n, y/2, x, c]
+    : 0.75 * I[n, (y - 1)/2, x, c] + 0.25 * I[n, clamp((y + 1)/2, 0, H - 1), x, c];"""
+CASES = {  # source over I[N, H, W, C]
+    "linear, twice": "O[n, y, x, c : N, 2*H, W, C] = " + DOUBLED,
+    "linear, an odd length": "O[n, y, x, c : N, 2*H - 1, W, C] = " + DOUBLED,
+    "three times": """O[n, y, x, c : N, 3*H, W, C] = y % 3 == 0 ? I[n, y/3, x, c]
+        : (y % 3 == 1 ? 2 * I[n, (y - 1)/3, x, c] : I[n, (y - 2)/3, x, c] + I[n, clamp((y + 1)/3, 0, H - 1), x, c]);""",
+    "nearest, by index": "O[n, y, x, c : N, 2*H, 2*W, C] = I[n, (y - y % 2)/2, (x - x % 2)/2, c];",
+    "nearest, by writing": "O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c], j < 2, i < 2;",
+    "alternating": "O[n, y, x, c : N, H, W, C] = x % 2 == 0 ? I[n, y, x, c] : -I[n, y, x, c];",
+    "transposed": "O[n, 2*y + j - 1, x, c : N, 2*H, W, C] = +(I[n, y, x, c]), j < 3;",
+    "transposed, stride 3": "O[n, 3*y + j, 2*x + i - 1, c : N, 3*H + 1, 2*W, C] = +(I[n, y, x, c]), j < 4, i < 3;",
+    "greatest, transposed": "O[n, 2*y + j, x, c : N, 2*H + 2, W, C] = >(I[n, y, x, c]), j < 3;",
+    "alone at even places": "O[n, 2*y, x, c : N, 2*H, W, C] = +(I[n, y, x, c]);",
+    "a guard": "O[n, 2*y + j, x, c : N, 2*H + 1, W, C] = +(x != y ? I[n, y, x, c] * 2), j < 2;",
+    "with an epilogue": "A[n, 2*y + j - 1, x, c : N, 2*H, W, C] = +(I[n, y, x, c]), j < 3; O = relu(A);",
+}
+ELEMENTS = {"three times": 3, "nearest, by index": 4, "nearest, by writing": 4, "transposed, stride 3": 6}
+ELEMENTS |= {"alone at even places": 1}
+POOLS = {
+    "3x3, stride 2": "O[n, y, x, c : N, (H - 1) / 2 + 1, W/2, C] = >(I[n, 2*y + j - 1, 2*x + i, c]), j < 3, i < 2;",
+    "2x2": "O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
+    "means": "O[n, y, x, c : N, H/2, W/2, C] = mean(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
+}
+
+
+def image(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residues, "LEAST_PROGRAMS", 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_classes_at_once(name: str) -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
+    f = tilec.compile(source, backend="triton")
+    for shape in ((2, 5, 6, 33), (1, 1, 1, 32), (1, 4, 3, 40)):
+        for dtype in (torch.float32, torch.bfloat16, torch.int32):
+            i = image(shape, dtype)
+            if dtype is torch.int32 and ("0.25" in source or "relu" in source):
+                continue  # floating by the text alone
+            wanted = tilec.compile(source, backend="torch")(i)
+            torch.testing.assert_close(f(i), wanted, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=1e-6)
+    assert f.lower(image((2, 5, 6, 33))).source().count("tl.store(") == ELEMENTS.get(name, 2)
+
+
+BILINEAR = f"""function (I[N, H, W, C]) -> (O) {{
+    V[n, y, x, c : N, 2*H, W, C] = {DOUBLED}
+    O[n, y, x, c : N, 2*H, 2*W, C] = x % 2 == 0
+        ? 0.25 * V[n, y, clamp(x/2 - 1, 0, W - 1), c] + 0.75 * V[n, y, x/2, c]
+        : 0.75 * V[n, y, (x - 1)/2, c] + 0.25 * V[n, y, clamp((x + 1)/2, 0, W - 1), c];
+}}"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_steps_of_a_resize_in_one_kernel(dtype: torch.dtype) -> None:
+    f = tilec.compile(BILINEAR, backend="triton")
+    for shape in ((2, 5, 6, 33), (1, 1, 1, 32), (0, 2, 3, 32)):
+        i = image(shape, dtype)
+        torch.testing.assert_close(f(i), tilec.compile(BILINEAR, backend="torch")(i), rtol=0, atol=0)
+    (kernel,) = f.lower(image((2, 5, 6, 33))).kernels
+    assert kernel.source.count("tl.load(I") == 9 and kernel.source.count("tl.store(") == 4
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6, 33), (1, 8, 8, 32), (1, 3, 2, 64)])
+@pytest.mark.parametrize("name", POOLS)
+def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {POOLS[name]} }}"
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaf = image(shape, dtype).requires_grad_()
+        value = tilec.compile(source, backend=backend)(leaf)
+        found.append(torch.autograd.grad(value, leaf, image(tuple(value.shape), dtype))[0])
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,273 @@
+"""Residue classes of an output in one program: what its elements share is read once, and each has a text of its own.
+
+In `O[y, c] = y % 2 == 0 ? A[y/2, c] : A[(y - 1)/2, c] + A[(y + 1)/2, c]` the even and the odd elements are two plain
+formulas in h = y/2, without a test or a division. So are, in the gradient of a window of stride 2, the elements that
+one tap reaches and those that two reach. A program computes all of them at the same h.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import Domain
+from tilec.backends.triton.emit.contiguity import is_transposed
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
+from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
+from tilec.errors import TileError
+from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Pad, Statement, children, rebuild, walk
+from tilec.ir.rational import Fraction
+from tilec.ir.types import Types
+from tilec.transforms.util.naming import all_variables, fresh_variable
+
+MOST_ELEMENTS = 16  # that a program writes for each place of its block
+MOST_POINTS = 64  # of all of them together, which are written out
+LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
+BLOCK = 1024  # places of a block, for up to eight elements each
+LEAST_COLUMNS = 32
+
+
+@dataclass(frozen=True)
+class Residues:
+    """`periods`: by output variable, after how many values its formulas are the same again; other residues are those
+    of the space."""
+
+    periods: Mapping[str, int]
+    elements: int
+
+
+def residues_of(space: Space, view: StridedView) -> Residues | None:
+    """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
+    s = space.statement
+    outputs = [v for v in space.outputs if space.largest(v) > 1 and v not in space.steps]
+    if s.default is not None or not space.classes or not outputs or space.largest(outputs[-1]) < LEAST_COLUMNS:
+        return None
+    known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
+    periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_ELEMENTS} if known == 1 else {}
+    elements = known * math.prod(periods.values())
+    points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
+    if not 1 < elements <= MOST_ELEMENTS or points > MOST_POINTS or is_transposed(space, view, outputs):
+        return None
+    programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
+    return Residues(periods, elements) if programs >= LEAST_PROGRAMS else None
+
+
+def period(s: Statement, v: str) -> int:
+    """After how many values of a variable the parts of a statement that are no affine forms are the same again."""
+    found = 1
+    for e in (x for root in (s.body, s.guard) if root is not None for x in walk(root)):
+        arguments: Sequence[Expr] = ()
+        if isinstance(e, Access):
+            arguments = e.index
+        elif isinstance(e, Call) and e.function in QUASI_AFFINE:
+            arguments = e.args
+        for form in map(_form, arguments):
+            found = math.lcm(found, form.coefficient(v).denominator)
+        if isinstance(e, Call) and e.function == "mod" and isinstance(e.args[1], Int) and e.args[1].value > 0:
+            c = _form(e.args[0]).coefficient(v)
+            if c and c.denominator == 1:
+                found = math.lcm(found, e.args[1].value // math.gcd(int(c), e.args[1].value))
+    return found
+
+
+def _form(e: Expr) -> Affine:
+    try:
+        return linear(e)
+    except TileError:
+        return Affine()  # of values
+
+
+def _places(elements: int) -> int:
+    return BLOCK if elements <= 8 else BLOCK // 2
+
+
+@dataclass(frozen=True)
+class WrittenOut:
+    """What a program writes at each place of `space`: `elements`, and for each point the element that it belongs to,
+    and the statement there."""
+
+    space: Space
+    elements: tuple[Element, ...]
+    points: tuple[tuple[int, Statement], ...]
+
+
+def written_out(found: Residues, space: Space, types: Types) -> WrittenOut:
+    """All classes, one formula each."""
+    s = space.statement
+    tiles: dict[str, tuple[str, int]] = {}
+    for v, count in found.periods.items():
+        tiles[v] = fresh_variable(v, all_variables(s) | {tile for tile, _ in tiles.values()}), count
+    own = _together(space)
+    places = tiled(own, tiles)
+    box = places.box(0)
+    elements: list[Element] = []
+    points: list[tuple[int, Statement]] = []
+    for n, (change, limits, summed) in enumerate(_elements(space, own, tiles)):
+        elements.append(Element(substitute_affine(s, change), limits))
+        points += [(n, _folded_statement(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
+    return WrittenOut(places, tuple(elements), tuple(points))
+
+
+def reads_of_elements(space: Space, view: StridedView) -> tuple[frozenset[Access], int]:
+    """What a program reads at each place of its block, each place of memory once, and for how many elements."""
+    found = residues_of(space, view)
+    made = None if found is None else written_out(found, space, view.types)
+    statements = [view.statement] if made is None else [s for _, s in made.points]
+    read = frozenset(a for s in statements for a in _reads(s.body) + _reads(s.guard))
+    return read, 1 if made is None else len(made.elements)
+
+
+def _reads(e: Expr | None) -> list[Access]:
+    """Accesses whose elements are loaded."""
+    if e is None or isinstance(e, Inside):
+        return []
+    own = [e] if isinstance(e, Access) else []
+    return [*own, *(a for x in children(e) for a in _reads(x))]
+
+
+class ResidueWriter(OutputsKernel):
+    """The text of one such kernel; `found`: the classes."""
+
+    def __init__(
+        self, found: Residues, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
+    ):
+        made = written_out(found, space, view.types)
+        super().__init__(made.space, view, int64_index, made.elements, epilogue, exact=True)
+        self.points = made.points
+        self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
+        self.fit(_places(len(made.elements)), 64)
+
+    def results(self) -> list[str]:
+        if not self.alone:
+            return super().results()
+        return [self.k.line("value", self.value(self.frame(), self.sums[n], s, True)) for n, s in self.points]
+
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+        return iter(())
+
+    def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
+        return self.points
+
+
+def _together(space: Space) -> Space:
+    """The box of all classes, without their residues and what is summed."""
+    outputs = tuple(v for v in space.outputs if v not in space.steps)
+    low = {v: min(a[v] for a in space.low) for v in outputs}
+    ends = {v: max(a[v] + e[v] for a, e in zip(space.low, space.extent, strict=True)) for v in outputs}
+    extent = {v: ends[v] - low[v] for v in outputs}
+    return replace(
+        space, outputs=outputs, reductions=(), residues=(), classes=({},), low=(low,), extent=(extent,), valid=(),
+        stored=(), steps=frozenset(),
+    )  # fmt: skip
+
+
+_Values = dict[str, Affine]
+
+
+def _elements(
+    space: Space, own: Space, tiles: Mapping[str, tuple[str, int]]
+) -> Iterator[tuple[_Values, tuple[Constraint, ...], list[_Values]]]:
+    """For each element at a place: what variables are there, the conditions for it to be there, and what the summed
+    variables are at each of its points."""
+    steps = [(v, range(space.extent[0][v])) for v in space.outputs if v in space.steps]
+    places = [(v, range(count)) for v, (_, count) in tiles.items()]
+    for residues, low, extent in zip(space.classes, space.low, space.extent, strict=True):
+        limits = [
+            Constraint((Affine.variable(v) - low[v]).to_expr(), Int(extent[v]))
+            for v in own.outputs
+            if (low[v], extent[v]) != (own.low[0][v], own.extent[0][v])
+        ]
+        ranges = [(v, range(low[v], low[v] + extent[v])) for v in space.reductions]
+        points = [{v: _number(n) for v, n in p.items()} for p in _product(ranges)]
+        for values, offsets in itertools.product(_product(steps), _product(places)):
+            change = {v: _number(n) for v, n in {**residues, **values}.items()}
+            inside = []
+            for v, u in offsets.items():
+                change[v] = Affine.variable(*tiles[v]) + (own.low[0][v] + u)
+                inside.append(inside_tile(*tiles[v], u, own.extent[0][v]))
+            yield change, (*limits, *inside), points
+
+
+def _product(ranges: Sequence[tuple[str, range]]) -> Iterator[dict[str, int]]:
+    names = [v for v, _ in ranges]
+    for values in itertools.product(*(r for _, r in ranges)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _number(n: int) -> Affine:
+    return Affine.of((), n)
+
+
+# one class's formula
+
+
+def _folded_statement(s: Statement, box: Domain, types: Types) -> Statement:
+    """The statement without the branches that are taken nowhere in the box."""
+    guard = None if s.guard is None or _decided(s.guard, box, types) else _folded(s.guard, box, types)
+    return replace(s, guard=guard, body=_folded(s.body, box, types))
+
+
+def _folded(e: Expr, box: Domain, types: Types) -> Expr:
+    if isinstance(e, Access | Pad | Inside):
+        return e if not isinstance(e, Pad) else replace(e, value=_folded(e.value, box, types))
+    if isinstance(e, Call) and e.function == "select":
+        decided = _decided(e.args[0], box, types)
+        if decided is not None:
+            taken = e.args[1] if decided else e.args[2]
+            if expression_type(taken, types) == expression_type(e, types):
+                return _folded(taken, box, types)
+    return rebuild(e, lambda x: _folded(x, box, types))
+
+
+def _decided(e: Expr, box: Domain, types: Types) -> bool | None:
+    """Whether a condition is true, or false, all over the box."""
+    match e:
+        case Int(value):
+            return value != 0
+        case Pad(Inside(access), _) if box.inside(access, types):
+            return True
+        case Call("select", (condition, a, b)):
+            known = _decided(condition, box, types)
+            return None if known is None else _decided(a if known else b, box, types)
+        case Call("and" | "or", args):
+            known_args = [_decided(a, box, types) for a in args]
+            deciding = e.function == "or"
+            return deciding if deciding in known_args else None if None in known_args else not deciding
+        case Call("ne", (a, Int(0))) if (known := _decided(a, box, types)) is not None:
+            return known
+        case Call(function, (a, b)) if function in _SPANS and (form := _difference(a, b)) is not None:
+            low, high = box.interval(form)
+            return _SPANS[function](low, high)
+    return None
+
+
+def _known(true: bool, false: bool) -> bool | None:
+    return True if true else False if false else None
+
+
+# by comparison with 0: what it says of all numbers from a least to a greatest
+_SPANS: dict[str, Callable[[Fraction | float, Fraction | float], bool | None]] = {
+    "eq": lambda a, b: _known(a == b == 0, a > 0 or b < 0),
+    "ne": lambda a, b: _known(a > 0 or b < 0, a == b == 0),
+    "lt": lambda a, b: _known(b < 0, a >= 0),
+    "le": lambda a, b: _known(b <= 0, a > 0),
+    "gt": lambda a, b: _known(a > 0, b <= 0),
+    "ge": lambda a, b: _known(a >= 0, b < 0),
+}
+
+
+def _difference(a: Expr, b: Expr) -> Affine | None:
+    """The one less the other, where both are affine in index variables, with `%` and `clamp`."""
+    if not all(isinstance(x, Index | Int | Call) for e in (a, b) for x in walk(e)):
+        return None
+    try:
+        form = linear(a) - linear(b)
+    except TileError:
+        return None
+    return form if form.is_integral else None
