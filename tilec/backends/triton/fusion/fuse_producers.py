@@ -17,7 +17,7 @@ from tilec.backends.common.domain import access_conditions, build_domain, whole_
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.residues import reads_of_elements
+from tilec.backends.triton.pointwise.residues import period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ONE, ZERO
@@ -228,7 +228,7 @@ def _seconds(s: Statement, types: Types) -> float | None:
     """Time of an elementwise statement, in that of a byte of memory; None where it has no kernel of its own, or one
     that reads too much."""
     space = build_space(s, types)
-    if space is None or space.reductions or not space.covers:
+    if space is None or space.reductions or not space.covers or period(s, space.outputs[-1]) > 1:
         return None
     view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
     accesses, elements = reads_of_elements(space, view)

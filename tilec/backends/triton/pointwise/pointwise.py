@@ -23,7 +23,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.residues import ResidueWriter, residues_of
+from tilec.backends.triton.pointwise.residues import unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -41,7 +41,6 @@ from tilec.backends.triton.pointwise.tiling import (
     part_of,
     passes_once,
 )
-from tilec.backends.triton.pointwise.windows import stripe_of, striped_windows
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
@@ -55,12 +54,9 @@ def pointwise(
     With an epilogue, it is the last statement's output that is stored; None where it takes none. It joins the
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
-    stripe = stripe_of(space) if tiling.reduction is None and not tiling.outer else None
-    if stripe is not None and (space.covers or not epilogue):
-        return striped_windows(stripe, space, view, flat, int64_index, epilogue)
-    residues = residues_of(space, view) if tiling.reduction is None and not tiling.outer else None
-    if residues is not None and (space.covers or not epilogue):
-        return [ResidueWriter(residues, space, view, int64_index, epilogue).launch(flat)]
+    if tiling.reduction is None and not tiling.outer and (space.covers or not epilogue):
+        if (writer := unrolled_outputs(space, view, int64_index, epilogue)) is not None:
+            return [writer.launch(flat)]
     own, merged = space, view
     if epilogue and tiling.reduction is not None:
         merged = coalesce(view)

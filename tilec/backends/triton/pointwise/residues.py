@@ -18,6 +18,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
+from tilec.backends.triton.pointwise.windows import StripeWriter, stripe_of
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type
@@ -42,12 +43,26 @@ class Residues:
     elements: int
 
 
+def unrolled_outputs(
+    space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
+) -> OutputsKernel | None:
+    """The kernel that writes several elements for each place of its block; None where that has no gain."""
+    stripe = stripe_of(space)
+    if stripe is not None:
+        return StripeWriter(stripe, space, view, int64_index, epilogue)
+    residues = residues_of(space, view)
+    return None if residues is None else ResidueWriter(residues, space, view, int64_index, epilogue)
+
+
 def residues_of(space: Space, view: StridedView) -> Residues | None:
     """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
     s = space.statement
     outputs = [v for v in space.outputs if space.largest(v) > 1 and v not in space.steps]
     if s.default is not None or not space.classes or not outputs or space.largest(outputs[-1]) < LEAST_COLUMNS:
         return None
+    classes = {*space.residues, *space.steps}
+    if any({outputs[-1]} < set(row.variables()) & {outputs[-1], *classes} for row in space.rows):
+        return None  # elements a step apart would be stored one by one
     known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
     periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_ELEMENTS} if known == 1 else {}
     elements = known * math.prod(periods.values())

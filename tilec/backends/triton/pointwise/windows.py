@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
@@ -17,8 +17,8 @@ from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
+from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement, accesses_in
 from tilec.ir.types import TensorType, is_floating
@@ -28,7 +28,9 @@ NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
 MOST_TAPS = 8  # of the axis that are written out
 STRIPE_WASTE = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
-SMALL_WINDOW = 16  # of a window, up to which blocks are twice as large
+SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
+BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
+MORE_READS = 1.2  # of four neighbours at once over those of eight
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,19 @@ def stripe_of(space: Space) -> Stripe | None:
     if forms is None:
         return None
     for v in reversed(outputs[:-1]):
-        taps = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
-        best = [w for w in reductions if w in taps and space.largest(w) <= MOST_TAPS]
+        beside = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
+        best = [w for w in reductions if w in beside and space.largest(w) <= MOST_TAPS]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= STRIPE_WASTE * n]
             if counts and space.count(tuple(outputs)) >= LEAST_OUTPUTS:
-                return Stripe(v, best[-1], counts[0], space.largest(best[-1]))
+                taps = space.largest(best[-1])
+                step = min(
+                    abs(f.coefficient(v) / f.coefficient(best[-1])) for f in forms if _overlaps(f, v, best[-1], space)
+                )
+                few, many = ((step * (c - 1) + taps) / c for c in (NEIGHBOURS_AT_ONCE[-1], counts[0]))
+                fewer = NEIGHBOURS_AT_ONCE[-1] in counts and few < MORE_READS * many
+                return Stripe(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps)
     return None
 
 
@@ -85,14 +93,7 @@ def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
     return bool(step and move) and abs(step) < abs(move) * space.largest(tap) and step % move == 0
 
 
-def striped_windows(
-    stripe: Stripe, space: Space, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement]
-) -> list[Step]:
-    """Steps that compute a statement, and its epilogue, into the allocated output."""
-    return [_StripeWriter(stripe, space, view, int64_index, epilogue).launch(flat)]
-
-
-class _StripeWriter(OutputsKernel):
+class StripeWriter(OutputsKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
     def __init__(
@@ -107,8 +108,9 @@ class _StripeWriter(OutputsKernel):
         super().__init__(own, view, int64_index, elements, epilogue, exact=not _may_read_zeros(space, view.types))
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
+        width = size_in_bytes(replace(view.types[space.statement.output], shape=()))
         wide = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
-        self.fit(1024 if few else 512, 64 if wide else 32)
+        self.fit(max(BLOCK_BYTES // width, 64), 64 if wide else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.stripe.tap

@@ -15,6 +15,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
+from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import (
     Distances,
@@ -193,9 +194,10 @@ def _tuned(p: Problem) -> list[Step] | None:
 
 def _rewritten(p: Problem) -> Any:
     dot, setting = p.dot, p.setting
-    return (
-        None if dot is None else side_by_side(dot, p.space, p.view, setting) or columns(dot, p.space, p.view, setting)
-    )
+    if dot is None:
+        return None
+    rules = (side_by_side, columns, class_columns)
+    return next((found for rule in rules if (found := rule(dot, p.space, p.view, setting)) is not None), None)
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
