@@ -1,6 +1,7 @@
 """Residue classes of an output in one program, interpreted: resizes, gradients of strided windows, edges, dtypes."""
 
 import os
+import random
 
 import pytest
 import torch
@@ -90,3 +91,38 @@ def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
         value = tilec.compile(source, backend=backend)(leaf)
         found.append(torch.autograd.grad(value, leaf, image(tuple(value.shape), dtype))[0])
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
+
+
+def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
+    """A resize by an index, or a strided window that is written, and a shape of its input."""
+    rng = random.Random(seed)
+    m, shape = rng.choice((2, 2, 3, 4)), (rng.randint(1, 2), rng.randint(1, 5), rng.randint(1, 4), rng.randint(32, 40))
+    if rng.random() < 0.5:
+        taps, pad = rng.randint(1, m + 2), rng.randint(0, 2)
+        aggregation = rng.choice(("+", "+", ">", "<"))
+        size = f"{m}*H + {rng.randint(0, 3)}"
+        return f"O[n, {m}*y + j - {pad}, x, c : N, {size}, W, C] = {aggregation}(I[n, y, x, c]), j < {taps};", shape
+
+    def class_at(r: int) -> str:
+        places = (f"(y - {r})/{m} + {rng.randint(-1, 1)}" for _ in range(rng.randint(1, 2)))
+        terms = (f"{rng.randint(-3, 3)} * I[n, clamp({p}, 0, H - 1), x, c]" for p in places)
+        return " + ".join(terms)
+
+    body = class_at(m - 1)
+    for r in reversed(range(m - 1)):
+        body = f"y % {m} == {r} ? {class_at(r)} : ({body})"
+    return f"O[n, y, x, c : N, {m}*H - {rng.randint(0, m - 1)}, W, C] = {body};", shape
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_at_random(seed: int) -> None:
+    text, shape = drawn(seed)
+    source = f"function (I[N, H, W, C]) -> (O) {{ {text} }}"
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaf = image(shape, dtype).requires_grad_()
+        value = tilec.compile(source, backend=backend)(leaf)
+        finite = torch.where(value.isfinite(), image(tuple(value.shape), dtype), 0)
+        found.append((value, torch.autograd.grad(value, leaf, finite)[0]))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
