@@ -139,7 +139,7 @@ def _inside(e: Access) -> list[Access]:
 
 CACHED = 4  # bytes that the caches deliver in the time of one of memory
 MOST_READS = 64  # of an element, equal ones counted once
-MOST_NODES = 4096  # of a body
+LONGEST_BODY = 4096  # of a body
 LEAST_GAIN = 1.15  # time apart over time together
 CHEAP = frozenset((
     "add", "sub", "mul", "neg", "abs", "max", "min", "clamp", "select", "and", "or", "not", "mod",
@@ -181,7 +181,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     guard = None if reader.guard is None else visit(reader.guard)
     made = replace(reader, body=visit(reader.body), guard=guard)
     made = replace(made, constraints=(*reader.constraints, *asked))
-    if sum(1 for _ in walk(made.body)) > MOST_NODES:
+    if sum(1 for _ in walk(made.body)) > LONGEST_BODY:
         return None
     apart = [_seconds(x, types) for x in (s, reader)]
     together = _seconds(made, types)

@@ -32,8 +32,8 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     """The statement as such a product; None where it is of another form, or multiplies as much as it is."""
     s = view.statement
     classes = {v: len({c[v] for c in space.classes}) for v in space.residues}
-    wide = [v for v in dot.columns if space.largest(v) > 1]
-    if dot.dtype not in NARROW or dot.batch or s.guard is not None or not classes or len(wide) != 1:
+    many = [v for v in dot.columns if space.largest(v) > 1]
+    if dot.dtype not in NARROW or dot.batch or s.guard is not None or not classes or len(many) != 1:
         return None
     if math.prod(classes.values()) != len(space.classes) or any(low[v] for low in space.low for v in space.outputs):
         return None
@@ -44,7 +44,7 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     kernel, image = dot.right[0], dot.left[0]
     if not isinstance(kernel, Access) or not isinstance(image, Access) or kernel.tensor == image.tensor:
         return None
-    (channel,) = wide
+    (channel,) = many
     if set(index_variables(*image.index)) & {*classes, channel} or set(index_variables(*kernel.index)) & set(dot.rows):
         return None
     channels = space.largest(channel)

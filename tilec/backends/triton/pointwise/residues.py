@@ -27,10 +27,10 @@ from tilec.ir.rational import Fraction
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
-MOST_ELEMENTS = 16  # that a program writes for each place of its block
-MOST_POINTS = 64  # of all of them together, which are written out
+MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
+MOST_CLASS_POINTS = 64  # of all of them together, which are written out
 LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
-BLOCK = 1024  # places of a block, for up to eight elements each
+CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 32
 
 
@@ -50,11 +50,11 @@ def unrolled_outputs(
     stripe = stripe_of(space)
     if stripe is not None:
         return StripeWriter(stripe, space, view, int64_index, epilogue)
-    residues = residues_of(space, view)
+    residues = choose_residues(space, view)
     return None if residues is None else ResidueWriter(residues, space, view, int64_index, epilogue)
 
 
-def residues_of(space: Space, view: StridedView) -> Residues | None:
+def choose_residues(space: Space, view: StridedView) -> Residues | None:
     """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
     s = space.statement
     outputs = [v for v in space.outputs if space.largest(v) > 1 and v not in space.steps]
@@ -64,10 +64,10 @@ def residues_of(space: Space, view: StridedView) -> Residues | None:
     if any({outputs[-1]} < set(row.variables()) & {outputs[-1], *classes} for row in space.rows):
         return None  # elements a step apart would be stored one by one
     known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
-    periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_ELEMENTS} if known == 1 else {}
+    periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_CLASS_ELEMENTS} if known == 1 else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
-    if not 1 < elements <= MOST_ELEMENTS or points > MOST_POINTS or is_transposed(space, view, outputs):
+    if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS or is_transposed(space, view, outputs):
         return None
     programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
     return Residues(periods, elements) if programs >= LEAST_PROGRAMS else None
@@ -99,7 +99,7 @@ def _form(e: Expr) -> Affine:
 
 
 def _places(elements: int) -> int:
-    return BLOCK if elements <= 8 else BLOCK // 2
+    return CLASS_BLOCK if elements <= 8 else CLASS_BLOCK // 2
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class WrittenOut:
     points: tuple[tuple[int, Statement], ...]
 
 
-def written_out(found: Residues, space: Space, types: Types) -> WrittenOut:
+def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     """All classes, one formula each."""
     s = space.statement
     tiles: dict[str, tuple[str, int]] = {}
@@ -131,8 +131,8 @@ def written_out(found: Residues, space: Space, types: Types) -> WrittenOut:
 
 def reads_of_elements(space: Space, view: StridedView) -> tuple[frozenset[Access], int]:
     """What a program reads at each place of its block, each place of memory once, and for how many elements."""
-    found = residues_of(space, view)
-    made = None if found is None else written_out(found, space, view.types)
+    found = choose_residues(space, view)
+    made = None if found is None else class_elements(found, space, view.types)
     statements = [view.statement] if made is None else [s for _, s in made.points]
     read = frozenset(a for s in statements for a in _reads(s.body) + _reads(s.guard))
     return read, 1 if made is None else len(made.elements)
@@ -152,7 +152,7 @@ class ResidueWriter(OutputsKernel):
     def __init__(
         self, found: Residues, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
     ):
-        made = written_out(found, space, view.types)
+        made = class_elements(found, space, view.types)
         super().__init__(made.space, view, int64_index, made.elements, epilogue, exact=True)
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))

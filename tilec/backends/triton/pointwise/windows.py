@@ -109,8 +109,8 @@ class StripeWriter(OutputsKernel):
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         width = size_in_bytes(replace(view.types[space.statement.output], shape=()))
-        wide = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
-        self.fit(max(BLOCK_BYTES // width, 64), 64 if wide else 32)
+        long_rows = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
+        self.fit(max(BLOCK_BYTES // width, 64), 64 if long_rows else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.stripe.tap
