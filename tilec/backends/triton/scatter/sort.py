@@ -272,7 +272,7 @@ def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.placed, "starts": sort.starts}
     numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
     programs = -(-(sort.count + 1) // SEARCHED)
-    return _launch(sort, "starts", lines, tensors, numbers, {"BLOCK": SEARCHED}, programs, 4)
+    return _launch(sort, "searched", lines, tensors, numbers, {"BLOCK": SEARCHED}, programs, 4)
 
 
 def _launch(
