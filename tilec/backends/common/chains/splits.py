@@ -49,6 +49,9 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
+    own = {r.target.output for r in kernel.targets}
+    if any(own.intersection(tensors_of(f.value)) for r in kernel.targets for f in r.outer):
+        return None  # which what puts parts together would have to read as it is made
     masked = any(r.target.bounds or r.target.conditions for r in kernel.targets)
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
         return None
