@@ -283,4 +283,10 @@ FOUND = {
         "function (A[3], B[3]) -> (T) { T[i : 2] = A[i] + pad(A[B[(2*i + i + 1)/3]], 0.5); }",
         [F[:3], np.array([2, 0, 1])],
     ),
+    "an index in an element of nothing, beside a factor of another variable": (
+        """function (A[K], B[N, M], C[N, 3], D[I, J]) -> (T) {
+            T[i] = sum(A[k] > 0 & pad(in(C[j, B[j, k]]), 0) == 0 ? D[i, j]), k < 2;
+        }""",
+        [F[:2], np.zeros((3, 0), int), np.ones((3, 3)), F[:3].reshape(1, 3)],
+    ),
 }

@@ -71,8 +71,7 @@ class TensorFrame:
     def read(self, access: Access) -> tuple[str, frozenset[str]]:
         """Python text of the elements read, and the variables they depend on. Points outside read some element."""
         forms = [self._folded(linear(e)) for e in access.index]
-        empty = 0 in self.types[access.tensor].shape  # only a `pad` reads there, and takes none of it
-        variables = frozenset() if empty else frozenset(v for f in forms for v in free(f))
+        variables = frozenset(v for f in forms for v in free(f))
         if access not in self._made:
             text = self._made[access] = self._read(access, forms, variables)
             if text not in self._copies:
@@ -89,9 +88,10 @@ class TensorFrame:
             return self._rank_zero(access)
         tensor = self.local[access.tensor]
         shape = self.types[access.tensor].shape
-        if 0 in shape:
-            dtype = self.types[access.tensor].dtype
-            return self._line("outside", f"torch.zeros((), dtype=torch.{dtype}, device=device)")
+        if 0 in shape:  # only a `pad` reads there, and takes none of it; an index that reads there keeps its variables
+            zero = f"torch.zeros((), dtype=torch.{self.types[access.tensor].dtype}, device=device)"
+            sizes = [self.size(v) if v in variables else "1" for v in self.order]
+            return self._line("outside", f"{zero}.expand({tuple_text(sizes)})" if variables else zero)
         if self.domain.inside(access, self.types):
             if all(f.is_affine for f in forms):
                 return self._view(tensor, access.tensor, forms, shape, variables)
