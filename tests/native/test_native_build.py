@@ -26,7 +26,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    asked = 'case "$1" in -print-file-name=*) exec c++ "$1" ;; esac'  # where a library is, not to compile
+    path.write_text(f"#!/bin/sh\n{asked}\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setenv("CXX", str(path))
 

@@ -50,20 +50,24 @@ def compiler() -> str | None:
 def shares_runtime() -> bool:
     """Does the compiler find libstdc++ as a shared library, rather than as an archive alone?"""
     chosen = compiler()
-    if chosen is None:
-        return True
-    found = subprocess.run([chosen, "-print-file-name=libstdc++.so"], capture_output=True, text=True).stdout.strip()
-    return Path(found).exists()
+    return chosen is None or not subprocess.run(["sh", "-c", f"{_linking(chosen)}; exit $#"]).returncode
+
+
+def _linking(chosen: str) -> str:
+    """Text for a shell that puts what is linked beside torch's libraries into its arguments: it asks the compiler."""
+    asked = shlex.join([chosen, "-print-file-name=libstdc++.so"])
+    return f'[ -e "$({asked})" ] || set -- {SHARED_RUNTIME}'
 
 
 def command(output: Path) -> list[str]:
-    """What compiles it."""
+    """What compiles it, and asks the compiler what to link: both may take long."""
     root = Path(torch.__file__).parent
     include = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
     libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-ldl"]
-    libraries += [] if shares_runtime() else [SHARED_RUNTIME]
     options = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=tilec_native"]
-    return [compiler() or "c++", *options, *(f"-I{i}" for i in include), str(SOURCES[0]), *libraries, "-o", str(output)]
+    chosen = compiler() or "c++"
+    compiling = [chosen, *options, *(f"-I{i}" for i in include), str(SOURCES[0]), *libraries, "-o", str(output)]
+    return ["sh", "-c", f'{_linking(chosen)}; exec {shlex.join(compiling)} "$@"']
 
 
 def build_library() -> Path:
