@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import func
@@ -142,6 +145,21 @@ def test_a_number_may_change() -> None:
     whole = compiled_whole(lambda x, s: f(x, s))
     for s in (2.0, 3.0, 4.5):
         torch.testing.assert_close(whole(torch.ones(3), s), torch.full((3,), s))
+
+
+def test_functions_of_one_text() -> None:
+    """What has run for a graph runs again, though another function of this text is gone: a capture must not compile."""
+    from tilec.torch_op.text import function_of, text_of
+
+    earlier, f = (tilec.compile("Y = 3 * X + 17")._specialiser for _ in range(2))
+    assert text_of(earlier) == text_of(f)
+    text, run = text_of(f), weakref.ref(function_of(text_of(f)))
+    del earlier
+    gc.collect()
+    assert run() is not None and function_of(text) is run()
+    del f
+    gc.collect()
+    assert run() is None
 
 
 def test_a_function_of_another_process() -> None:

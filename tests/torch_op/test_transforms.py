@@ -172,6 +172,15 @@ def test_batched_gradients(name: str) -> None:
     torch.testing.assert_close(batched_gradients(compiled(name), *inputs), batched_gradients(example.torch, *inputs))
 
 
+def test_batched_gradients_stay_so_on_a_device_s_thread() -> None:
+    """There the mode is on, as in the thread that asked, but no level is counted."""
+    vmap_mode, f = torch._C._dispatch_key_parse("VmapMode"), tilec.compile("Y = 2 * X")
+    with torch._C._IncludeDispatchKeyGuard(vmap_mode):
+        result = f(torch._add_batch_dim(torch.ones(3, 2), 0, 1))
+        assert torch._C._dispatch_tls_is_dispatch_key_included(vmap_mode)
+    assert torch.equal(torch._remove_batch_dim(result, 1, 3, 0), torch.full((3, 2), 2.0))
+
+
 @pytest.mark.parametrize(("name", "transform"), list(sampled(EXAMPLES, TRANSFORMS, 8)))
 def test_as_torch_does(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()

@@ -21,7 +21,7 @@ import torch
 from tilec.late import when_imported
 from tilec.torch_op import symbolic
 from tilec.torch_op.node import recorded_call, unrecorded
-from tilec.torch_op.state import known_tangents, recording
+from tilec.torch_op.state import included, known_tangents, recording
 from tilec.torch_op.text import function_of
 
 SCHEMA = "call(str program, Tensor[] inputs, int[] numbers, SymInt[] sizes) -> Tensor[]"
@@ -87,8 +87,9 @@ def _called(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Seq
 
 def _in_old_vmap(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    with torch._C._PreserveDispatchKeyGuard():  # a device's thread counts no level, and would leave it
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
     for k in range(level or _OLD_LEVELS, 0, -1):  # an exported graph makes batches without entering a level
         moved = [torch._remove_batch_dim(t, k, 1, 0) for t in inputs]  # those without a batch get one of one element
         inputs = [t if t.shape[0] != 1 else t[0] for t in moved]
@@ -124,8 +125,15 @@ def _called_by_handle(handle: str, *inputs: Any) -> Any:
     return _calls[handle](inputs)
 
 
+def _tell_dynamo() -> None:
+    from torch._dynamo import allow_in_graph, disallow_in_graph
+
+    allow_in_graph(_called_by_handle)
+    disallow_in_graph(included)  # no graph takes its argument: torch 2.11 would fail, not break
+
+
 in_graph: Callable[..., Any] = _called_by_handle  # traced like any other function until it is allowed in graphs
-when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(_called_by_handle))
+when_imported("torch._dynamo", _tell_dynamo)
 
 
 def _fuse_neighbours() -> None:

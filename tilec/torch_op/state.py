@@ -20,18 +20,18 @@ transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # 
 _autocasting = torch._C._is_any_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._get_tracing_state
-_included = torch._C._dispatch_tls_is_dispatch_key_included
+included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 def exporting() -> bool:
     """Does a trace want to see calls before transforms and autograd do, as torch.export's does?"""
-    return _included(_PRE_DISPATCH)
+    return included(_PRE_DISPATCH)
 
 
 def untouched() -> bool:
     """Are plain tensors computed with as they are: does torch neither transform, batch, trace nor watch calls, carry
     tangents or cast?"""
-    batching = transforming() or _included(_VMAP_MODE)
+    batching = transforming() or included(_VMAP_MODE)
     return not (batching or _modes() or forward_ad._current_level >= 0 or _autocasting() or _traced() is not None)
 
 
@@ -85,8 +85,8 @@ def watched() -> bool:
     """Does torch want to see calls, instead of having them done: a mode, a trace, or the vmap of batched gradients?"""
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or _included(_VMAP_MODE)
-        or _included(_PRE_DISPATCH)
+        or included(_VMAP_MODE)
+        or included(_PRE_DISPATCH)
         or torch._C._get_tracing_state() is not None
     )
 

@@ -17,18 +17,20 @@ from tilec.prepare.prepared import Bounded
 from tilec.specialise import Specialiser
 
 MARK = "tilec "
-_texts: WeakKeyDictionary[Specialiser, str] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[Specialiser, tuple[str, Specialiser | None]] = WeakKeyDictionary()
 _functions: WeakValueDictionary[str, Specialiser] = WeakValueDictionary()
 _made: Bounded = Bounded()  # functions of texts that came from elsewhere
 
 
 def text_of(function: Specialiser) -> str:
-    """Its text; `function_of` gives the very function back for as long as it exists."""
-    text = _texts.get(function)
-    if text is None:
-        text = _texts[function] = _text(function)
-        _functions.setdefault(text, function)
-    return text
+    """Its text, for which `function_of` gives one function for as long as this one exists: this one, or an earlier one
+    of the same text, which has run for graphs and so is kept."""
+    known = _texts.get(function)
+    if known is None:
+        text = _text(function)
+        given = _functions.setdefault(text, function)
+        known = _texts[function] = text, None if given is function else given
+    return known[0]
 
 
 def _text(function: Specialiser) -> str:
@@ -49,7 +51,7 @@ def function_of(text: str) -> Specialiser:
     function = _functions.get(text)
     if function is None:
         function = _made[text] = _functions[text] = _function(text)
-        _texts[function] = text
+        _texts[function] = text, None
     return function
 
 
