@@ -8,7 +8,7 @@ import torch
 
 import tilec
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.chains.splits import split_of
+from tilec.backends.common.chains.splits import build_together, split_of
 from tilec.backends.triton.chains import launch
 from tilec.ir.infer import infer
 from tilec.ir.symbolic import Recorder
@@ -123,14 +123,33 @@ def test_lengths_after_one_another():
             torch.testing.assert_close(x.double(), w, rtol=1e-5, atol=1e-5)
 
 
+def opened(columns):
+    """The kernel that walks this many columns, their number open."""
+    recorder = Recorder()
+    size = recorder.symbol("M", columns)
+    known = {n: TensorType((8, e, 64), "bfloat16") for n, e in (("Q", 8), ("K", size), ("V", size))}
+    made = lower(parse(SOURCE), known, {}).stages["flat"]
+    types = infer(made, known)
+    (kernel,) = chained(made, types).kernels.values()
+    return recorder, kernel, types
+
+
+def served(recorder, columns):
+    return all(eval(g, {"M": columns, "__builtins__": {}}) for g in recorder.guards)
+
+
 def test_the_number_of_columns_may_be_open():
     """As it grows with each query that is decoded: parts are as long for many lengths."""
-    recorder = Recorder()
-    columns = recorder.symbol("M", 32768)
-    known = {n: TensorType((8, size, 64), "bfloat16") for n, size in (("Q", 8), ("K", columns), ("V", columns))}
-    made = lower(parse(SOURCE), known, {}).stages["flat"]
-    (kernel,) = chained(made, infer(made, known)).kernels.values()
-    split = split_of(kernel, infer(made, known))
+    recorder, kernel, types = opened(32768)
+    split = split_of(kernel, types)
     assert split is not None and split.count == 32 and not recorder.pinned
-    guards = [eval(g, {"M": m, "__builtins__": {}}) for m in (32700, 32768) for g in recorder.guards]
-    assert all(guards)
+    assert served(recorder, 32700) and served(recorder, 32768)
+
+
+def test_one_kernel_puts_any_few_parts_together():
+    recorder, kernel, types = opened(1024)
+    split = split_of(kernel, types)
+    assert split is not None and split.count == 2
+    build_together("together", split, kernel, types)
+    assert not recorder.pinned
+    assert all(served(recorder, n) for n in (1024, 1025, 1280, 2048, 4096))

@@ -29,6 +29,7 @@ MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_PROGRAM = 64  # of a program
 FEWEST_COLUMNS = 512  # columns of a part
+FEWEST_PLACES = 16  # of a row's parts where these are put together: one kernel for all fewer of them
 _SUFFIX = ".parts"
 
 
@@ -116,8 +117,8 @@ class _Together:
         self.split, self.kernel, self.types = split, kernel, {**types, **split.types}
         self.rows = (*kernel.batch, *kernel.blocked)
         features = {kernel.extent[f] for r in kernel.targets if (f := r.target.feature) is not None}
-        parts = next(1 << k for k in count() if split.count <= 1 << k)
-        self.axes = {"parts": parts} | {f"d{n}": feature_block(n) for n in sorted(features)}
+        places = next(FEWEST_PLACES << k for k in count() if split.count <= FEWEST_PLACES << k)
+        self.axes = {"parts": places} | {f"d{n}": feature_block(n) for n in sorted(features)}
         self.b = Builder(self.axes)
 
     def program(self, name: str) -> BlockProgram:
@@ -160,9 +161,7 @@ class _Together:
         b, t = self.b, r.target
         names = plain_index(t.statement) or ()
         part = b.positions("parts")
-        inside = None
-        if self.axes["parts"] != self.split.count:
-            inside = b.apply("lt", part, b.size(size_name(self.split.variable), self.split.count))
+        inside = b.apply("lt", part, b.size(size_name(self.split.variable), self.split.count))
         condition = at.both(inside, at._within(tuple(names)))
         return b.load(f"{t.output}{_SUFFIX}", "float32", [part, *(at.positions[v] for v in names)], condition, other)
 
