@@ -149,7 +149,7 @@ def test_the_number_of_columns_may_be_open():
 def test_one_kernel_puts_any_few_parts_together():
     recorder, kernel, types = opened(1024)
     split = split_of(kernel, types)
-    assert split is not None and split.count == 2
+    assert split is not None  # nothing is asked of its count here, which would be a guard
     build_together("together", split, kernel, types)
     assert not recorder.pinned
     assert all(served(recorder, n) for n in (1024, 1025, 1280, 2048, 4096))
