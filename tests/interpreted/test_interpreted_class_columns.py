@@ -21,10 +21,13 @@ def numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-@pytest.mark.parametrize(("taps", "stride", "channels", "side", "special"), [(5, 2, 3, 9, False), (3, 2, 3, 8, True)])
-def test_gradients_by_images_of_few_channels(taps: int, stride: int, channels: int, side: int, special: bool) -> None:
+@pytest.mark.parametrize(
+    ("taps", "stride", "channels", "sides", "special"),
+    [(5, 2, 3, (9, 9), False), (3, 2, 3, (8, 8), True), (3, 2, 2, (2, 17), False)],  # two rows: one quotient
+)
+def test_gradients_by_images_of_few_channels(taps: int, stride: int, channels: int, sides, special: bool) -> None:
     source = STEM % {"pad": taps // 2, "stride": stride}
-    image, kernel = numbers((1, side, side, channels), 1), numbers((16, taps, taps, channels), 2) / 4
+    image, kernel = numbers((1, *sides, channels), 1), numbers((16, taps, taps, channels), 2) / 4
     found = []
     for backend, dtype in (("triton", torch.bfloat16), ("torch", torch.float64)):
         f = tilec.compile(source, backend=backend)

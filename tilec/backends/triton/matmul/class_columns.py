@@ -61,6 +61,13 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     if s.index is None or not inner or set(rows) | {channel} != {v for v in space.outputs if space.largest(v) > 1}:
         return None
 
+    shifts = {v: Affine.variable(v) + low[v] for v in dot.summed if low[v]}
+    for v in {*index_variables(*image.index, *kernel.index)} - {*classes, channel, *rows, *dot.summed}:
+        values = {x for a, e in zip(space.low, space.extent, strict=True) for x in (a[v], a[v] + e[v] - 1)}
+        if len(values) != 1:
+            return None
+        shifts[v] = Affine.combine({}, values.pop())
+
     types, strides = dict(view.types), dict(view.strides)
     extent = {**classes, channel: padded, **taps, **{v: space.largest(v) for v in rows}}
 
@@ -71,7 +78,6 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
 
     copy = tensor(f"{kernel.tensor}.classes", [*classes, channel, *windows, *inner], kernel.tensor)
     result = tensor(f"{s.output}.columns", [*rows, *classes, channel], s.output)
-    shifts = {v: Affine.variable(v) + low[v] for v in dot.summed if low[v]}
     made = Statement(copy.tensor, copy.index, _sizes(types, copy), Pad(_at(kernel, shifts), ZERO), "assign")
     product = Statement(
         result.tensor, result.index, _sizes(types, result), Call("mul", (_at(image, shifts), copy)), "sum"
