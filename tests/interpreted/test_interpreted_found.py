@@ -50,6 +50,14 @@ CASES = {
         "A[I, J, V], B[J, K], C[K, L]", "O[i, l, v : I, L, 1] = +(A[i, j, v] * B[j, k] * C[k, l]);",
         (R(16, 16, 5), R(16, 16), R(16, 16)),
     ),
+    "a sum over the rows of what is made of a sum of one term": (
+        "A[N, M], B[K], D[N, M]",
+        """S[i : M] = sum(B[i - 1] - B[p]);
+        T[i : M] = logsumexp(A[i, i] + S[i]), i - 1 < 3;
+        Q[j, i : N, M] = A[j, i] >= T[i] ? D[j, i] : 0;
+        O[i : M] = +(Q[j, i]);""",
+        (R(2, 2), R(1), R(2, 2)),
+    ),
     "two 16-bit factors of one operand": (
         "A[I, K], C[I, K], B[K, J]", "O[i, j : I, J] = +(float32(A[i, k]) * float32(C[i, k]) * float32(B[k, j]));",
         ((300 * R(16, 16)).half(), (300 * R(16, 16)).half(), R(16, 16).half()),

@@ -357,7 +357,8 @@ class RowWriter:
         mask = " & ".join(dict.fromkeys(tests))
         if mask:
             code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})"
-        variables = frozenset(variables_of(s))
+        read = [value] if s.guard is None else [value, evaluator.value(s.guard)]
+        variables = frozenset(variables_of(s)).union(*(v.variables for v in read))  # those of members' values too
         exact = value.exact and value.type.dtype == t.dtype
         if self._rounds(s) and not exact:
             code, exact = f"({code}).to({triton_type(t.dtype)}).to({triton_type(compute_dtype)})", True
