@@ -309,6 +309,7 @@ TEXT_READERS = {
     "triton/blocks/text.py": "templates of the table of functions",
     "triton/plan/plan.py": "lines of a plan within another",
     "triton/plan/source.py": "fills holes",
+    "triton/plan/lines.py": "the names in an expression, where it becomes part of a line",
     "triton/schedule/candidates.py": "choices as the tuner stores them",
     "torch/program.py": "lines of statements as comments; the file that tracebacks show",
     "torch/expr/scalar.py": "templates of the table of functions",

@@ -10,6 +10,7 @@ from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
+from tilec.backends.triton.plan.lines import If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
 from tilec.backends.triton.schedule import families
@@ -97,10 +98,11 @@ def test_parts_that_are_the_same_along_a_side_stay_whole(large):
 
 def launch(name, output, source, grid=(2, 1, 1), warps=4, leaves_early=False):
     body = (
-        f"at = ({PROGRAM[0]} + {PROGRAM[1]} * 2) * BM + tl.arange(0, BM)",
-        "tl.store(Y + at, maximum_(tl.load(X + at, mask=at < n, other=0), 1.0), mask=at < n)",
+        assign("at", f"({PROGRAM[0]} + {PROGRAM[1]} * 2) * BM + tl.arange(0, BM)"),
+        *([If("n == 0", (Return(),))] if leaves_early else []),
+        StoreLine("Y + at", "maximum_(tl.load(X + at, mask=at < n, other=0), 1.0)", "at < n"),
     )
-    kernel = KernelFunction(name, ("n", "X", "Y"), ("BM",), body, leaves_early=leaves_early)
+    kernel = KernelFunction(name, ("n", "X", "Y"), ("BM",), body)
     arguments = (("n", 100), ("X", Pointer(source)), ("Y", Pointer(output)))
     return Launch(kernel_file(kernel), grid, arguments, (("BM", 32),), warps, 2, (output,), horizontal=True)
 

@@ -26,6 +26,7 @@ from tilec.backends.common.blocks.ir import (
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
+from tilec.backends.triton.plan.lines import Effect
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
@@ -65,7 +66,7 @@ def print_kernel(
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
     writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {})
-    body = tuple(writer.lines(kernel.body))
+    body = tuple(map(Effect, writer.lines(kernel.body)))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
 

@@ -39,6 +39,7 @@ from tilec.backends.triton.blocks.warp_roles import (
     live_operations,
 )
 from tilec.backends.triton.matmul.hopper.source import IMPORTED
+from tilec.backends.triton.plan.lines import Effect
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction, called, hole
 
@@ -87,7 +88,7 @@ def warp_roles_file(
     given += [stride_name(t.name, d) for t in program.tensors for d in range(t.rank)]
     parameters = (*SHARED, *given)
     own = tuple(
-        KernelFunction(name, parameters, constants, tuple(body), dialect="gluon")
+        KernelFunction(name, parameters, constants, tuple(map(Effect, body)), dialect="gluon")
         for name, constants, body in (
             ("produce", (), _Producer(s, frozenset(int64_tensors), set(given), stages).body()),
             ("consume", ("WHICH",), _Consumer(s, frozenset(int64_tensors), set(given), stages).body()),
@@ -115,7 +116,14 @@ def warp_roles_file(
     lines.append(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{', '.join(map(str, GROUP_REGISTERS))}])")
     sizes = tuple(n for n in program.sizes)
     kernel = KernelFunction(
-        program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon", calls=called(own)
+        program.name,
+        tuple(given),
+        (),
+        tuple(map(Effect, lines)),
+        sizes,
+        tuple(heading),
+        dialect="gluon",
+        calls=called(own),
     )
     return KernelFile(kernel, own, imports=IMPORTED)
 

@@ -11,6 +11,7 @@ from tilec.backends.common.code import literal
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import compute_dtype_of
+from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.types import NARROW
 
@@ -51,7 +52,7 @@ class Accumulator:
     def _name(self, name: str) -> str:
         return dict(self.names).get(name, name)
 
-    def start(self, shape: str, like: str | None = None) -> list[str]:
+    def start(self, shape: str, like: str | None = None) -> list[CodeLine]:
         """Lines that begin the state. `like`: a block of zeros whose layout it takes."""
         kind_ = triton_type(self.dtype)
 
@@ -59,44 +60,44 @@ class Accumulator:
             block = f"tl.full({shape}, {value}, {kind_})"
             return block if like is None else f"tl.where({like} == 0, {block}, tl.full({shape}, 1, {kind_}))"
 
-        first = f"{self.state[0]} = {filled(self.identity_text)}"
-        return [first, f"{self.state[1]} = {filled('0')}"] if len(self.state) == 2 else [first]
+        first = assign(self.state[0], filled(self.identity_text))
+        return [first, assign(self.state[1], filled("0"))] if len(self.state) == 2 else [first]
 
-    def step(self, value: str) -> list[str]:
+    def step(self, value: str) -> list[CodeLine]:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
             (top, total), new_top, exp = self.state, self._name("new_top"), self.exponential
             return [
-                f"{new_top} = maximum_({top}, {value})",
-                f"{total} = {total} * {exp}({top}, {new_top}) + {exp}({value}, {new_top})",
-                f"{top} = {new_top}",
+                assign(new_top, f"maximum_({top}, {value})"),
+                assign(total, f"{total} * {exp}({top}, {new_top}) + {exp}({value}, {new_top})"),
+                assign(top, new_top),
             ]
         (acc,) = self.state
         combined = COMBINE_TEXT[self.aggregation].format(acc, value)
-        return [f"{acc} = ({combined}).to({triton_type(self.dtype)})"]
+        return [assign(acc, f"({combined}).to({triton_type(self.dtype)})")]
 
-    def reduce(self, axis: int) -> list[str]:
+    def reduce(self, axis: int) -> list[CodeLine]:
         """Lines that combine the state along a dimension."""
         if self.aggregation == "logsumexp":
             (top, total), highest, scaled = self.state, self._name("highest"), self._name("scaled")
             return [
-                f"{highest} = tl.reduce({top}, {axis}, maximum_)",
-                f"{scaled} = {total} * {self.exponential}({top}, tl.expand_dims({highest}, {axis}))",
-                f"{total} = tl.sum({scaled}, {axis})",
-                f"{top} = {highest}",
+                assign(highest, f"tl.reduce({top}, {axis}, maximum_)"),
+                assign(scaled, f"{total} * {self.exponential}({top}, tl.expand_dims({highest}, {axis}))"),
+                assign(total, f"tl.sum({scaled}, {axis})"),
+                assign(top, highest),
             ]
         return self.at_once(self.state[0], axis)
 
     def result(self) -> str:
         return f"log_of_sum_({', '.join(self.state)})" if self.aggregation == "logsumexp" else self.state[0]
 
-    def at_once(self, value: str, axis: int) -> list[str]:
+    def at_once(self, value: str, axis: int) -> list[CodeLine]:
         """Lines that combine all of a block of values along a dimension into the state."""
         if self.aggregation == "logsumexp":
             top, total = self.state
             return [
-                f"{top} = tl.reduce({value}, {axis}, maximum_)",
-                f"{total} = tl.sum({self.exponential}({value}, tl.expand_dims({top}, {axis})), {axis})",
+                assign(top, f"tl.reduce({value}, {axis}, maximum_)"),
+                assign(total, f"tl.sum({self.exponential}({value}, tl.expand_dims({top}, {axis})), {axis})"),
             ]
         text = REDUCE_TEXT[self.aggregation].format(value, axis)
-        return [f"{self.state[0]} = {text}.to({triton_type(self.dtype)})"]
+        return [assign(self.state[0], f"{text}.to({triton_type(self.dtype)})")]

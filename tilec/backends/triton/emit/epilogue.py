@@ -98,7 +98,7 @@ def finish(
         text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
         text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
         name = frame.kernel.names.fresh(python_name(before.output).lower())
-        frame.kernel.emit(f"{name} = {text}")
+        frame.kernel.assign(name, text)
         given = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         access = Access(before.output, tuple(r.to_expr() for r in space.rows))
         evaluator = TritonScalars(frame, s.body, given={access: given})

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import FreshNames, indented, python_name
+from tilec.backends.common.code import FreshNames, python_name
 from tilec.backends.common.scalars import rounds_each
 from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
+from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Pointer
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.program import Statement
@@ -38,7 +39,7 @@ RESERVED = (
 class Scope:
     """Lines of one level of the kernel; `made` remembers texts and the names they were given."""
 
-    lines: list[str] = field(default_factory=list)
+    lines: list[CodeLine] = field(default_factory=list)
     made: dict[object, str] = field(default_factory=dict)
 
 
@@ -74,7 +75,6 @@ class Kernel:
         self.parameters: dict[str, object] = {}
         self.unspecialized: list[str] = []  # parameters whose divisibility makes no difference
         self.constants: dict[str, int] = {}
-        self.leaves_early = False
         self.columns: list[tuple[int, ...]] = []  # of the table of classes
         self.blockwise = False  # functions may look at all elements of a block before they choose how to compute them
         self.scopes = [Scope()]
@@ -130,7 +130,7 @@ class Kernel:
             self.columns.append(tuple(values))
             self.parameters[width] = len(self.columns)
             name = self.names.fresh(f"{kind}_{python_name(v)}")
-            self.scopes[0].lines.append(f"{name} = tl.load({table} + {PROGRAM[1]} * {width} + {column})")
+            self.scopes[0].lines.append(assign(name, f"tl.load({table} + {PROGRAM[1]} * {width} + {column})"))
             self._by_stem[key] = name
         return self._by_stem[key]
 
@@ -154,19 +154,19 @@ class Kernel:
             if text in scope.made:
                 return scope.made[text]
         name = self.names.fresh(stem)
-        self.scopes[depth].lines.append(f"{name} = {text}")
+        self.scopes[depth].lines.append(Assignment((name,), text, shared=True))
         self.scopes[depth].made[text] = name
         return name
 
-    def emit(self, text: str) -> None:
-        """One line of the innermost scope; what opens a block is `nest`'s."""
-        assert not text.startswith(" ") and not text.endswith(":"), text
-        self.scopes[-1].lines.append(text)
+    def add(self, *lines: CodeLine) -> None:
+        """Lines of the innermost scope."""
+        self.scopes[-1].lines += lines
 
-    def nest(self, header: str, lines: Sequence[str], depth: int = -1) -> None:
-        """A block, whole: writing its lines may have put others before it, never between its header and them."""
-        assert lines, header
-        self.scopes[depth].lines += [header, *indented(lines)]
+    def assign(self, name: str | Sequence[str], text: str, operator: str = "=") -> None:
+        self.add(assign(name, text, operator))
+
+    def store(self, address: str, value: str, mask: str | None = None, call: str = "store", how: str = "") -> None:
+        self.add(StoreLine(address, value, mask, call, how))
 
     def program(self, axis: int = 0) -> str:
         """Text of the program's place in the grid, as wide as positions are."""
@@ -174,12 +174,12 @@ class Kernel:
 
     def leave(self, test: str) -> None:
         """End the program where the test holds."""
-        self.leaves_early = True
-        self.nest(f"if {test}:", ["return"])
+        self.add(If(test, (Return(),)))
 
-    def close(self, header: str, depth: int = -1) -> None:
-        """End the innermost scope, whose lines are the block of this header."""
-        self.nest(header, self.scopes.pop().lines, depth)
+    def close(self, counter: str, over: str, depth: int = -1) -> None:
+        """End the innermost scope, whose lines are the body of a loop."""
+        body = tuple(self.scopes.pop().lines)
+        self.scopes[depth].lines.append(ForLoop(counter, over, body))
 
     # axes
 
@@ -229,11 +229,7 @@ class Kernel:
         comments = tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
         parameters, constants, body = tuple(self.parameters), tuple(self.constants), tuple(self.scopes[0].lines)
         unspecialized, contracts = tuple(self.unspecialized), not rounds_each(flat)
-        return kernel_file(
-            KernelFunction(
-                self.name, parameters, constants, body, unspecialized, comments, self.leaves_early, contracts
-            )
-        )
+        return kernel_file(KernelFunction(self.name, parameters, constants, body, unspecialized, comments, contracts))
 
 
 def triton_type(dtype: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.backends.common.code import indented
 from tilec.backends.triton.emit.device_text import kernel_file
+from tilec.backends.triton.plan.lines import CodeLine, Effect, If, assign
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction, called, hole
 
@@ -34,7 +34,7 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
     arguments: list[tuple[str, object]] = []
     constants: list[tuple[str, object]] = []
     plain: list[str] = []
-    lines = [f"program = {PROGRAM[0]}"]
+    calls: list[tuple[str, Effect]] = []  # by the tests that programs are below a number
     first = 0
     for place, one in enumerate(launches):
         kernel = one.file.kernel
@@ -48,24 +48,25 @@ def together(launches: Sequence[Launch], name: str) -> Launch:
             places.append(f"{turn} // (across_{place} * down_{place})")
             arguments += [(f"across_{place}", across), (f"down_{place}", down)]
             plain += [f"across_{place}", f"down_{place}"]
-        test = "else:"
         if place + 1 < len(launches):
             first += across * down * deep
             arguments.append((f"first_{place + 1}", first))
             plain.append(f"first_{place + 1}")
-            test = f"{'el' if place else ''}if program < first_{place + 1}:"
         given = {p: f"{p}_{place}" for p in (*kernel.parameters, *kernel.constants)}
-        call = f"{hole(function.name)}({', '.join([*places, *given.values()])})"
-        lines += [test, *indented([call])] if len(launches) > 1 else [call]
+        call = Effect(f"{hole(function.name)}({', '.join([*places, *given.values()])})")
+        calls.append((f"program < first_{place + 1}", call))
         arguments += [(given[p], value) for p, value in one.arguments]
         constants += [(given[c], value) for c, value in one.constants]
         plain += [given[p] for p in kernel.parameters if p in kernel.unspecialized]
     count = sum(across * down * deep for across, down, deep in (one.grid for one in launches))
+    lines: tuple[CodeLine, ...] = (calls[-1][1],)
+    for test, call in reversed(calls[:-1]):
+        lines = (If(test, (call,), lines),)
     whole = KernelFunction(
         name,
         tuple(n for n, _ in arguments),
         tuple(c for c, _ in constants),
-        tuple(lines),
+        (assign("program", PROGRAM[0]), *lines),
         tuple(plain),
         calls=called(functions),
     )

@@ -19,6 +19,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of
+from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Setting
 from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import expression_type
@@ -108,21 +109,21 @@ class DistanceWriter(ExponentialWriter):
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, *self.squares)
         left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
-        k.emit(f"base = {left} + {right}")
-        k.emit("acc = base - 2 * acc")
+        k.assign("base", f"{left} + {right}")
+        k.assign("acc", "base - 2 * acc")
         certified = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"
-        k.emit(f"sure = {certified} | (row_in[:, None] & col_in[None, :] ^ True)")
+        k.assign("sure", f"{certified} | (row_in[:, None] & col_in[None, :] ^ True)")
         self._in_turn("sure ^ True", [self._exact()])
 
-    def _exact(self) -> list[str]:
+    def _exact(self) -> list[CodeLine]:
         """Difference by difference."""
 
-        def step(values: list[str], tests: list[str]) -> Sequence[str]:
+        def step(values: list[str], tests: list[str]) -> Sequence[CodeLine]:
             assert not tests
-            return (f"difference = {values[0]}", "total += difference * difference")
+            return (assign("difference", values[0]), assign("total", "difference * difference", "+="))
 
         return [
-            "total = tl.full((BM, BN), 0, tl.float32)",
-            *self._each((self.found.difference,), step),
-            "acc = tl.where(sure, acc, total)",
+            assign("total", "tl.full((BM, BN), 0, tl.float32)"),
+            self._each((self.found.difference,), step),
+            assign("acc", "tl.where(sure, acc, total)"),
         ]

@@ -31,6 +31,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     top_of,
     where_text,
 )
+from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Statement, reads
 
@@ -143,10 +144,10 @@ class WeightedWriter(ExponentialWriter):
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, found.beside)
         factor = evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)
-        k.emit(f"acc = tl.where({WITHIN}, acc * {factor}, 0.0)")
+        k.assign("acc", f"tl.where({WITHIN}, acc * {factor}, 0.0)")
         self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
 
-    def _levelled(self, frame: Frame) -> list[str]:
+    def _levelled(self, frame: Frame) -> list[CodeLine]:
         """The product with the greatest terms of this block of outputs and of each block of the reduction."""
         k, found, dtype = self.kernel, self.found, self.dot.dtype
         axis, ours, theirs = (1, "[:, None]", "[None, :]") if found.first else (0, "[None, :]", "[:, None]")
@@ -156,18 +157,18 @@ class WeightedWriter(ExponentialWriter):
         def multiply(rows: Frame, columns: Frame) -> None:
             weighing, spreading = (rows, columns) if found.first else (columns, rows)
             far = self._terms(spreading, found.far)
-            k.emit(f"far_top = tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
+            k.assign("far_top", f"tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
             spread = f"libdevice.exp({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
             operands = (weight, spread) if found.first else (spread, weight)
-            k.emit(f"total = tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
+            k.assign("total", f"tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
 
         return [
-            f"near_top = tl.maximum(tl.max(tl.where({WITHIN}, {near}, {LOG_ZERO}), {axis}), {FINITE_LOWEST})",
-            f"total = tl.full((BM, BN), 0, {triton_type(dtype)})",
-            *self._blocks(multiply, rare=True),
-            f"total = tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)",
-            f"acc = tl.where({FINITE}, acc, total)",
+            assign("near_top", f"tl.maximum(tl.max(tl.where({WITHIN}, {near}, {LOG_ZERO}), {axis}), {FINITE_LOWEST})"),
+            assign("total", f"tl.full((BM, BN), 0, {triton_type(dtype)})"),
+            self._blocks(multiply, rare=True),
+            assign("total", f"tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)"),
+            assign("acc", f"tl.where({FINITE}, acc, total)"),
         ]
 
     def _weight(self, frame: Frame, tops: str) -> str:
@@ -179,20 +180,20 @@ class WeightedWriter(ExponentialWriter):
         exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])
         factors = [f"({evaluator.tensor(evaluator.value(f), dtype)})" for f in found.weights]
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
-        k.emit(f"lifted = {exponent}")
+        k.assign("lifted", exponent)
         lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
         code = " * ".join([*factors, lift])
-        k.emit(f"weight = {where_text(tests, code, '0.0')}")
+        k.assign("weight", where_text(tests, code, "0.0"))
         return "weight"
 
-    def _exact(self) -> list[str]:
+    def _exact(self) -> list[CodeLine]:
         """Point by point, by the statement's own factors."""
 
-        def step(values: list[str], tests: list[str]) -> Sequence[str]:
-            return (f"total += {where_text(tests, ' * '.join(f'({v})' for v in values), '0.0')}",)
+        def step(values: list[str], tests: list[str]) -> Sequence[CodeLine]:
+            return (assign("total", where_text(tests, " * ".join(f"({v})" for v in values), "0.0"), "+="),)
 
         return [
-            f"total = tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})",
-            *self._each(self.found.exact, step),
-            f"acc = tl.where({FINITE}, acc, total)",
+            assign("total", f"tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})"),
+            self._each(self.found.exact, step),
+            assign("acc", f"tl.where({FINITE}, acc, total)"),
         ]

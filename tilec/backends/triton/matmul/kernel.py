@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilec.backends.common.code import indented, parenthesised, python_name, tuple_text
+from tilec.backends.common.code import parenthesised, python_name, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -25,6 +25,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
 from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile
@@ -33,7 +34,7 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
-SOME_NOT_FINITE = "if tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0:"
+SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 AGAIN = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
@@ -160,11 +161,8 @@ class DotWriter:
         s = self.space.statement
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
         kind_ = triton_type(self.accumulator.dtype)
-        k.emit(f"value = tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
-        k.nest(
-            SOME_NOT_FINITE.format("value"),
-            [f"for over in range(0, BM, {self._at_once}):", *indented(self._again_by_rows())],
-        )
+        k.assign("value", f"tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
+        k.add(If(SOME_NOT_FINITE.format("value"), (self._again_by_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
         return k.file(flat)
 
@@ -172,50 +170,50 @@ class DotWriter:
     def _at_once(self) -> int:
         return min(AGAIN, self.config.bm)
 
-    def _again_by_rows(self) -> list[str]:
-        """Lines that compute some rows of the block again and store them: few at a time, since what this holds in
+    def _again_by_rows(self) -> CodeLine:
+        """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
         registers counts for programs that only look, too."""
         k, dot = self.kernel, self.dot
         k.scopes.append(Scope())
         first = "(group * GROUP + tile % (GROUP * across) % members) * BM"
-        k.emit(f"part = {first} + over + tl.arange(0, {self._at_once})")
-        k.emit(f"part_in = part < {k.count(dot.rows)}")
+        k.assign("part", f"{first} + over + tl.arange(0, {self._at_once})")
+        k.assign("part_in", f"part < {k.count(dot.rows)}")
         k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
         k.decode(Axis("part", dot.rows, str(self._at_once)))
         own = frozenset(("part", *dot.rows))
         frame = Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, own)
         s = self.space.statement
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("part", "col")))
-        k.emit(f"acc = tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
-        k.scopes[-1].lines += self._points(self._added, "part", own)
+        k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.add(self._points(self._added, "part", own))
         self._finish(frame)
         dtype = self.view.types[s.output].dtype
         cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
-        k.emit(f"tl.store({address}, acc{cast}, mask=part_in[:, None] & col_in[None, :])")
-        return k.scopes.pop().lines
+        k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
+        return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
 
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
         k, dot = self.kernel, self.dot
         pid = k.program()
-        k.emit(f"down = tl.cdiv({k.count(dot.rows)}, BM)")
-        k.emit(f"across = tl.cdiv({k.count(dot.columns)}, BN)")
+        k.assign("down", f"tl.cdiv({k.count(dot.rows)}, BM)")
+        k.assign("across", f"tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid
         if dot.batch:
-            k.emit(f"batch = {pid} // (down * across)")
+            k.assign("batch", f"{pid} // (down * across)")
             tile = f"{pid} % (down * across)"
             if len(self.space.classes) > 1:
                 k.leave(f"batch >= {k.count(dot.batch)}")
-        k.emit(f"tile = {tile}")
+        k.assign("tile", tile)
         if not dot.batch and len(self.space.classes) > 1:
             k.leave("tile >= down * across")
         k.constants["GROUP"] = self.config.group
-        k.emit("group = tile // (GROUP * across)")
-        k.emit("members = tl.minimum(down - group * GROUP, GROUP)")
-        k.emit("row = (group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
-        k.emit("col = (tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
-        k.emit(f"row_in = row < {k.count(dot.rows)}")
-        k.emit(f"col_in = col < {k.count(dot.columns)}")
+        k.assign("group", "tile // (GROUP * across)")
+        k.assign("members", "tl.minimum(down - group * GROUP, GROUP)")
+        k.assign("row", "(group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
+        k.assign("col", "(tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
+        k.assign("row_in", f"row < {k.count(dot.rows)}")
+        k.assign("col_in", f"col < {k.count(dot.columns)}")
         for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
             k.decode(axis)
 
@@ -223,28 +221,27 @@ class DotWriter:
         k, dot, config = self.kernel, self.dot, self.config
         inner = inner_variables(dot, self.space, self.view, config.bk)
         windows = tuple(v for v in dot.summed if v not in inner)
-        k.emit(f"steps = tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
+        k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             k.constants["PARTS"] = config.parts
-            k.emit("part = tl.cdiv(steps, PARTS)")
-            k.emit(f"start = {PROGRAM[2]} * part")
-            k.emit("end = tl.minimum(start + part, steps)")
-        k.emit(f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
-        lines = self._blocks(self._multiplied)
-        k.scopes[-1].lines += lines
+            k.assign("part", "tl.cdiv(steps, PARTS)")
+            k.assign("start", f"{PROGRAM[2]} * part")
+            k.assign("end", "tl.minimum(start + part, steps)")
+        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.add(self._blocks(self._multiplied))
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
         dot = self.dot
         left = self._operand(rows, dot.left, dot.zero_left)
         right = self._operand(columns, dot.right, dot.zero_right)
-        self.kernel.emit(f"acc = tl.dot({left}, {right}, acc{self._options()})")
+        self.kernel.assign("acc", f"tl.dot({left}, {right}, acc{self._options()})")
 
     def _options(self) -> str:
         """How tensor cores multiply what the operands are held in."""
         options = f', input_precision="{self.precision}"' if self.dot.dtype == "float32" else ""
         return options + {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}.get(self.dot.dtype, "")
 
-    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> list[str]:
+    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> CodeLine:
         """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
         `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
         k, dot, config = self.kernel, self.dot, self.config
@@ -253,26 +250,26 @@ class DotWriter:
         count = k.count(inner)
         even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
         k.scopes.append(Scope())
-        k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
+        k.assign("at_step", f"tl.full((), 0, {self.integer}) + step")
         if windows:
-            k.emit(f"window = at_step // tl.cdiv({count}, BK)")
-            k.emit(f"red = at_step % tl.cdiv({count}, BK) * BK + tl.arange(0, BK)")
+            k.assign("window", f"at_step // tl.cdiv({count}, BK)")
+            k.assign("red", f"at_step % tl.cdiv({count}, BK) * BK + tl.arange(0, BK)")
             k.decode(Axis("window", windows, None))
         else:
-            k.emit("red = at_step * BK + tl.arange(0, BK)")
+            k.assign("red", "at_step * BK + tl.arange(0, BK)")
         tails = {} if even else {"red": "red_in"}
         if not even:
-            k.emit(f"red_in = red < {count}")
+            k.assign("red_in", f"red < {count}")
         k.decode(Axis("red", inner, "BK"))
         loop = frozenset((*dot.summed, "red", "window"))
         body(
             Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop),
             Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop),
         )
-        lines = k.scopes.pop().lines
+        lines = tuple(k.scopes.pop().lines)
         span = "start, end" if config.parts > 1 else "0, steps"
         walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
-        return [f"for step in {walk}:", *indented(lines)]
+        return ForLoop("step", walk, lines)
 
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
@@ -306,7 +303,7 @@ class DotWriter:
         if len(axes) < 2:
             code = f"tl.broadcast_to({code}, {tuple_text([BLOCKS[a] for a in frame.axes])})"
         name = k.names.fresh("left" if frame.axes[0] == "row" else "right")
-        k.emit(f"{name} = {code}")
+        k.assign(name, code)
         return name
 
     def _tests(self, frame: Frame, evaluator: TritonScalars, zeros) -> list[str]:
@@ -319,18 +316,19 @@ class DotWriter:
 
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
-        self.kernel.nest(SOME_NOT_FINITE.format("acc"), self._exact_sums())
+        self.kernel.add(If(SOME_NOT_FINITE.format("acc"), self._exact_sums()))
 
-    def _exact_sums(self) -> list[str]:
-        return [f"acc = tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})", *self._points(self._added)]
+    def _exact_sums(self) -> tuple[CodeLine, ...]:
+        start = assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        return (start, self._points(self._added))
 
-    def _added(self, values: list[str], valid: str) -> list[str]:
-        return [f"acc += tl.where({valid}, {' * '.join(values)}, 0.0)"]
+    def _added(self, values: list[str], valid: str) -> CodeLine:
+        return assign("acc", f"tl.where({valid}, {' * '.join(values)}, 0.0)", "+=")
 
     def _points(
-        self, step: Callable[[list[str], str], list[str]], rows: str = "row", *around: frozenset[str]
-    ) -> list[str]:
-        """A loop over the program's own points of the reduction, one at a time: `step` makes its lines of the factors'
+        self, step: Callable[[list[str], str], CodeLine], rows: str = "row", *around: frozenset[str]
+    ) -> CodeLine:
+        """A loop over the program's own points of the reduction, one at a time: `step` makes its line of the factors'
         values and the test that the point is valid."""
         k, dot = self.kernel, self.dot
         inner = inner_variables(dot, self.space, self.view, self.config.bk)
@@ -339,12 +337,12 @@ class DotWriter:
         block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
         steps = f"tl.cdiv({count}, {block})"
         k.scopes.append(Scope())
-        k.emit(f"at_step = tl.full((), 0, {self.integer}) + step")
+        k.assign("at_step", f"tl.full((), 0, {self.integer}) + step")
         if windows:
-            k.emit(f"window = at_step // {steps}")
+            k.assign("window", f"at_step // {steps}")
             k.decode(Axis("window", windows, None))
         place = f"at_step % {steps}" if windows else "at_step"
-        k.emit(f"red = {place} * {block} + lane")
+        k.assign("red", f"{place} * {block} + lane")
         k.decode(Axis("red", inner, None))
         loop = frozenset((*dot.summed, "red", "window"))
         frame = Frame(k, (rows, "col"), {rows: f"{rows}_in", "col": "col_in"}, *around, loop)
@@ -353,13 +351,11 @@ class DotWriter:
         evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
         values = [parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
         tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
-        for line in step(values, " & ".join(dict.fromkeys(tests))):
-            k.emit(line)
-        lines = k.scopes.pop().lines
+        k.add(step(values, " & ".join(dict.fromkeys(tests))))
+        lines = tuple(k.scopes.pop().lines)
         whole = f"{steps} * ({k.count(windows)})" if windows else steps
         span = "start, end" if self.config.parts > 1 else f"0, {whole}"
-        nested = [f"for lane in range(0, {block}):", *indented(lines)]
-        return [f"for step in range({span}):", *indented(nested)]
+        return ForLoop("step", f"range({span})", (ForLoop("lane", f"range(0, {block})", lines),))
 
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""
@@ -367,11 +363,9 @@ class DotWriter:
         evaluator = TritonScalars(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
-            k.emit(
-                f"acc = acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc = acc.to(tl.int64) * {dot.scale}"
-            )
+            k.assign("acc", f"acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc.to(tl.int64) * {dot.scale}")
         if tests:
-            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
+            k.assign("acc", f"tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
@@ -381,11 +375,11 @@ class DotWriter:
         output = self.epilogue[-1].output if self.epilogue else s.output
         index, whole = [frame.form(e) for e in s.index or ()], frozenset(frame.axes)
         dtype = self.view.types[output].dtype
-        k.emit(f"result = {value}")
+        k.assign("result", value)
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
             address = frame.part_address(output, f"{output}.parts", index, whole)
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         else:
             address = frame.address(output, index, whole)
-        k.emit(f"tl.store({address}, result{cast}, mask=row_in[:, None] & col_in[None, :])")
+        k.store(address, f"result{cast}", "row_in[:, None] & col_in[None, :]")

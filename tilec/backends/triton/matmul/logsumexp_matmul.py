@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import LEAST_CERTAIN
 from tilec.backends.common.terms import product_of, split_terms, sum_of
@@ -25,6 +25,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
 from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
@@ -47,7 +48,7 @@ CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a l
 FINITE_LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
 TOGETHER = 2  # points whose reads come first where single terms are added
 LOG_ZERO = "float('-inf')"
-WriteStep = Callable[[list[str], list[str]], Sequence[str]]
+WriteStep = Callable[[list[str], list[str]], Sequence[CodeLine]]
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ class ExponentialWriter(DotWriter):
         if self.parts is None:
             super()._loop()
             return
-        self.kernel.emit("rest = tl.full((BM, BN), 0, tl.float32)")
-        self.kernel.emit(f"one = tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
+        self.kernel.assign("rest", "tl.full((BM, BN), 0, tl.float32)")
+        self.kernel.assign("one", f"tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
         super()._loop()
-        self.kernel.emit("acc += rest")
+        self.kernel.assign("acc", "rest", "+=")
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
         if self.parts is None:
@@ -193,19 +194,18 @@ class ExponentialWriter(DotWriter):
             for frame, reads in ((rows, self.parts.left), (columns, self.parts.right))
         )
         for i, j in SMALLER:
-            self.kernel.emit(f"rest = tl.dot({left[i]}, {right[j]}, rest)")
-        self.kernel.emit(f"acc += tl.dot({left[0]}, {right[0]}) * one")
+            self.kernel.assign("rest", f"tl.dot({left[i]}, {right[j]}, rest)")
+        self.kernel.assign("acc", f"tl.dot({left[0]}, {right[0]}) * one", "+=")
 
     def _must_look(self) -> bool:
         return True
 
-    def _in_turn(self, some_left: str, ways: Sequence[list[str]]) -> None:
+    def _in_turn(self, some_left: str, ways: Sequence[Sequence[CodeLine]]) -> None:
         """One way after the other, while some element of the block is left."""
-        first, *rest = ways
-        test, lines = f"if tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0:", list[str]()
-        for way in reversed(rest):
-            lines = [test, *indented([*way, *lines])]
-        self.kernel.nest(test, [*first, *lines])
+        test, lines = f"tl.max(tl.max(({some_left}).to(tl.int32), 1), 0) > 0", tuple[CodeLine, ...]()
+        for way in reversed(ways):
+            lines = (If(test, (*way, *lines)),)
+        self.kernel.add(*lines)
 
     def _terms(self, frame: Frame, side: Expr) -> str:
         """A name of a block of one operand's terms, -inf where they are not valid."""
@@ -216,10 +216,10 @@ class ExponentialWriter(DotWriter):
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         shape = tuple_text([BLOCKS[a] for a in frame.axes])
         name = k.names.fresh("terms")
-        k.emit(f"{name} = tl.broadcast_to({where_text(tests, code, LOG_ZERO)}, {shape})")
+        k.assign(name, f"tl.broadcast_to({where_text(tests, code, LOG_ZERO)}, {shape})")
         return name
 
-    def _each(self, factors: Sequence[Expr], step: WriteStep) -> list[str]:
+    def _each(self, factors: Sequence[Expr], step: WriteStep) -> CodeLine:
         """A loop over the program's own points of the reduction, few at a time: `step` makes its lines of the factors'
         values and the tests that the point is valid."""
         k, dot = self.kernel, self.dot
@@ -229,12 +229,12 @@ class ExponentialWriter(DotWriter):
         scopes = [frozenset((*windows, "window"))] if windows else []
         if windows:
             k.scopes.append(Scope())
-            k.emit(f"window = tl.full((), 0, {self.integer}) + at_window")
+            k.assign("window", f"tl.full((), 0, {self.integer}) + at_window")
             k.decode(Axis("window", windows, None))
 
         def write(number: int) -> int:
             red = k.names.fresh(f"red_{number}")
-            k.emit(f"{red} = tl.full((), 0, {self.integer}) + (at_red + {number})")
+            k.assign(red, f"tl.full((), 0, {self.integer}) + (at_red + {number})")
             k.decode(Axis(red, summed, None))
             bound = (*scopes, frozenset((*summed, red)))
             frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *bound)
@@ -243,15 +243,14 @@ class ExponentialWriter(DotWriter):
             evaluator.read_first(*roots, always=True)
             last = len(k.scopes[-1].lines)
             values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
-            for line in step(values, self._tests(frame, evaluator, zeros)):
-                k.emit(line)
+            k.add(*step(values, self._tests(frame, evaluator, zeros)))
             return last
 
-        lines = reads_first(k, together, write)
-        lines = [f"for at_red in range(0, {k.count(summed)}, {together}):", *indented(lines)]
+        lines = tuple(reads_first(k, together, write))
+        loop = ForLoop("at_red", f"range(0, {k.count(summed)}, {together})", lines)
         if windows:
-            lines = [f"for at_window in range(0, {k.count(windows)}, 1):", *indented([*k.scopes.pop().lines, *lines])]
-        return lines
+            loop = ForLoop("at_window", f"range(0, {k.count(windows)}, 1)", (*k.scopes.pop().lines, loop))
+        return loop
 
 
 class LogWriter(ExponentialWriter):
@@ -268,11 +267,11 @@ class LogWriter(ExponentialWriter):
         left, right = (evaluator.tensor(evaluator.value(finite_text(r)), log.dot.dtype) for r in log.reads)
         none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
-        k.emit(f"base = {left} + {right}")
+        k.assign("base", f"{left} + {right}")
         certified = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
-        k.emit(f"acc = tl.where({certified}, acc, float('nan'))")
+        k.assign("acc", f"tl.where({certified}, acc, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
-        k.emit(f"acc = log_above_(acc, {left}, {right}, base)")
+        k.assign("acc", f"log_above_(acc, {left}, {right}, base)")
 
     def _certain(self, total: str, base: str) -> str:
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
@@ -282,42 +281,44 @@ class LogWriter(ExponentialWriter):
         test = f"({total} >= {least}) & ({total} < float('inf'))"
         return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
 
-    def _absent(self, tops: Sequence[str]) -> list[str]:
+    def _absent(self, tops: Sequence[str]) -> list[CodeLine]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or
         NaN is about, which beside -inf gives NaN."""
 
         def count(rows: Frame, columns: Frame) -> None:
             left, right = self._terms(rows, self.log.left), self._terms(columns, self.log.right)
             there = [f"({side} != {LOG_ZERO}).to(tl.float16)" for side in (left, right)]
-            self.kernel.emit(f"pairs = tl.dot({there[0]}, {there[1]}, pairs)")
+            self.kernel.assign("pairs", f"tl.dot({there[0]}, {there[1]}, pairs)")
 
         bounded = " & ".join(f"({t} < float('inf'))" for t in tops)
         return [
-            "pairs = tl.full((BM, BN), 0, tl.float32)",
-            *self._blocks(count, rare=True),
-            f"acc = tl.where((pairs == 0) & {bounded}, 0.0, acc)",
+            assign("pairs", "tl.full((BM, BN), 0, tl.float32)"),
+            self._blocks(count, rare=True),
+            assign("acc", f"tl.where((pairs == 0) & {bounded}, 0.0, acc)"),
         ]
 
-    def _exact(self, frame: Frame) -> list[str]:
+    def _exact(self, frame: Frame) -> list[CodeLine]:
         """Term by term: first the greatest of each element, then the sum relative to it. The block is laid out as its
         output is for that, by a read of it that reads nothing."""
         dtype = triton_type(self.dot.dtype)
 
-        def with_value(line: str) -> WriteStep:
-            return lambda values, tests: (f"value = {where_text(tests, ' + '.join(values), LOG_ZERO)}", line)
+        def with_value(line: CodeLine) -> WriteStep:
+            return lambda values, tests: (assign("value", where_text(tests, " + ".join(values), LOG_ZERO)), line)
 
         s, sides = self.space.statement, (self.log.left, self.log.right)
         output = self.epilogue[-1].output if self.epilogue else s.output
         place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         return [
-            f"zeros = tl.load({place}, mask={NEVER}, other=0)",
-            f"top = tl.where(zeros == 0, tl.full((BM, BN), {LOG_ZERO}, {dtype}), tl.full((BM, BN), 0, {dtype}))",
-            *self._each(sides, with_value("top = maximum_(top, value)")),
-            "highest = tl.where(tl.abs(top) < float('inf'), top, 0.0)",
-            f"total = tl.where(zeros == 0, tl.full((BM, BN), 0, {dtype}), tl.full((BM, BN), 1, {dtype}))",
-            *self._each(sides, with_value("total += share_exp_(value - highest)")),
-            "base = tl.where(acc != acc, highest, base)",
-            "acc = tl.where(acc != acc, total, acc)",
+            assign("zeros", f"tl.load({place}, mask={NEVER}, other=0)"),
+            assign(
+                "top", f"tl.where(zeros == 0, tl.full((BM, BN), {LOG_ZERO}, {dtype}), tl.full((BM, BN), 0, {dtype}))"
+            ),
+            self._each(sides, with_value(assign("top", "maximum_(top, value)"))),
+            assign("highest", "tl.where(tl.abs(top) < float('inf'), top, 0.0)"),
+            assign("total", f"tl.where(zeros == 0, tl.full((BM, BN), 0, {dtype}), tl.full((BM, BN), 1, {dtype}))"),
+            self._each(sides, with_value(assign("total", "share_exp_(value - highest)", "+="))),
+            assign("base", "tl.where(acc != acc, highest, base)"),
+            assign("acc", "tl.where(acc != acc, total, acc)"),
         ]
 
     def _finish(self, frame: Frame) -> None:
@@ -325,6 +326,6 @@ class LogWriter(ExponentialWriter):
         evaluator = TritonScalars(frame)
         tests = self._tests(frame, evaluator, dot.zero_result)
         if self.log.added:
-            k.emit(f"acc = acc + {literal(float(self.log.added))}")
+            k.assign("acc", f"acc + {literal(float(self.log.added))}")
         if tests:
-            k.emit(f"acc = tl.where({' & '.join(dict.fromkeys(tests))}, acc, float('-inf'))")
+            k.assign("acc", f"tl.where({' & '.join(dict.fromkeys(tests))}, acc, float('-inf'))")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.backends.common.code import indented
+from tilec.backends.triton.plan.lines import CodeLine, Return, every, printed
 
 HEADER_WIDTH = 118  # characters of a header in one line
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -29,17 +30,16 @@ PROGRAM = tuple(hole(f"program {axis}") for axis in range(3))  # which program o
 @dataclass(frozen=True)
 class KernelFunction:
     """A function that is compiled. Of its parameters, `constants` are known to the compiler and come last; the
-    divisibility of `unspecialized` makes no difference. `heading`: the statements that it carries out. `leaves_early`:
-    it holds a `return`. `contracts`: a product and a sum may be rounded once. `places`: what is filled in for
+    divisibility of `unspecialized` makes no difference. `heading`: the statements that it carries out.
+    `contracts`: a product and a sum may be rounded once. `places`: what is filled in for
     `PROGRAM`. `calls`: functions of its file, by the names of their holes."""
 
     name: str
     parameters: tuple[str, ...]
     constants: tuple[str, ...]
-    body: tuple[str, ...]
+    body: tuple[CodeLine, ...]
     unspecialized: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()
-    leaves_early: bool = False
     contracts: bool = True
     dialect: str = "triton"
     places: tuple[str, ...] | None = None
@@ -56,12 +56,17 @@ class KernelFunction:
         return "\n".join([decorator, *header, *indented([*(f"# {h}" for h in self.heading), *self.lines])]) + "\n"
 
     @property
+    def leaves_early(self) -> bool:
+        """Does it hold a `return`?"""
+        return any(isinstance(line, Return) for line in every(self.body))
+
+    @property
     def lines(self) -> list[str]:
         """The body, filled in."""
         language = DIALECTS[self.dialect]
         places = self.places or [f"{language}.program_id({axis})" for axis in range(3)]
         fills = [*zip(PROGRAM, places, strict=True), *((hole(written), name) for written, name in self.calls)]
-        lines = list(self.body)
+        lines = printed(self.body, language)
         for empty, text in fills:
             lines = [line.replace(empty, text) for line in lines]
         return lines

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import indented, python_name, tuple_text
+from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
@@ -21,6 +21,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import unrolled_outputs
@@ -121,7 +122,6 @@ def _steps(
     tails = {a.name: f"{a.name}_in" for a in axes}
     needed = tests_of_reads(space, *tiling.axes[1], tails) if tiling.outer else tails
     reductions = [v for v in space.reductions if not space.single(v)]
-    body: list[str] = []
     for v in space.reductions:
         if v not in reductions:
             k.value_of[v] = k.low(v)
@@ -129,7 +129,7 @@ def _steps(
     shape = tuple_text([a.block for a in axes])
     if reductions:
         stored = epilogue[-1].output if epilogue else s.output
-        reached = _reduction(k, axes, needed, reductions, tiling, accumulator, body, stored)
+        body, reached = _reduction(k, axes, needed, reductions, tiling, accumulator, stored)
         value, compute_dtype = accumulator.result(), accumulator.dtype
         k.scopes[0].lines += body
     else:
@@ -166,8 +166,8 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
     ]
     tile = k.program()
     if len(axes) == 2:
-        k.emit(f"tile = {tile}")
-        k.emit(f"across = tl.cdiv({k.count(axes[1].variables)}, BN)")
+        k.assign("tile", tile)
+        k.assign("across", f"tl.cdiv({k.count(axes[1].variables)}, BN)")
         places = ["tile // across", "tile % across"]
     else:
         places = [tile]
@@ -175,11 +175,11 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
         start = place if place == tile else f"({place})"
         if size >= 4:
             k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
-        k.emit(f"{axis.name} = {start} * {axis.block} + tl.arange(0, {axis.block})")
+        k.assign(axis.name, f"{start} * {axis.block} + tl.arange(0, {axis.block})")
         count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
-        k.emit(f"{axis.name}_in = {axis.name} < {count}")
+        k.assign(f"{axis.name}_in", f"{axis.name} < {count}")
         if tiling.outer and axis.name == "row":
-            k.emit(f"row = tl.minimum(row, {count} - 1)")
+            k.assign("row", f"tl.minimum(row, {count} - 1)")
         k.decode(axis)
     for v in k.space.outputs:
         if v not in k.value_of:
@@ -202,7 +202,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
         code, compute_dtype = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
     if mask is None:
         return code, compute_dtype, None
-    k.emit(f"valid = {mask}")
+    k.assign("valid", mask)
     if s.default is not None:
         return code, compute_dtype, "valid"
     return f"tl.where(valid, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
@@ -222,11 +222,11 @@ def _reduction(
     reductions: list[str],
     tiling: PointwiseTiling,
     accumulator: Accumulator,
-    body: list[str],
     stored: str,
-) -> str | None:
-    """Lines of the loop over the reduction, into `body`, for the output `stored`; the name of the test that a point was
-    valid, where needed."""
+) -> tuple[list[CodeLine], str | None]:
+    """Lines of the loop over the reduction, for the output `stored`; the name of the test that a point was valid, where
+    needed."""
+    body: list[CodeLine] = []
     s = k.space.statement
     tiled, lanes = tiling.reduction is not None, tiling.lanes
     walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
@@ -239,14 +239,14 @@ def _reduction(
         place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes))
         never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
         place += "" if lanes is None else f" + {BESIDE} * 0"
-        body.append(f"zeros = tl.load({place}, mask={never}, other=0)")
+        body.append(assign("zeros", f"tl.load({place}, mask={never}, other=0)"))
     body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
-        body.append(f"reached = tl.full({shape}, False, tl.int1)")
+        body.append(assign("reached", f"tl.full({shape}, False, tl.int1)"))
     body += walk.before
-    for headers in reversed(walk.headers):
-        for header in reversed(headers):
-            lines = [header, *indented(lines)]
+    for loops in reversed(walk.loops):
+        for counter, over in reversed(loops):
+            lines = [ForLoop(counter, over, tuple(lines))]
         lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
     body += lines
     if lanes is not None:
@@ -254,8 +254,8 @@ def _reduction(
     if tiled:
         body += accumulator.reduce(len(axes))
         if wants_reached:
-            body.append(f"reached = tl.reduce(reached, {len(axes)}, either_)")
-    return "reached" if wants_reached else None
+            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
+    return body, "reached" if wants_reached else None
 
 
 def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumulator) -> int:
@@ -279,23 +279,22 @@ def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumul
         inside = frame.spread("red_in", "red")
         mask = inside if mask is None else f"{inside} & {mask}"
     if mask is not None:
-        k.emit(f"valid = {mask}")
+        k.assign("valid", mask)
         code = f"tl.where(valid, {code}, {accumulator.identity_text})"
-    k.emit(f"value = {code}")
-    for line in accumulator.step("value"):
-        k.emit(line)
+    k.assign("value", code)
+    k.add(*accumulator.step("value"))
     if s.default is not None:
-        k.emit(f"reached = reached | {'valid' if mask is not None else 'True'}")
+        k.assign("reached", f"reached | {'valid' if mask is not None else 'True'}")
     return last
 
 
 @dataclass(frozen=True)
 class ReductionWalk:
-    """How a reduction is walked: lines before, the loops' headers for each scope, outermost first, and so many steps
-    written out in the innermost one, of which `enter` makes the frame."""
+    """How a reduction is walked: lines before, the loops of each scope, outermost first, by their counters and what
+    these go over, and so many steps written out in the innermost one, of which `enter` makes the frame."""
 
-    before: tuple[str, ...]
-    headers: tuple[tuple[str, ...], ...]
+    before: tuple[CodeLine, ...]
+    loops: tuple[tuple[tuple[str, str], ...], ...]
     enter: Callable[[int], Frame]
     steps: int = 1
 
@@ -309,21 +308,24 @@ def _tiled(
 
     def enter(_: int) -> Frame:
         position = "first + tl.arange(0, BR)"
-        k.emit(f"red = ({position}).to(tl.int64)" if k.int64_index else f"red = {position}")
+        k.assign("red", f"({position}).to(tl.int64)" if k.int64_index else position)
         frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
-        k.emit(f"red_in = red < {end}")
+        k.assign("red_in", f"red < {end}")
         k.decode(Axis("red", tuple(reductions), "BR"))
         if passes_once(k.space, k.types):
             frame.how = ', eviction_policy="evict_first"'
         return frame
 
-    before: list[str] = []
+    before: list[CodeLine] = []
     if tiling.parts > 1:
         assert tiling.reduction is not None
         points = part_of(k.space.count(tuple(reductions)), tiling.parts, tiling.reduction)
         part = k.number("part", "part_size", points)
-        before = [f"red_from = {k.program(2)} * {part}", f"red_end = tl.minimum(red_from + {part}, {count})"]
-    return ReductionWalk(tuple(before), ((f"for first in range({start}, {end}, BR):",),), enter)
+        before = [
+            assign("red_from", f"{k.program(2)} * {part}"),
+            assign("red_end", f"tl.minimum(red_from + {part}, {count})"),
+        ]
+    return ReductionWalk(tuple(before), ((("first", f"range({start}, {end}, BR)"),),), enter)
 
 
 def _pointed(
@@ -335,13 +337,13 @@ def _pointed(
     inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
     windows = tuple(v for v in reductions if v != inner)
     integer = "tl.int64" if k.int64_index else "tl.int32"
-    headers: list[tuple[str, ...]] = []
+    loops: list[tuple[tuple[str, str], ...]] = []
     scopes: list[frozenset[str]] = []
     if windows:
         k.scopes.append(Scope())
-        k.emit(f"window = tl.full((), 0, {integer}) + at_window")
+        k.assign("window", f"tl.full((), 0, {integer}) + at_window")
         k.decode(Axis("window", windows, None))
-        headers.append((f"for at_window in range(0, {k.count(windows)}):",))
+        loops.append((("at_window", f"range(0, {k.count(windows)})"),))
         scopes.append(frozenset((*windows, "window")))
     unroll = _unroll(k.space, inner) if lanes is None else lanes.times
     if lanes is not None:
@@ -349,15 +351,15 @@ def _pointed(
     if not outer:
         k.constants["UNROLL"] = unroll
     block = "UNROLL" if not outer else str(unroll if lanes is None else unroll * lanes.count)
-    header = f"for first in range(0, {k.extent(inner)}, {block}):"
-    headers.append((header,) if outer else (header, "for step in tl.static_range(UNROLL):"))
+    loop = ("first", f"range(0, {k.extent(inner)}, {block})")
+    loops.append((loop,) if outer else (loop, ("step", "tl.static_range(UNROLL)")))
 
     def enter(number: int) -> Frame:
         step, red = (str(number), k.names.fresh(f"red_{number}")) if outer else ("step", "red")
         if lanes is None:
-            k.emit(f"{red} = tl.full((), 0, {integer}) + (first + {step})")
+            k.assign(red, f"tl.full((), 0, {integer}) + (first + {step})")
         else:
-            k.emit(f"{red} = tl.arange(0, BR).to({integer}) + (first + {step} * BR)")
+            k.assign(red, f"tl.arange(0, BR).to({integer}) + (first + {step} * BR)")
         k.decode(Axis(red, (inner,), None if lanes is None else "BR"))
         bound = (*scopes, frozenset((inner, red)))
         frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", red, "col"], tails, *bound)
@@ -366,7 +368,7 @@ def _pointed(
             frame.untested = k.line("some", f"{k.count(columns)} > 0", 0)
         return frame
 
-    return ReductionWalk((), tuple(headers), enter, unroll if outer else 1)
+    return ReductionWalk((), tuple(loops), enter, unroll if outer else 1)
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
@@ -404,14 +406,14 @@ def _store(
             other = f"{other}.to({triton_type(compute_dtype)})"
         value = f"tl.where({reached}, {value}, {other})"
     value, compute_dtype = finish(frame, k.space, value, compute_dtype, epilogue)
-    k.emit(f"result = {value}")
+    k.assign("result", value)
     output = epilogue[-1].output if epilogue else s.output
     dtype = types[output].dtype
     cast = "" if compute_dtype == dtype or target != s.output else f".to({triton_type(dtype)})"
     whole = frozenset(frame.axes)
     split = target != s.output
     address = frame.part_address(output, target, rows, whole) if split else frame.address(output, rows, whole)
-    k.emit(f"tl.store({address}, tl.broadcast_to(result, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))")
+    k.store(address, f"tl.broadcast_to(result, {shape}){cast}", f"tl.broadcast_to({mask}, {shape})")
 
 
 def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | None:

@@ -163,7 +163,7 @@ class ResidueWriter(OutputsKernel):
             return super().results()
         return [self.k.line("value", self.value(self.frame(), self.sums[n], s, True)) for n, s in self.points]
 
-    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         return iter(())
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:

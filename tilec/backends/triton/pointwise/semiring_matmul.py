@@ -23,6 +23,7 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Kernel, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.lines import CodeLine
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import LIBRARY_FUNCTIONS
@@ -94,11 +95,11 @@ def tests_of_reads(space: Space, columns: Sequence[str], block: int, tails: dict
     return {} if even else {"col": tails["col"]}
 
 
-def reads_first(kernel: Kernel, count: int, write: Callable[[int], int]) -> list[str]:
+def reads_first(kernel: Kernel, count: int, write: Callable[[int], int]) -> list[CodeLine]:
     """Lines of so many steps, all that read before what is done with it. `write` writes the step of that number into a
     scope of its own, and returns how many of its lines are there for reads."""
-    reads: list[str] = []
-    rest: list[str] = []
+    reads: list[CodeLine] = []
+    rest: list[CodeLine] = []
     for step in range(count):
         kernel.scopes.append(Scope())
         last = write(step)

@@ -91,30 +91,30 @@ class TapWriter(UnrolledKernel):
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
         down, columns = tuple(v for v in many[:-1] if v != how.tap), many[-1:]
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
-        k.emit(f"across = tl.cdiv({k.count(columns)}, BN)")
-        k.emit(f"down = {PROGRAM[0]} // across")
+        k.assign("across", f"tl.cdiv({k.count(columns)}, BN)")
+        k.assign("down", f"{PROGRAM[0]} // across")
         k.decode(Axis("down", down, None))
         self.axis("col", f"({PROGRAM[0]} % across) * BN", columns, "BN")
         self.bind_single(v for v in (*self.space.outputs, *self.space.reductions) if v != how.tap)
         part = k.number("part", "part_size", -(-self.space.count(self.rows) // how.parts))
-        k.emit(f"start = {k.program(2)} * {part}")
-        k.emit(f"end = tl.minimum(start + {part}, {k.count(self.rows)})")
+        k.assign("start", f"{k.program(2)} * {part}")
+        k.assign("end", f"tl.minimum(start + {part}, {k.count(self.rows)})")
         self.combine()
         self._store(target)
         tiles = self.space.count(down) * -(-self.space.count(columns) // TAP_COLUMNS)
         return self.launched((tiles, 1, how.parts), [flat], (s.output,))
 
-    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, across = self.k, self.how.across
         k.scopes.append(Scope())
         self.axis("row", "first", self.rows, "BM", "end")
-        yield "for first in range(start, end, BM):", frozenset((*self.rows, "row"))
+        yield "first", "range(start, end, BM)", frozenset((*self.rows, "row"))
         if not unrolled:
             k.scopes.append(Scope())
-            k.emit("step = tl.full((), 0, tl.int32) + at_step")
+            k.assign("step", "tl.full((), 0, tl.int32) + at_step")
             k.value_of[across] = "step"
             k.axis_of[across] = Axis("step", (across,), None)
-            yield f"for at_step in range(0, {self.how.count}):", frozenset((across, "step"))
+            yield "at_step", f"range(0, {self.how.count})", frozenset((across, "step"))
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         how = self.how
@@ -138,7 +138,7 @@ class TapWriter(UnrolledKernel):
             ]
             forms = [frame.form(e.to_expr()) for e in index]
             address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
-            k.emit(f"tl.store({address}, {a.result()}, mask=col_in)")
+            k.store(address, a.result(), "col_in")
 
 
 def _reads_zeros_alone(s: Statement, types: Mapping[str, TensorType]) -> bool:

@@ -19,6 +19,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.lines import If
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.aggregations import LOGICAL
@@ -50,8 +51,9 @@ class UnrolledKernel:
         self.sums = [replace(base, suffix=f"_{n}") for n in range(count)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
 
-    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
-        """Open the scopes of the loops around the points, outermost first: each one's header and what it binds. Not
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
+        """Open the scopes of the loops around the points, outermost first: each one's counter, what it goes
+        over and what it binds. Not
         `unrolled`, there is a loop instead of the points that are written out."""
         raise NotImplementedError
 
@@ -66,8 +68,8 @@ class UnrolledKernel:
     def axis(self, name: str, start: str, variables: tuple[str, ...], block: str, end: str | None = None) -> None:
         """Lines that decode the positions of a block into variables."""
         k = self.k
-        k.emit(f"{name} = {start} + tl.arange(0, {block})")
-        k.emit(f"{name}_in = {name} < {end or k.count(variables)}")
+        k.assign(name, f"{start} + tl.arange(0, {block})")
+        k.assign(f"{name}_in", f"{name} < {end or k.count(variables)}")
         k.decode(Axis(name, variables, block))
 
     def bind_single(self, variables: Iterable[str]) -> None:
@@ -92,22 +94,22 @@ class UnrolledKernel:
         for a in self.sums:
             k.scopes[-1].lines += a.start("(BM, BN)")
         self._walk(unrolled=False, tested=True)
-        k.close(f"if tl.min(({finite}).to(tl.int32)) == 0:")
+        again = tuple(k.scopes.pop().lines)
+        k.add(If(f"tl.min(({finite}).to(tl.int32)) == 0", again))
 
     def _walk(self, *, unrolled: bool, tested: bool) -> None:
         k = self.k
         scopes: list[frozenset[str]] = [frozenset()] * (len(k.scopes) - 1)
-        headers: list[str] = []
-        for header, bound in self.loops(unrolled):
-            headers.append(header)
+        loops: list[tuple[str, str]] = []
+        for counter, over, bound in self.loops(unrolled):
+            loops.append((counter, over))
             scopes.append(bound)
         frame = self.frame(*scopes)
         for n, s in self.terms(unrolled):
             a = self.sums[n]
-            for line in a.step(k.line("value", self.value(frame, a, s, tested))):
-                k.emit(line)
-        for header in reversed(headers):
-            k.close(header)
+            k.add(*a.step(k.line("value", self.value(frame, a, s, tested))))
+        for counter, over in reversed(loops):
+            k.close(counter, over)
         for v in frozenset().union(*scopes):
             k.value_of.pop(v, None)
 
@@ -171,8 +173,8 @@ class OutputsKernel(UnrolledKernel):
 
     def launch(self, flat: Statement) -> Launch:
         k, space = self.k, self.space
-        k.emit(f"tile = {k.program()}")
-        k.emit(f"across = tl.cdiv({k.count(self.columns)}, BN)")
+        k.assign("tile", k.program())
+        k.assign("across", f"tl.cdiv({k.count(self.columns)}, BN)")
         self.axis("row", "(tile // across) * BM", self.rows, "BM")
         self.axis("col", "(tile % across) * BN", self.columns, "BN")
         self.bind_single((*space.outputs, *space.reductions))
@@ -194,7 +196,7 @@ class OutputsKernel(UnrolledKernel):
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
         mask = " & ".join(dict.fromkeys(tests))
-        k.emit(f"tl.store({address}, tl.broadcast_to({value}, (BM, BN)){cast}, mask=tl.broadcast_to({mask}, (BM, BN)))")
+        k.store(address, f"tl.broadcast_to({value}, (BM, BN)){cast}", f"tl.broadcast_to({mask}, (BM, BN))")
 
 
 def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:

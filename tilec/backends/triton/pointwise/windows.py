@@ -112,16 +112,15 @@ class StripeWriter(OutputsKernel):
         long_rows = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
         self.fit(max(BLOCK_BYTES // width, 64), 64 if long_rows else 32)
 
-    def loops(self, unrolled: bool) -> Iterator[tuple[str, frozenset[str]]]:
+    def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.stripe.tap
         around = tuple(v for v in space.reductions if not space.single(v) and v != tap)
         for name, variables in (("window", around), ("red", () if unrolled else (tap,))):
             if variables:
                 k.scopes.append(Scope())
-                k.emit(f"{name} = tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + at_{name}")
+                k.assign(name, f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + at_{name}")
                 k.decode(Axis(name, variables, None))
-                header = f"for at_{name} in range(0, {k.count(variables)}):"
-                yield header, frozenset((*variables, name))
+                yield f"at_{name}", f"range(0, {k.count(variables)})", frozenset((*variables, name))
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         stripe = self.stripe

@@ -15,6 +15,7 @@ from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
+from tilec.backends.triton.plan.lines import BARRIER, WhileLoop
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
@@ -98,7 +99,7 @@ class _Sweep(StepWriter):
             self._lanes("lanes_at + tl.arange(0, BM)")
             inner = frozenset(("row", "lane", *loop.lanes))
             self._step(self._frame(self.moving, inner))
-            self.close(f"for lanes_at in range(0, {self._span()}, BM):")
+            self.kernel.close("lanes_at", f"range(0, {self._span()}, BM)")
             self._next()
         launch = self._launch(-(-loop.count(loop.lanes) // blocks.span))
         if not blocks.together:
@@ -151,19 +152,19 @@ class _Sweep(StepWriter):
 
     def _step(self, frame: StepFrame) -> None:
         code, compute_dtype = self.element(frame, self.tiling.lanes)
-        self.kernel.emit(f"result = {code}")
+        self.kernel.assign("result", code)
         self.store(frame, "tl.broadcast_to(result, (BM,))", compute_dtype)
 
     def _next(self) -> None:
         """End the loop over time: what a step has stored, the next one reads."""
-        self.kernel.emit("tl.debug_barrier()")
+        self.kernel.add(BARRIER)
         if self.tiling.together:
             arrived = self.kernel.pointer(self.arrived)
-            self.kernel.emit(f'tl.atomic_add({arrived}, 1, sem="release")')
+            self.kernel.store(arrived, "1", call="atomic_add", how=', sem="release"')
             waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
-            self.kernel.nest(f"while {waits}:", ["pass"])
-            self.kernel.emit("tl.debug_barrier()")
-        self.close(f"for at_step in range(0, {self.kernel.extent(self.loop.time)}):")
+            self.kernel.add(WhileLoop(waits))
+            self.kernel.add(BARRIER)
+        self.kernel.close("at_step", f"range(0, {self.kernel.extent(self.loop.time)})")
 
     # lanes
 
@@ -180,7 +181,7 @@ class _Sweep(StepWriter):
         """A block of the program's own lanes. Parallel lanes have one value where a program owns one set of coupled
         ones."""
         k, loop = self.kernel, self.loop
-        k.emit(f"lane = {lane}")
+        k.assign("lane", lane)
         if self.tiling.span == loop.count(loop.coupled) and not self.tiling.together:
             batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
             k.decode(Axis(batch, loop.parallel, None), 0)
@@ -192,9 +193,9 @@ class _Sweep(StepWriter):
     def _decode(self, position: str, variables: Sequence[str], tests: Sequence[str]) -> None:
         """Lanes from their position."""
         k = self.kernel
-        k.emit(f"row = {position}")
+        k.assign("row", position)
         total = k.count([v for v in variables if k.space.largest(v) > 1])
-        k.emit(f"row_in = {' & '.join([*tests, f'(row < {total})'])}")
+        k.assign("row_in", f"{' & '.join([*tests, f'(row < {total})'])}")
         k.decode(Axis("row", tuple(variables), "BM"))
 
     def _launch(self, programs: int) -> Launch:

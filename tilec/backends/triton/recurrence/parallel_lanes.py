@@ -258,7 +258,7 @@ class _Writer(StepWriter):
         """Steps from that one on, at these places of moving lanes."""
         k, name = self.kernel, self.kernel.names.fresh("left")
         n = k.extent(self.loop.time)
-        k.emit(f"{name} = tl.where(row_in, {n} - ({moment}), 0)")
+        k.assign(name, f"tl.where(row_in, {n} - ({moment}), 0)")
         return InductionState(places, name)
 
     def carried(self, first: Mapping[str, str]) -> dict[str, str]:
@@ -322,7 +322,7 @@ class _Writer(StepWriter):
         if self.dtype in NARROW:
             code = f"({code}).to({triton_type(self.dtype)}).to(tl.float32)"
         name = self.kernel.names.fresh("state")
-        self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
+        self.kernel.assign(name, f"tl.broadcast_to({code}, (BM,))")
         return name
 
     def emit_epilogue(self, frame: _Frame, s: Statement, state: str) -> None:
@@ -336,7 +336,7 @@ class _Writer(StepWriter):
         evaluator = TritonScalars(frame, *roots, given={**self.insides(frame, roots), state_read: given})
         code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, loop.types))
         name = self.kernel.names.fresh("beside")
-        self.kernel.emit(f"{name} = tl.broadcast_to({code}, (BM,))")
+        self.kernel.assign(name, f"tl.broadcast_to({code}, (BM,))")
         self.store(frame, name, compute_dtype, s.output)
 
     def start(self, frame: _Frame) -> str:
@@ -358,8 +358,8 @@ def local_steps(
     k = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
     k.constants["BM"] = tiling.lanes
     w = _Writer(k, local, tiling)
-    k.emit(f"row = {k.program()} * BM + tl.arange(0, BM)")
-    k.emit(f"row_in = row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
+    k.assign("row", f"{k.program()} * BM + tl.arange(0, BM)")
+    k.assign("row_in", f"row < {k.count([v for v in loop.lanes if k.space.largest(v) > 1])}")
     k.decode(Axis("row", loop.lanes, "BM"))
     first = {v: k.value_of[v] for v in local.circular_shifts}
     frame = w.at(Moment("0"), first, [], {})
@@ -392,7 +392,7 @@ def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Ac
     for old, new in zip(waiting, [*waiting[count:], *coming], strict=True):
         w.let({name: new[a] for a, name in old.items()})
     w.let({name: places[count][v] for v, name in carried.items()})
-    w.close(f"for at_step in range(0, {len(waiting)}, {count}):")
+    w.kernel.close("at_step", f"range(0, {len(waiting)}, {count})")
 
 
 def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]], states: list[str]) -> None:
@@ -418,4 +418,4 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
         w.let({name: new[a] for a, name in old.items()})
     w.let(dict(reversed(list(zip(states, history, strict=True)))))
     w.let({name: places[count][v] for v, name in carried.items()})
-    w.close(f"for at_step in range(0, {w.kernel.extent(w.local.loop.time)}, {count}):")
+    w.kernel.close("at_step", f"range(0, {w.kernel.extent(w.local.loop.time)}, {count})")

@@ -121,7 +121,7 @@ class InductionFrame(StepFrame):
 
     def _named(self, tensor: str, text: str) -> str:
         name = self.kernel.names.fresh(f"at_{python_name(tensor).lower()}")
-        self.kernel.emit(f"{name} = {text}")
+        self.kernel.assign(name, text)
         return name
 
     def _begins_again(self, first: str, v: str, number: int) -> str:

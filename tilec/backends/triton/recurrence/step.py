@@ -18,6 +18,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
+from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
 from tilec.ir.aggregations import LOGICAL
@@ -121,7 +122,7 @@ class StepWriter:
     def let(self, values: Mapping[str, str]) -> None:
         """Lines that give names their values, in a loop or for it to change."""
         for name, value in values.items():
-            self.kernel.emit(f"{name} = {value}")
+            self.kernel.assign(name, value)
 
     def waiting(self, frame: StepFrame, accesses: Sequence[Access], steps: int) -> list[dict[Access, str]]:
         """Names of blocks, of zeros as yet, for what as many steps to come read."""
@@ -134,10 +135,6 @@ class StepWriter:
                 self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.loop.types[a.tensor].dtype)})"})
             result.append(names)
         return result
-
-    def close(self, header: str) -> None:
-        """End the innermost scope, a loop."""
-        self.kernel.close(header)
 
     def element(self, frame: StepFrame, lanes: int) -> tuple[str, str]:
         """Text and dtype of the elements that a step computes, before they are rounded to the tensor's type. `lanes`:
@@ -178,7 +175,7 @@ class StepWriter:
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
         address = frame.address(output, rows, frozenset(frame.axes))
-        k.emit(f"tl.store({address}, {name}{cast}, mask=tl.broadcast_to({mask}, {shape}))")
+        k.store(address, f"{name}{cast}", f"tl.broadcast_to({mask}, {shape})")
 
     # nested aggregations
 
@@ -253,23 +250,19 @@ class StepWriter:
                 tails[red] = f"{red}_in"
         shape = tuple_text([self.blocks[a] for a in axes])
 
-        def emit(lines: Sequence[str]) -> None:
-            for line in lines:
-                k.emit(line)
-
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
             rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
-            emit(accumulator.start("(BM,)" if rows else shape))
+            k.add(*accumulator.start("(BM,)" if rows else shape))
             k.scopes.append(Scope())
         integer = "tl.int64" if k.int64_index else "tl.int32"
         if tiled:
             place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
             lines = k.scopes[0 if whole else -1].lines
-            lines.append(f"{red} = ({place}).to(tl.int64)" if k.int64_index else f"{red} = {place}")
-            lines += [f"{red}_in = {red} < {total}"] if red in tails else []
+            lines.append(assign(red, f"({place}).to(tl.int64)" if k.int64_index else place))
+            lines += [assign(f"{red}_in", f"{red} < {total}")] if red in tails else []
         else:
-            k.emit(f"{red} = tl.full((), 0, {integer}) + {first}")
+            k.assign(red, f"tl.full((), 0, {integer}) + {first}")
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
         within = self.frame(axes, tails, inner, frame)
         roots = (e.body,) if e.guard is None else (e.guard, e.body)
@@ -284,26 +277,25 @@ class StepWriter:
         if tests:
             code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
         if whole:
-            emit([f"{at} = tl.broadcast_to({code}, {shape})", *accumulator.at_once(at, len(axes) - 1)])
+            k.assign(at, f"tl.broadcast_to({code}, {shape})")
+            k.add(*accumulator.at_once(at, len(axes) - 1))
         else:
-            emit([f"{at} = tl.broadcast_to({code}, {shape})" if rows else f"{at} = {code}"])
+            k.assign(at, f"tl.broadcast_to({code}, {shape})" if rows else code)
             if rows:
                 before, state = [own["highest"], own["scaled"]], accumulator.state
-                emit([f"{x} = {y}" for x, y in zip(before, state, strict=True)])
-                emit(accumulator.at_once(at, len(axes) - 1))
-                emit([f"{', '.join(state)} = join_logs_({', '.join((*before, *state))})"])
+                k.add(*(assign(x, y) for x, y in zip(before, state, strict=True)))
+                k.add(*accumulator.at_once(at, len(axes) - 1))
+                k.assign(state, f"join_logs_({', '.join((*before, *state))})")
             else:
-                emit(accumulator.step(at))
-            lines = k.scopes.pop().lines
-            header = f"for {first} in range(0, {total}, {block}):" if tiled else f"for {first} in range(0, {total}):"
-            k.nest(header, lines)
+                k.add(*accumulator.step(at))
+            k.close(first, f"range(0, {total}, {block})" if tiled else f"range(0, {total})")
             if tiled and not rows:
-                emit(accumulator.reduce(len(axes) - 1))
+                k.add(*accumulator.reduce(len(axes) - 1))
         result = accumulator.result()
         if t.dtype in NARROW:
             result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")
-        k.emit(f"{name} = {result}")
+        k.assign(name, result)
         depends = frozenset((*index_variables(e), loop.time, f"={name}"))
         self.bound[f"={name}"] = len(k.scopes) - 1
         return ScalarValue(name, t, compute_dtype_of(t.dtype), depends, exact=True)

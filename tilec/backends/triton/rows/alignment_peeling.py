@@ -22,6 +22,7 @@ from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
+from tilec.backends.triton.plan.lines import If, StoreLine
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, value_accesses, walk
@@ -112,27 +113,28 @@ class AlignedFrame(Frame):
 
     def store(self, tensor: str, value: str) -> None:
         """Vectors that the row fills, then, where the row begins or ends, the elements beside them."""
-        store = f"tl.store({self.aligned_address(tensor)}, {value}, mask=row_in[:, None] & {{}}[None, :])"
-        self.kernel.emit(store.format("filled"))
-        self.kernel.nest(f"if {self.ends}:", [store.format("(col_in & (filled == 0))")])
+        address = self.aligned_address(tensor)
+        self.kernel.store(address, value, "row_in[:, None] & filled[None, :]")
+        rest = StoreLine(address, value, "row_in[:, None] & (col_in & (filled == 0))[None, :]")
+        self.kernel.add(If(self.ends, (rest,)))
 
 
 def rows_alike(k: Kernel, aligned: Alignment) -> None:
     """Lines that say which rows program `down` has: a vector's elements apart, so that they begin alike."""
     v = aligned.vector
-    k.emit(f"start = down // {v} * (BM * {v}) + down % {v}")
-    k.emit(f"row = start + {v} * tl.arange(0, BM)")
+    k.assign("start", f"down // {v} * (BM * {v}) + down % {v}")
+    k.assign("row", f"start + {v} * tl.arange(0, BM)")
 
 
 def begin(k: Kernel, aligned: Alignment, columns: str) -> None:
     """Lines that say where in a vector the rows of program `down` begin, and how many places they take from there."""
-    k.emit(f"head = down % {aligned.vector} * {_step(k, aligned)} % {aligned.vector}")
-    k.emit(f"span = {columns} + head")
+    k.assign("head", f"down % {aligned.vector} * {_step(k, aligned)} % {aligned.vector}")
+    k.assign("span", f"{columns} + head")
 
 
 def rows_begin(k: Kernel, aligned: Alignment) -> None:
     """The line that says where rows are."""
-    k.emit(f"origin = row * {_step(k, aligned)} // {aligned.vector} * {aligned.vector}")
+    k.assign("origin", f"row * {_step(k, aligned)} // {aligned.vector} * {aligned.vector}")
 
 
 def _step(k: Kernel, aligned: Alignment) -> str:
@@ -142,8 +144,8 @@ def _step(k: Kernel, aligned: Alignment) -> str:
 def position(k: Kernel, aligned: Alignment, start: str, first: str = "head") -> None:
     """Lines that say which columns a block has. `first`: the first place that counts."""
     v = aligned.vector
-    k.emit(f"place = {start} + tl.arange(0, BN)")
-    k.emit("col = place - head")
-    k.emit(f"col_in = (place >= {first}) & (place < span)")
-    k.emit(f"vector = place // {v} * {v}")
-    k.emit(f"filled = (vector >= head) & (vector + {v} <= span)")
+    k.assign("place", f"{start} + tl.arange(0, BN)")
+    k.assign("col", "place - head")
+    k.assign("col_in", f"(place >= {first}) & (place < span)")
+    k.assign("vector", f"place // {v} * {v}")
+    k.assign("filled", f"(vector >= head) & (vector + {v} <= span)")

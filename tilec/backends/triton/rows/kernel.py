@@ -14,6 +14,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.rows.alignment_peeling import (
     AlignedFrame,
@@ -85,17 +86,17 @@ class RowWriter:
     # forms
 
     def _whole(self) -> None:
-        self.k.emit(f"down = {self._program()}")
+        self.k.assign("down", self._program())
         self._position("col", self.group.columns, "0")
         self._walk_rows(self._all_at_once)
 
     def _tiled(self) -> None:
         k = self.k
-        k.emit(f"tile = {self._program()}")
+        k.assign("tile", self._program())
         count, aligned = k.count(self.group.columns), self.aligned
-        k.emit(f"across = tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
-        k.emit("down = tile // across")
-        k.emit("over = tile % across")
+        k.assign("across", f"tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
+        k.assign("down", "tile // across")
+        k.assign("over", "tile % across")
         if aligned is None:
             self._position("col", self.group.columns, "over * BN")
         else:
@@ -116,12 +117,12 @@ class RowWriter:
         share = -(-blocks // (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
         part = k.number("part", "part_size", share)
         if self.aligned is None:
-            k.emit(f"start = down * {part}")
-            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.assign("start", f"down * {part}")
+            k.assign("end", f"tl.minimum(start + {part}, {k.count(group.rows)})")
         else:  # rows that begin alike, so many of them
-            k.emit(f"start = down // {step} * {part}")
-            k.emit(f"end = tl.minimum(start + {part}, {k.count(group.rows)})")
-            k.emit(f"start += down % {step}")
+            k.assign("start", f"down // {step} * {part}")
+            k.assign("end", f"tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.assign("start", f"down % {step}", "+=")
         for s in group.statements:
             if s.output in group.sums:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
@@ -140,15 +141,15 @@ class RowWriter:
         body(frame)
         lines = k.scopes.pop().lines
         after, there = self._read_ahead("first + BM")
-        lines = [*after, *lines, *(f"{name} = {there[a]}" for a, name in ahead.items())]
+        lines = [*after, *lines, *(assign(name, there[a]) for a, name in ahead.items())]
         stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
         walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
-        k.nest(f"for first in {walk}:", lines, 0)
+        k.scopes[0].lines.append(ForLoop("first", walk, tuple(lines)))
         for s in group.statements:
             if s.output in group.sums:
                 self._store_part(s)
 
-    def _read_ahead(self, start: str) -> tuple[list[str], dict[Access, str]]:
+    def _read_ahead(self, start: str) -> tuple[list[CodeLine], dict[Access, str]]:
         """Lines that read what rows from `start` on have beside their columns, and names by access. Loads of less than
         four bytes are not under way before their row's turn by themselves."""
         k, group = self.k, self.group
@@ -171,13 +172,13 @@ class RowWriter:
     def _looped(self) -> None:
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
-        k.emit(f"down = {self._program()}")
+        k.assign("down", self._program())
         end = k.count([v for v in group.columns if group.extent[v] > 1])
         if self.aligned is None:
             self._position("row", group.rows, "down * BM")
         else:
             rows_alike(k, self.aligned)
-            k.emit(f"row_in = row < {k.count(group.rows)}")
+            k.assign("row_in", f"row < {k.count(group.rows)}")
             k.decode(Axis("row", group.rows, "BM"))
             begin(k, self.aligned, end)
             rows_begin(k, self.aligned)
@@ -219,7 +220,7 @@ class RowWriter:
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:
             self._store(frame, s)
-        k.close(f"for first in {walk}:", 0)
+        k.close("first", walk, 0)
         k.scopes[0].lines += self.running.ended([s.output for s in statistics])
         for s in statistics:
             accumulator = self.running.accumulators[s.output]
@@ -261,8 +262,8 @@ class RowWriter:
         if outer:
             self._position_inside(variables, outer)
             return
-        k.emit(f"{name} = {start} + tl.arange(0, {block})")
-        k.emit(f"{name}_in = {name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
+        k.assign(name, f"{start} + tl.arange(0, {block})")
+        k.assign(f"{name}_in", f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
         if name == "col" and self.tiling.columns >= 4:
             k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, variables, block))
@@ -280,10 +281,10 @@ class RowWriter:
         inner = tuple(v for v in columns if v not in outer)
         many = [v for v in columns if self.group.extent[v] > 1]
         count = k.count([v for v in inner if v in many])
-        k.emit(f"col_in = first + tl.arange(0, BN) < {k.count(many)}")
+        k.assign("col_in", f"first + tl.arange(0, BN) < {k.count(many)}")
         name = k.names.fresh("outer")
-        k.emit(f"{name} = first // ({count})")
-        k.emit(f"col = first % ({count}) + tl.arange(0, BN)")
+        k.assign(name, f"first // ({count})")
+        k.assign("col", f"first % ({count}) + tl.arange(0, BN)")
         if self.tiling.columns >= 4:
             k.quarters["col"] = f"first % ({count}) // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, outer, None))
@@ -324,8 +325,7 @@ class RowWriter:
                 rowwise = s.output in self.maxima.values()
                 self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
-                for line in self.running.stepped(s.output, code):
-                    self.k.emit(line)
+                self.k.add(*self.running.stepped(s.output, code))
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
                 code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
@@ -340,8 +340,7 @@ class RowWriter:
             r = pending[0]
             group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
             pending[:] = [o for o in pending if o not in group]
-            for line in combined_at_once([(o.accumulator, o.block) for o in group]):
-                self.k.emit(line)
+            self.k.add(*combined_at_once([(o.accumulator, o.block) for o in group]))
             for o in group:
                 s, result = o.statement, o.accumulator.result()
                 target = Access(s.output, s.index or ())
@@ -382,14 +381,13 @@ class RowWriter:
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
         mask = " & ".join(dict.fromkeys(tests))
         name = self.k.names.fresh("value")
-        self.k.emit(f"{name} = tl.where({mask}, tl.broadcast_to({code}, (BM, BN)), {accumulator.identity_text})")
+        self.k.assign(name, f"tl.where({mask}, tl.broadcast_to({code}, (BM, BN)), {accumulator.identity_text})")
         return name
 
     def _add(
         self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
     ) -> None:
-        for line in accumulator.step(self._spread(s, evaluator, value, tests, accumulator)):
-            self.k.emit(line)
+        self.k.add(*accumulator.step(self._spread(s, evaluator, value, tests, accumulator)))
 
     def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]
@@ -421,13 +419,11 @@ class RowWriter:
         address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(axes))
         address += "" if axes else f" + tl.full({shape}, 0, tl.int32)"
         mask = " & ".join(tests)
-        k.emit(
-            f"tl.store({address}, tl.broadcast_to({value.code}, {shape}){cast}, mask=tl.broadcast_to({mask}, {shape}))"
-        )
+        k.store(address, f"tl.broadcast_to({value.code}, {shape}){cast}", f"tl.broadcast_to({mask}, {shape})")
 
     def _store_part(self, s: Statement) -> None:
         k = self.k
         accumulator = self.running.accumulators[s.output]
         k.scopes[0].lines += accumulator.reduce(0)
         parts, count = k.pointer(f"{s.output}.parts"), k.count(self.group.columns)
-        k.emit(f"tl.store({parts} + down.to(tl.int64) * ({count}) + col, {accumulator.result()}, mask=col_in)")
+        k.store(f"{parts} + down.to(tl.int64) * ({count}) + col", accumulator.result(), "col_in")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tilec.backends.common.code import FreshNames
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.types import is_floating
 
 JOINT = {4: "add_four_", 2: "add_two_"}
@@ -16,7 +17,7 @@ def go_together(a: Accumulator, b: Accumulator) -> bool:
     return a.aggregation == b.aggregation == "sum" and a.dtype == b.dtype
 
 
-def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]:
+def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[CodeLine]:
     """Lines that combine blocks of values along the columns, of which those of several `go_together`."""
     rest = list(blocks)
     while rest:
@@ -25,8 +26,8 @@ def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[str]
         if n == 1:
             yield from part[0][0].at_once(part[0][1], 1)
         else:
-            names, values = ", ".join(a.state[0] for a, _ in part), ", ".join(block for _, block in part)
-            yield f"{names} = tl.reduce(({values}), 1, {JOINT[n]})"
+            values = ", ".join(block for _, block in part)
+            yield assign([a.state[0] for a, _ in part], f"tl.reduce(({values}), 1, {JOINT[n]})")
 
 
 class Running:
@@ -39,7 +40,7 @@ class Running:
         self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
         self._better: dict[str, str] = {}  # by extreme: whether a block's values beat those before
 
-    def stepped(self, output: str, code: str) -> list[str]:
+    def stepped(self, output: str, code: str) -> list[CodeLine]:
         """Lines that take a block of values, of that name, into a statistic."""
         accumulator = self.accumulators[output]
         (acc, *_) = accumulator.state
@@ -47,28 +48,28 @@ class Running:
             top, fading, part = (self.names.fresh(n) for n in ("greatest", "fading", "part"))
             self._relative[output] = fading, part
             return [
-                f"{top} = maximum_({acc}, tl.reduce({code}, 1, maximum_))",
-                f"{fading} = shifted_exp_({acc}, {top})[:, None]",
-                f"{part} = shifted_exp_({code}, {top}[:, None])",
-                f"{acc} = {top}",
+                assign(top, f"maximum_({acc}, tl.reduce({code}, 1, maximum_))"),
+                assign(fading, f"shifted_exp_({acc}, {top})[:, None]"),
+                assign(part, f"shifted_exp_({code}, {top}[:, None])"),
+                assign(acc, top),
             ]
         if output in self.maxima:
             fading, part = self._relative[self.maxima[output]]
-            return [f"{acc} = {acc} * {fading} + {code} * {part}"]
+            return [assign(acc, f"{acc} * {fading} + {code} * {part}")]
         if output in self.places.values():
             better = self._better[output] = self.names.fresh("better")
             test = f"{code} {'>' if accumulator.aggregation == 'max' else '<'} {acc}"
             test = f"({test}) | (({code} != {code}) & ({acc} == {acc}))" if is_floating(accumulator.dtype) else test
-            return [f"{better} = {test}", *accumulator.step(code)]
+            return [assign(better, test), *accumulator.step(code)]
         if output in self.places:
             better = self._better[self.places[output]]
-            return [f"{acc} = tl.where({better} | ({acc} == {accumulator.identity_text}), {code}, {acc})"]
+            return [assign(acc, f"tl.where({better} | ({acc} == {accumulator.identity_text}), {code}, {acc})")]
         return accumulator.step(code)
 
-    def ended(self, outputs: Sequence[str]) -> list[str]:
+    def ended(self, outputs: Sequence[str]) -> list[CodeLine]:
         """Lines that make rows' statistics of the blocks' of their columns."""
-        lines: list[str] = []
-        ended: list[str] = []
+        lines: list[CodeLine] = []
+        ended: list[CodeLine] = []
         lanes: dict[str, str] = {}
         sums: dict[str, list[Accumulator]] = {}
         for output in outputs:
@@ -78,15 +79,16 @@ class Running:
                 continue
             if output in self.places.values():
                 lanes[output] = self.names.fresh("lanes")
-                lines.append(f"{lanes[output]} = {acc}")
+                lines.append(assign(lanes[output], acc))
             if output in self.places:
                 of = lanes[self.places[output]]
                 (top,) = self.accumulators[self.places[output]].state
                 there = f"({of} == {top}[:, None]) | ({of} != {of})"
-                lines.append(f"{acc} = tl.where({there}, {acc}, {accumulator.identity_text})")
+                lines.append(assign(acc, f"tl.where({there}, {acc}, {accumulator.identity_text})"))
             if output in self.maxima:
                 (top,) = self.accumulators[self.maxima[output]].state
-                ended.append(f'{acc} *= tl.where({top} == float("-inf"), float("nan"), 1.0)')  # exp(-inf - -inf)
+                lost = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
+                ended.append(assign(acc, lost, "*="))
             if go_together(accumulator, accumulator):
                 sums.setdefault(accumulator.dtype, []).append(accumulator)
             else:

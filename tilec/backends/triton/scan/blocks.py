@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.backends.common.code import indented
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.scan.kernel import ScanWriter
 from tilec.ir.program import Statement
@@ -29,14 +29,14 @@ class BlockWriter(ScanWriter):
         frame = self._tile()
         terms = self._terms(frame, self._spread_step("step_in"), self._shape)
         if self.algebra.commutes:
-            k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
+            k.assign(names, self._then([*names, *terms]))
         else:
             found = self._scanned(terms, self._axis)
             last = self._last(found)
-            k.emit(f"{', '.join(names)} = {self._then([*names, *last])}")
-        self._close("for first in range(start, end, BT):")
+            k.assign(names, self._then([*names, *last]))
+        k.close("first", "range(start, end, BT)")
         if self.algebra.commutes:
-            k.emit(f"{', '.join(names)} = {self._reduced(names, self._axis)}")
+            k.assign(names, self._reduced(names, self._axis))
         return self._store_totals(flat, names, chunks)
 
     def apply(self, flat: Statement, chunks: int) -> Launch:
@@ -49,18 +49,18 @@ class BlockWriter(ScanWriter):
         found = self._scanned(self._terms(frame, self._spread_step("step_in"), self._shape), self._axis)
         spread = [self._spread_lane(c) for c in carries]
         if self.scan.step is None:
-            k.emit(f"{', '.join(found)} = {self._then([*spread, *found])}")
+            k.assign(found, self._then([*spread, *found]))
             for c, last in zip(carries, self._last(found), strict=True):
-                k.emit(f"{c} = {last}")
+                k.assign(c, last)
             self._store(self._elements(frame), self._result(found), self._tests)
         else:
             (carry,) = carries
-            k.emit(f"head = {self.algebra.apply.format(*found, *spread)}")
+            k.assign("head", self.algebra.apply.format(*found, *spread))
             k.scopes.append(Scope())
             self._store(frame, "head", self._tests)
-            k.emit(f"{carry} = {self._last(['head'])[0]}")
+            k.assign(carry, self._last(["head"])[0])
             self._certified_or(" & ".join(self._tests), lambda: self._steps_again(carry))
-        self._close("for first in range(start, end, BT):")
+        k.close("first", "range(start, end, BT)")
         return self._launch(flat, chunks)
 
     # blocks
@@ -89,18 +89,18 @@ class BlockWriter(ScanWriter):
         """Open the loop over blocks of steps and bind their variables."""
         k, scan = self.kernel, self.scan
         k.scopes.append(Scope())
-        k.emit("step = first + tl.arange(0, BT)")
-        k.emit(f"{self._along_name} = {self._value('step')}")
+        k.assign("step", "first + tl.arange(0, BT)")
+        k.assign(self._along_name, self._value("step"))
         k.value_of[scan.along] = self._along_name
         k.axis_of[scan.along] = Axis("step", (scan.along,), "BT")
-        k.emit(f"step_in = {self._term_test('step', self._along_name)}")
+        k.assign("step_in", self._term_test("step", self._along_name))
         for v, shift in scan.circular_shifts.items():
             n = k.extent(v)
             at = k.names.fresh("turned")
-            k.emit(f"{at} = step * {k.number(('turn', v), 'turn', shift, False)} % {n}")
+            k.assign(at, f"step * {k.number(('turn', v), 'turn', shift, False)} % {n}")
             moved = self._shifted[v]
-            k.emit(f"{moved} = {self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
-            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.assign(moved, f"{self._spread_lane(self._at_rest[v])} + {self._spread_step(at)}")
+            k.assign(moved, f"tl.where({moved} >= {n}, {moved} - {n}, {moved})")
             k.value_of[v] = moved
             k.axis_of.pop(v, None)
         tails = {"step": "step_in"}
@@ -119,7 +119,7 @@ class BlockWriter(ScanWriter):
         view = self._seen_test("step", self._along_name)
         if not self.epilogue or view == self._term_test("step", self._along_name):
             return frame
-        self.kernel.emit(f"element_in = {view}")
+        self.kernel.assign("element_in", view)
         return Frame(self.kernel, frame.axes, {**frame.tails, "step": "element_in"}, self._moving)
 
     def _last(self, names: Sequence[str]) -> list[str]:
@@ -130,25 +130,24 @@ class BlockWriter(ScanWriter):
 
     # step by step
 
-    def _certified_or(self, inside: str, again: Callable[[], list[str]]) -> None:
+    def _certified_or(self, inside: str, again: Callable[[], tuple[CodeLine, ...]]) -> None:
         """Close the scope that stores a block: it is for blocks that are sure, the lines of `again` for the others."""
         k = self.kernel
-        lines = k.scopes.pop().lines
+        lines = tuple(k.scopes.pop().lines)
         if not self.algebra.certified:
-            k.scopes[-1].lines += lines
+            k.add(*lines)
             return
         redone = again()
-        k.emit(f"unsure = ({inside}) & ({self.algebra.certified.format('head')} ^ True)")
+        k.assign("unsure", f"({inside}) & ({self.algebra.certified.format('head')} ^ True)")
         test = "tl.max(unsure.to(tl.int32), 0)"
-        k.nest(f"if {test if self.flat_lanes else f'tl.max({test}, 0)'} > 0:", redone)
-        k.nest("else:", lines)
+        k.add(If(f"{test if self.flat_lanes else f'tl.max({test}, 0)'} > 0", redone, lines))
 
-    def _steps_again(self, carry: str) -> list[str]:
+    def _steps_again(self, carry: str) -> tuple[CodeLine, ...]:
         """The block's steps, one by one."""
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         k.scopes += [Scope(), Scope()]
         frame = self._one_step("at_step", carry, 3)
         self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
-        lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
-        return [*outer, f"for at_step in range(first, tl.minimum(first + BT, {steps})):", *indented(lines)]
+        lines, outer = tuple(k.scopes.pop().lines), k.scopes.pop().lines
+        return (*outer, ForLoop("at_step", f"range(first, tl.minimum(first + BT, {steps}))", lines))

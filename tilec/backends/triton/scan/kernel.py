@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import indented, literal, python_name, tuple_text
+from tilec.backends.common.code import literal, python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
@@ -86,20 +87,20 @@ class ScanWriter:
         place = k.program()
         wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
         if block is None:
-            k.emit(f"lane = {place}")
+            k.assign("lane", place)
         else:
-            k.emit(f"lane = {place} * BL + tl.arange(0, BL)")
-            k.emit(f"lane_in = lane < {k.count(wanted)}")
+            k.assign("lane", f"{place} * BL + tl.arange(0, BL)")
+            k.assign("lane_in", f"lane < {k.count(wanted)}")
             if self.scan.circular_shifts:  # a lane that moves round stays inside only from inside
-                k.emit(f"lane = tl.minimum(lane, {k.count(wanted)} - 1)")
+                k.assign("lane", f"tl.minimum(lane, {k.count(wanted)} - 1)")
         self._lane_axis = Axis("lane", self.scan.lanes, block)
         k.decode(self._lane_axis)
         self._at_rest = {v: k.value_of[v] for v in self.scan.circular_shifts}
 
-    def _full(self, names: Sequence[str], shape: str) -> list[str]:
+    def _full(self, names: Sequence[str], shape: str) -> list[CodeLine]:
         """Lines that make the names what leaves a state alone."""
         parts = zip(names, self.algebra.identity, map(triton_type, self.algebra.dtypes), strict=True)
-        return [f"{n} = tl.full({shape}, {literal(x)}, {t})" for n, x, t in parts]
+        return [assign(n, f"tl.full({shape}, {literal(x)}, {t})") for n, x, t in parts]
 
     def _start(self) -> list[str]:
         """Names of what a row starts from."""
@@ -112,7 +113,7 @@ class ScanWriter:
             frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
             evaluator = TritonScalars(frame, self.scan.step.before)
             value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
-            k.emit(f"{names[0]} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+            k.assign(names[0], f"{value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
         return names
 
     def _head(self, chunks: int) -> list[str]:
@@ -123,69 +124,68 @@ class ScanWriter:
         to_int64 = ".to(tl.int64)" if self.int64_index else ""
         flat = self.flat_lanes
         k.scopes.append(Scope())
-        k.emit("chunk = from_chunk + tl.arange(0, BC)")
+        k.assign("chunk", "from_chunk + tl.arange(0, BC)")
         place = f"chunk{to_int64} * {rows} + lane" if flat else f"chunk{to_int64}[:, None] * {rows} + lane[None, :]"
-        k.emit(f"at_chunk = {place}")
+        k.assign("at_chunk", place)
         known = f"(chunk < {PROGRAM[1]})"
-        k.emit(f"known = {known if flat else f'{known}[:, None] & lane_in[None, :]'}")
+        k.assign("known", f"{known if flat else f'{known}[:, None] & lane_in[None, :]'}")
         found = []
         for tensor, start in zip(workspaces(self.scan), self.algebra.identity, strict=True):
             found.append(k.names.fresh("own"))
-            k.emit(f"{found[-1]} = tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})")
-        header = f"for from_chunk in range(0, {PROGRAM[1]}, BC):"
+            k.assign(found[-1], f"tl.load({k.pointer(tensor)} + at_chunk, mask=known, other={literal(start)})")
+        loop = ("from_chunk", f"range(0, {PROGRAM[1]}, BC)")
         if self.algebra.commutes:
             found_names = [k.names.fresh("before") for _ in found]
-            k.emit(f"{', '.join(found_names)} = {self._reduced(found, 0)}")
-            k.emit(f"{', '.join(names)} = {self._then([*names, *found_names])}")
-            self._close(header)
+            k.assign(found_names, self._reduced(found, 0))
+            k.assign(names, self._then([*names, *found_names]))
+            k.close(*loop)
             return names
         pick = f"(tl.arange(0, BC) == BC - 1){'' if flat else '[:, None]'}"
         kinds = map(triton_type, self.algebra.dtypes)
         found = self._scanned(found, 0)
         last = [f"tl.sum(tl.where({pick}, {n}, 0), 0).to({t})" for n, t in zip(found, kinds, strict=True)]
-        k.emit(f"reached = {self.algebra.apply.format(*last, 'reached')}")
-        lines = k.scopes.pop().lines
-        k.emit(f"reached = {names[0]}")
-        k.nest(header, lines)
+        k.assign("reached", self.algebra.apply.format(*last, "reached"))
+        lines = tuple(k.scopes.pop().lines)
+        k.assign("reached", names[0])
+        k.add(ForLoop(*loop, lines))
         if self.algebra.certified:
             unsure = f"({self.algebra.certified.format('reached')} ^ True)"
             unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
             k.scopes += [Scope(), Scope()]
             self._one_step("at_step", names[0], 2)
-            lines, outer = k.scopes.pop().lines, k.scopes.pop().lines
+            lines, outer = tuple(k.scopes.pop().lines), k.scopes.pop().lines
             tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
             chunk_start = f"{k.program(1)} * {tiles} * BT"
-            steps = [f"for at_step in range(0, {chunk_start}):", *indented(lines)]
-            k.nest(f"if {unsure}:", [*outer, *steps])
-            k.nest("else:", [f"{names[0]} = reached"])
+            stepped = (*outer, ForLoop("at_step", f"range(0, {chunk_start})", lines))
+            k.add(If(unsure, stepped, (assign(names[0], "reached"),)))
         else:
-            k.emit(f"{names[0]} = reached")
+            k.assign(names[0], "reached")
         return names
 
     def _chunk(self, chunked: bool = True) -> None:
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         if self.tiling.tiles is None or not chunked:
-            k.emit("start = 0" if not self.int64_index else "start = tl.full((), 0, tl.int64)")
-            k.emit(f"end = {steps}")
+            k.assign("start", "0" if not self.int64_index else "start = tl.full((), 0, tl.int64)")
+            k.assign("end", steps)
             return
         tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
-        k.emit(f"start = {k.program(1)} * {tiles} * BT")
-        k.emit(f"end = tl.minimum(start + {tiles} * BT, {steps})")
+        k.assign("start", f"{k.program(1)} * {tiles} * BT")
+        k.assign("end", f"tl.minimum(start + {tiles} * BT, {steps})")
 
     def _at(self, step: str) -> None:
         """Bind `along`, and lanes that turn, at a step, a scalar."""
         k, scan = self.kernel, self.scan
         k.axis_of.pop(scan.along, None)
         name = k.names.fresh(self._along_name)
-        k.emit(f"{name} = {self._value(step)}")
+        k.assign(name, self._value(step))
         k.value_of[scan.along] = name
         for v, shift in scan.circular_shifts.items():
             n = k.extent(v)
             moved = k.names.fresh(self._shifted[v])
             at = f"{step} * {k.number(('turn', v), 'turn', shift, False)} % {n}"
-            k.emit(f"{moved} = {self._at_rest[v]} + {at}")
-            k.emit(f"{moved} = tl.where({moved} >= {n}, {moved} - {n}, {moved})")
+            k.assign(moved, f"{self._at_rest[v]} + {at}")
+            k.assign(moved, f"tl.where({moved} >= {n}, {moved} - {n}, {moved})")
             k.value_of[v] = moved
             if self.flat_lanes:
                 k.axis_of.pop(v, None)
@@ -233,16 +233,16 @@ class ScanWriter:
             valid = inside
             texts = [evaluator.tensor(evaluator.value(e), scan.step.dtype) for e in bodies]
             if tests:  # what is no point holds 0, whatever came before
-                k.emit(f"{(counts := k.names.fresh('counts'))} = {' & '.join(dict.fromkeys(tests))}")
+                k.assign((counts := k.names.fresh("counts")), " & ".join(dict.fromkeys(tests)))
                 zero = literal(self.algebra.identity[1])
                 texts = [f"tl.where({counts}, {t}, {z})" for t, z in zip(texts, (zero, "0"), strict=True)]
         texts += ["1.0"] * (len(self.algebra.dtypes) - len(texts))  # sums of exponentials
-        k.emit(f"valid = {valid}")
+        k.assign("valid", valid)
         names = []
         for text, start, dtype in zip(texts, self.algebra.identity, self.algebra.dtypes, strict=True):
             name = k.names.fresh("own")
             whole = f"tl.where(valid, {text}, {literal(start)}).to({triton_type(dtype)})"
-            k.emit(f"{name} = tl.broadcast_to({whole}, {shape})")
+            k.assign(name, f"tl.broadcast_to({whole}, {shape})")
             names.append(name)
         return names
 
@@ -257,7 +257,7 @@ class ScanWriter:
     def _scanned(self, names: list[str], axis: int) -> list[str]:
         what = names[0] if len(names) == 1 else tuple_text(names)
         found = [self.kernel.names.fresh("up_to") for _ in names]
-        self.kernel.emit(f"{', '.join(found)} = tl.associative_scan({what}, {axis}, {self.algebra.then})")
+        self.kernel.assign(found, f"tl.associative_scan({what}, {axis}, {self.algebra.then})")
         return found
 
     def _reduced(self, names: Sequence[str], axis: int) -> str:
@@ -275,9 +275,9 @@ class ScanWriter:
         k = self.kernel
         rows = k.number("rows", "rows", self.scan.rows)
         chunk = k.program(1)
-        mask = "" if self.flat_lanes else ", mask=lane_in"
+        mask = None if self.flat_lanes else "lane_in"
         for name, tensor in zip(names, workspaces(self.scan), strict=True):
-            k.emit(f"tl.store({k.pointer(tensor)} + {chunk} * {rows} + lane, {name}{mask})")
+            k.store(f"{k.pointer(tensor)} + {chunk} * {rows} + lane", name, mask)
         return self._launch(flat, chunks)
 
     def _store(self, frame: Frame, value: str, tests: Sequence[str]) -> None:
@@ -289,11 +289,10 @@ class ScanWriter:
         value, compute_dtype = finish(frame, self.scan.space, value, compute_dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
         dtype = self.view.types[output].dtype
-        k.emit(f"result = {value if compute_dtype == dtype else f'({value}).to({triton_type(dtype)})'}")
+        k.assign("result", f"{value if compute_dtype == dtype else f'({value}).to({triton_type(dtype)})'}")
         rows = [frame.form(e) for e in s.index or ()]
         address = frame.address(output, rows, frozenset(frame.axes))
-        mask = f", mask={' & '.join(tests)}" if tests else ""
-        k.emit(f"tl.store({address}, result{mask})")
+        k.store(address, "result", " & ".join(tests) or None)
 
     def _one_step(self, step: str, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
@@ -319,12 +318,9 @@ class ScanWriter:
         if tests:
             value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"
         value = f"({value}).to({triton_type(dtype)})"
-        k.emit(f"{target} = {value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
+        k.assign(target, f"{value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
 
     # assembly
-
-    def _close(self, header: str) -> None:
-        self.kernel.close(header)
 
     def _launch(self, flat: Statement, chunks: int) -> Launch:
         blocks = -(-self.scan.rows // self.tiling.lanes)

@@ -48,8 +48,8 @@ class LaneWriter(ScanWriter):
         for moment in self._ahead((self.scan.statement.body,) if step is None else (step.scale, step.offset)):
             self._enter(moment)
             terms = self._terms(moment.frame, moment.frame.running, "(BL,)")
-            k.emit(f"{', '.join(names)} = {self._then([*names, *terms])}")
-        self._close("for first in range(start, end, BT):")
+            k.assign(names, self._then([*names, *terms]))
+        k.close("first", "range(start, end, BT)")
         return self._store_totals(flat, names, chunks)
 
     def apply(self, flat: Statement, chunks: int) -> Launch:
@@ -65,15 +65,15 @@ class LaneWriter(ScanWriter):
             tests = [self._seen_test(moment.step, along), "lane_in"]
             if self.scan.step is None:
                 terms = self._terms(moment.frame, moment.frame.running, "(BL,)")
-                k.emit(f"{', '.join(carries)} = {self._then([*carries, *terms])}")
+                k.assign(carries, self._then([*carries, *terms]))
                 self._store(self._elements(moment), self._result(carries), tests)
             else:
                 before, state = state, k.names.fresh("state")  # equal texts are one line: each state has its own name
                 self._advance(moment.frame, before, state)
                 self._store(moment.frame, state, tests)
         if self.scan.step is not None:
-            k.emit(f"{carries[0]} = {state}")
-        self._close("for first in range(start, end, BT):")
+            k.assign(carries[0], state)
+        k.close("first", "range(start, end, BT)")
         return self._launch(flat, chunks)
 
     def _ahead(self, bodies: Sequence[Expr]) -> list[_Moment]:
@@ -86,7 +86,7 @@ class LaneWriter(ScanWriter):
         moments = []
         for u in range(self.tiling.steps):
             step = k.names.fresh("step")
-            k.emit(f"{step} = first + {u}")
+            k.assign(step, f"first + {u}")
             self._at(step)
             frame = self._moment_frame(self._term_test(step, k.value_of[scan.along]))
             for access in dict.fromkeys(reads):
@@ -99,7 +99,7 @@ class LaneWriter(ScanWriter):
         moving = frozenset((self.scan.along, *self.scan.circular_shifts))
         frame = _Frame(self.kernel, ["lane"], {"lane": "lane_in"}, moving)
         frame.running, frame.moving = self.kernel.names.fresh("running"), moving
-        self.kernel.emit(f"{frame.running} = {test}")
+        self.kernel.assign(frame.running, test)
         return frame
 
     def _elements(self, moment: _Moment) -> _Frame:

@@ -16,6 +16,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
+from tilec.backends.triton.plan.lines import RELAXED
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
@@ -23,11 +24,11 @@ from tilec.ir.index import Affine
 from tilec.ir.program import Int
 
 ATOMICS = {
-    ("sum", "int64"): "tl.atomic_add",
-    ("max", "int32"): "tl.atomic_max",
-    ("max", "int64"): "tl.atomic_max",
-    ("min", "int32"): "tl.atomic_min",
-    ("min", "int64"): "tl.atomic_min",
+    ("sum", "int64"): "atomic_add",
+    ("max", "int32"): "atomic_max",
+    ("max", "int64"): "atomic_max",
+    ("min", "int32"): "atomic_min",
+    ("min", "int64"): "atomic_min",
 }
 _WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
 FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
@@ -57,20 +58,20 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     columns = min(power_of_two(runs.width), BLOCK_POINTS)
     rows = max(1, BLOCK_POINTS // columns)
     k.constants = {"BM": rows, "BN": columns}
-    k.emit(f"row = {_program(k)} * BM + tl.arange(0, BM)")
-    k.emit(f"row_in = row < {k.count(runs.keyed)}")
+    k.assign("row", f"{_program(k)} * BM + tl.arange(0, BM)")
+    k.assign("row_in", f"row < {k.count(runs.keyed)}")
     k.decode(Axis("row", runs.keyed, "BM"))
-    k.emit("col = tl.arange(0, BN)")
-    k.emit(f"col_in = col < {k.count(runs.columns)}")
+    k.assign("col", "tl.arange(0, BN)")
+    k.assign("col_in", f"col < {k.count(runs.columns)}")
     k.decode(Axis("col", runs.columns, "BN"))
     frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
     evaluator, valid = _valid(frame, runs, wanted)
     kind = triton_type(runs.view.types[s.output].dtype)
     value = evaluator.tensor(evaluator.value(s.body), runs.view.types[s.output].dtype)
     address = f"{k.pointer(s.output)} + ({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
-    k.emit(f"value = tl.broadcast_to({value}, (BM, BN)).to({kind})")
-    k.emit(f"valid = tl.broadcast_to({valid}, (BM, BN))")
-    k.emit(f'{operation}({address}, value, mask=valid, sem="relaxed")')
+    k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
+    k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
+    k.store(address, "value", "valid", operation, RELAXED)
     return _launch(k, runs, -(-runs.points // rows))
 
 
@@ -84,21 +85,21 @@ def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     part = k.number("share", "share", share)
     origin = k.line("origin", f"{_program(k)} * {part}")
     limit = k.line("limit", f"tl.minimum({origin} + {part}, {k.count(runs.keyed)})")
-    k.emit("total = tl.zeros((BINS,), tl.int32)")
+    k.assign("total", "tl.zeros((BINS,), tl.int32)")
     k.scopes.append(Scope())
-    k.emit("row = first + tl.arange(0, BM)")
-    k.emit(f"row_in = row < {limit}")
+    k.assign("row", "first + tl.arange(0, BM)")
+    k.assign("row_in", f"row < {limit}")
     k.decode(Axis("row", runs.keyed, "BM"))
     frame = Frame(k, ["row"], {"row": "row_in"}, frozenset((*runs.keyed, "row")))
     _, valid = _valid(frame, runs, wanted)
-    k.emit(f"valid = {valid}")
-    k.emit(f"place = tl.where(valid, {frame.index(place)}, 0).to(tl.int32)")
-    k.emit("total += tl.histogram(place, BINS, mask=valid)")
-    k.close(f"for first in range({origin}, {limit}, BM):")
-    k.emit("col = tl.arange(0, BINS)")
+    k.assign("valid", valid)
+    k.assign("place", f"tl.where(valid, {frame.index(place)}, 0).to(tl.int32)")
+    k.assign("total", "tl.histogram(place, BINS, mask=valid)", "+=")
+    k.close("first", f"range({origin}, {limit}, BM)")
+    k.assign("col", "tl.arange(0, BINS)")
     count = k.number("count", "count", runs.count, False)
     added = f"total.to(tl.int64) * {s.body.value}"
-    k.emit(f'tl.atomic_add({k.pointer(s.output)} + col, {added}, mask=col < {count}, sem="relaxed")')
+    k.store(f"{k.pointer(s.output)} + col", added, f"col < {count}", "atomic_add", RELAXED)
     return _launch(k, runs, programs)
 
 

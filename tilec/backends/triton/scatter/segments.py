@@ -21,6 +21,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
@@ -138,23 +139,23 @@ class _Writer:
         if split:
             self._parts(begin, end, long)
         names = runs.accumulator.state
-        k.scopes[0].lines += [f"{name} = tl.reshape({name}, (BM, BR, BN))" for name in names]
+        k.scopes[0].lines += [assign(n, f"tl.reshape({n}, (BM, BR, BN))") for n in names]
         k.scopes[0].lines += runs.accumulator.reduce(1)
-        k.emit(f"row = {program} * BM + tl.arange(0, BM)")
-        k.emit(f"value = {runs.accumulator.result()}")
+        k.assign("row", f"{program} * BM + tl.arange(0, BM)")
+        k.assign("value", runs.accumulator.result())
         place, mask = f"row[:, None] * {self.width} + col[None, :]", f"(row < {count})[:, None] & col_in[None, :]"
         if s.default is not None:
             other = f"tl.load({k.pointer(runs.name('default'))} + {place}, mask={mask}, other=0)"
             starts = k.pointer(runs.name("starts"))
             bounds = [f"tl.load({starts} + row{more}, mask=row < {count}, other=0)" for more in (" + 1", "")]
             kind = triton_type(runs.accumulator.dtype)
-            k.emit(f"reached = {bounds[0]} > {bounds[1]}")
-            k.emit(f"value = tl.where(reached[:, None], value, {other}.to({kind}))")
+            k.assign("reached", f"{bounds[0]} > {bounds[1]}")
+            k.assign("value", f"tl.where(reached[:, None], value, {other}.to({kind}))")
         text, output = "value", s.output
         if runs.epilogue:
             text, output = self._finished(count), runs.epilogue[-1].output
             out = self.types[output]
-        k.emit(f"tl.store({k.pointer(output)} + {place}, ({text}).to({triton_type(out.dtype)}), mask={mask})")
+        k.store(f"{k.pointer(output)} + {place}", f"({text}).to({triton_type(out.dtype)})", mask)
         return self
 
     def _finished(self, count: str) -> str:
@@ -169,7 +170,7 @@ class _Writer:
         space = build_space(element, self.types)
         assert space is not None
         k.space = space
-        k.emit(f"row_in = row < {count}")
+        k.assign("row_in", f"row < {count}")
         k.decode(Axis("row", variables[:split], "BM"))
         k.decode(Axis("col", variables[split:], "BN"))
         frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
@@ -184,7 +185,7 @@ class _Writer:
         points = k.number("points", "points", runs.points, False)
         origin = k.line("origin", f"{k.program()} * PIECE")
         limit = k.line("limit", f"tl.minimum({origin} + PIECE, {points})")
-        k.emit(f"part = {PROGRAM[2]}")
+        k.assign("part", PROGRAM[2])
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
         key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
         begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
@@ -196,7 +197,7 @@ class _Writer:
         k.scopes[0].lines += runs.accumulator.reduce(0)
         place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
         parts = k.pointer(runs.name("parts"))
-        k.emit(f"tl.store({parts} + {place}, {runs.accumulator.result()}, mask=col_in)")
+        k.store(f"{parts} + {place}", runs.accumulator.result(), "col_in")
         return self
 
     # parts of both
@@ -207,8 +208,8 @@ class _Writer:
 
     def _columns(self) -> None:
         k = self.k
-        k.emit(f"col = {PROGRAM[1]} * BN + tl.arange(0, BN)")
-        k.emit(f"col_in = col < {self.width}")
+        k.assign("col", f"{PROGRAM[1]} * BN + tl.arange(0, BN)")
+        k.assign("col_in", f"col < {self.width}")
         k.decode(Axis("col", self.runs.columns, "BN"))
 
     def _bounds(self, mask: str, run: str) -> tuple[str, str]:
@@ -225,9 +226,9 @@ class _Writer:
         runs, k, a = self.runs, self.k, self.runs.accumulator
         s = runs.space.statement
         k.scopes.append(Scope())
-        k.emit(f"place = {begin} + first + tl.arange(0, BM * BR) % BR")
-        k.emit(f"red_in = place < {end}")
-        k.emit(f"red = tl.load({k.pointer(runs.name('order'))} + place, mask=red_in, other=0).to({self.integer})")
+        k.assign("place", f"{begin} + first + tl.arange(0, BM * BR) % BR")
+        k.assign("red_in", f"place < {end}")
+        k.assign("red", f"tl.load({k.pointer(runs.name('order'))} + place, mask=red_in, other=0).to({self.integer})")
         k.decode(Axis("red", runs.keyed, "BM * BR"))
         frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
         roots: Sequence = (s.body,) if s.guard is None else (s.guard, s.body)
@@ -238,11 +239,10 @@ class _Writer:
         value = evaluator.value(s.body)
         truth = a.aggregation in LOGICAL or a.dtype == "bool"
         code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
-        k.emit(f"valid = {' & '.join(dict.fromkeys(tests))}")
-        k.emit(f"value = tl.where(valid, {code}, {a.identity_text})")
-        for line in a.step("value"):
-            k.emit(line)
-        k.close(f"for first in range(0, {longest}, BR):")
+        k.assign("valid", " & ".join(dict.fromkeys(tests)))
+        k.assign("value", f"tl.where(valid, {code}, {a.identity_text})")
+        k.add(*a.step("value"))
+        k.close("first", f"range(0, {longest}, BR)")
 
     def _parts(self, begin: str, end: str, long: str) -> None:
         """Lines that combine the parts of long runs."""
@@ -250,19 +250,18 @@ class _Writer:
         count = k.line("pieces", f"tl.where({long}, ({end} - 1) // PIECE - {begin} // PIECE + 1, 0)")
         most = k.line("most", f"tl.max({count}, 0)")
         k.scopes.append(Scope())
-        k.emit("part = first + tl.arange(0, BM * BR) % BR")
-        k.emit(f"other = (part == 0) & ({begin} % PIECE != 0)")
-        k.emit(f"place = (({begin} // PIECE + part) * 2 + other.to(tl.int32)).to(tl.int64)")
+        k.assign("part", "first + tl.arange(0, BM * BR) % BR")
+        k.assign("other", f"(part == 0) & ({begin} % PIECE != 0)")
+        k.assign("place", f"(({begin} // PIECE + part) * 2 + other.to(tl.int32)).to(tl.int64)")
         mask = f"(part < {count})[:, None] & col_in[None, :]"
         absent = literal(identity(a.aggregation, a.dtype))
         read = f"tl.load({k.pointer(runs.name('parts'))} + place[:, None] * {self.width} + col[None, :], mask={mask}"
         if a.dtype == "bool":
-            k.emit(f"value = tl.where({mask}, {read}, other=0) != 0, {absent})")
+            k.assign("value", f"tl.where({mask}, {read}, other=0) != 0, {absent})")
         else:
-            k.emit(f"value = tl.where({mask}, {read}, other=0), {absent})")
-        for line in a.step("value"):
-            k.emit(line)
-        k.close(f"for first in range(0, {most}, BR):")
+            k.assign("value", f"tl.where({mask}, {read}, other=0), {absent})")
+        k.add(*a.step("value"))
+        k.close("first", f"range(0, {most}, BR)")
 
 
 def place_type(count: int) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import indented, python_name
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
@@ -139,100 +140,95 @@ class _Pass:
         moved = _launch(sort, "moved", self._moved(), tensors, {**points, **self.row}, self.constants, blocks, warps)
         return [counted, bases, moved]
 
-    def _unless_sorted(self, lines: Sequence[str], otherwise: Sequence[str] = ()) -> list[str]:
-        found = ["if tl.load(totals + DIGITS) != 0:", *indented(lines)]
-        return [*found, "else:", *indented(otherwise)] if otherwise else found
+    def _unless_sorted(self, lines: Sequence[CodeLine], otherwise: Sequence[CodeLine] = ()) -> list[CodeLine]:
+        return [If("tl.load(totals + DIGITS) != 0", tuple(lines), tuple(otherwise))]
 
-    def _block(self) -> list[str]:
+    def _block(self) -> list[CodeLine]:
         return [
-            f"block = {PROGRAM[0]}.to(tl.{self.sort.dtype})",
-            "lane = tl.arange(0, BLOCK)",
-            "place = block * BLOCK + lane",
-            "inside = place < points",
+            assign("block", f"{PROGRAM[0]}.to(tl.{self.sort.dtype})"),
+            assign("lane", "tl.arange(0, BLOCK)"),
+            assign("place", "block * BLOCK + lane"),
+            assign("inside", "place < points"),
         ]
 
-    def _digits(self) -> list[str]:
+    def _digits(self) -> list[CodeLine]:
         return [
             *self._block(),
-            "key = tl.load(keys + place, mask=inside, other=0)",
-            "digit = ((key >> shift) & (DIGITS - 1)).to(tl.int32)",
+            assign("key", "tl.load(keys + place, mask=inside, other=0)"),
+            assign("digit", "((key >> shift) & (DIGITS - 1)).to(tl.int32)"),
         ]
 
-    def _counted(self) -> list[str]:
+    def _counted(self) -> list[CodeLine]:
         """Counts of each digit in a block, added up in a row of memory of its own, and how many of lesser digits it
         has."""
-        lines = [
+        lines: list[CodeLine] = [
             *self._digits(),
-            "one = tl.arange(0, DIGITS)",
-            "own = before + block * DIGITS",
-            "tl.store(own + one, tl.zeros((DIGITS,), tl.int32))",
-            "tl.debug_barrier()",
-            'tl.atomic_add(own + digit, tl.full((BLOCK,), 1, tl.int32), mask=inside, sem="relaxed")',
-            "tl.debug_barrier()",
-            "count = tl.load(own + one, volatile=True)",
-            "tl.debug_barrier()",
-            "tl.store(own + one, tl.cumsum(count) - count)",
-            "tl.store(counts + block * DIGITS + one, count)",
+            assign("one", "tl.arange(0, DIGITS)"),
+            assign("own", "before + block * DIGITS"),
+            StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
+            BARRIER,
+            StoreLine("own + digit", "tl.full((BLOCK,), 1, tl.int32)", "inside", "atomic_add", RELAXED),
+            BARRIER,
+            assign("count", "tl.load(own + one, volatile=True)"),
+            BARRIER,
+            StoreLine("own + one", "tl.cumsum(count) - count"),
+            StoreLine("counts + block * DIGITS + one", "count"),
         ]
         if not self.first:
             return self._unless_sorted(lines)
         return [
             *lines,
-            "previous = tl.load(keys + place - 1, mask=inside & (place > 0), other=0)",
-            "tl.store(less + block, tl.sum((key < previous).to(tl.int32)))",
+            assign("previous", "tl.load(keys + place - 1, mask=inside & (place > 0), other=0)"),
+            StoreLine("less + block", "tl.sum((key < previous).to(tl.int32))"),
         ]
 
-    def _added(self) -> list[str]:
+    def _added(self) -> list[CodeLine]:
         """In the place of a block's count of a digit: how many there are in the blocks before."""
         kind = f"tl.{self.sort.dtype}"
-        loop = [
-            "block = start + tl.arange(0, BLOCK)",
-            f"place = block.to({kind})[:, None] * DIGITS + digit[None, :]",
-            "inside = tl.broadcast_to((block < blocks)[:, None], (BLOCK, BESIDE))",
-            "count = tl.load(counts + place, mask=inside, other=0)",
-            "tl.store(counts + place, total[None, :] + tl.cumsum(count, 0) - count, mask=inside)",
-            "total += tl.sum(count, 0)",
+        loop: list[CodeLine] = [
+            assign("block", "start + tl.arange(0, BLOCK)"),
+            assign("place", f"block.to({kind})[:, None] * DIGITS + digit[None, :]"),
+            assign("inside", "tl.broadcast_to((block < blocks)[:, None], (BLOCK, BESIDE))"),
+            assign("count", "tl.load(counts + place, mask=inside, other=0)"),
+            StoreLine("counts + place", "total[None, :] + tl.cumsum(count, 0) - count", "inside"),
+            assign("total", "tl.sum(count, 0)", "+="),
         ]
-        lines = [
-            f"digit = {PROGRAM[0]} * BESIDE + tl.arange(0, BESIDE)",
-            f"total = tl.zeros((BESIDE,), {kind})",
-            "for start in range(0, blocks, BLOCK):",
-            *indented(loop),
-            "tl.store(totals + at + digit, total)",
+        lines: list[CodeLine] = [
+            assign("digit", f"{PROGRAM[0]} * BESIDE + tl.arange(0, BESIDE)"),
+            assign("total", f"tl.zeros((BESIDE,), {kind})"),
+            ForLoop("start", "range(0, blocks, BLOCK)", tuple(loop)),
+            StoreLine("totals + at + digit", "total"),
         ]
         if not self.first:
             return self._unless_sorted(lines)
-        loop = [
-            "block = start + tl.arange(0, BLOCK)",
-            f"found += tl.load(less + block, mask=block < blocks, other=0).to({kind})",
-        ]
-        sums = [
-            f"found = tl.zeros((BLOCK,), {kind})",
-            "for start in range(0, blocks, BLOCK):",
-            *indented(loop),
-            "tl.store(totals + DIGITS, tl.sum(found))",
-        ]
-        return [f"if {PROGRAM[0]} < DIGITS // BESIDE:", *indented(lines), "else:", *indented(sums)]
+        block = assign("block", "start + tl.arange(0, BLOCK)")
+        less = assign("found", f"tl.load(less + block, mask=block < blocks, other=0).to({kind})", "+=")
+        sums = (
+            assign("found", f"tl.zeros((BLOCK,), {kind})"),
+            ForLoop("start", "range(0, blocks, BLOCK)", (block, less)),
+            StoreLine("totals + DIGITS", "tl.sum(found)"),
+        )
+        return [If(f"{PROGRAM[0]} < DIGITS // BESIDE", tuple(lines), sums)]
 
-    def _moved(self) -> list[str]:
+    def _moved(self) -> list[CodeLine]:
         """A block, sorted by digit, to its places."""
-        lines = [
+        lines: list[CodeLine] = [
             *self._digits(),
-            "packed = tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)",
-            "digit = tl.minimum(packed // BLOCK, DIGITS - 1)",
-            "source = block * BLOCK + packed % BLOCK",
-            "total = tl.load(totals + at + tl.arange(0, DIGITS))",
-            "base = tl.gather(tl.cumsum(total) - total, digit, 0)",
-            "own = block * DIGITS + digit",
-            "target = base + tl.load(counts + own) - tl.load(before + own) + lane",
-            "tl.store(placed + target, tl.load(keys + source, mask=inside, other=0), mask=inside)",
-            f"point = {'source' if self.first else 'tl.load(order + source, mask=inside, other=0)'}",
-            "tl.store(points_there + target, point, mask=inside)",
+            assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
+            assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
+            assign("source", "block * BLOCK + packed % BLOCK"),
+            assign("total", "tl.load(totals + at + tl.arange(0, DIGITS))"),
+            assign("base", "tl.gather(tl.cumsum(total) - total, digit, 0)"),
+            assign("own", "block * DIGITS + digit"),
+            assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
+            StoreLine("placed + target", "tl.load(keys + source, mask=inside, other=0)", "inside"),
+            assign("point", "source" if self.first else "tl.load(order + source, mask=inside, other=0)"),
+            StoreLine("points_there + target", "point", "inside"),
         ]
         copied = [
             *self._block(),
-            "tl.store(placed + place, tl.load(positions + place, mask=inside, other=0), mask=inside)",
-            "tl.store(points_there + place, place, mask=inside)",
+            StoreLine("placed + place", "tl.load(positions + place, mask=inside, other=0)", "inside"),
+            StoreLine("points_there + place", "place", "inside"),
         ]
         return self._unless_sorted(lines, copied if self.last else ())
 
@@ -240,13 +236,13 @@ class _Pass:
 def _whole(sort: Sort) -> Launch:
     block = max(32, power_of_two(sort.points))
     packed = "tl.int32" if (sort.count + 2) * block < 2**31 else "tl.int64"
-    lines = [
-        "lane = tl.arange(0, BLOCK)",
-        "inside = lane < points",
-        f"key = tl.load(keys + lane, mask=inside, other=count + 1).to({packed})",
-        f"packed = tl.sort(key * BLOCK + lane.to({packed}))",
-        "tl.store(placed + lane, packed // BLOCK, mask=inside)",
-        "tl.store(order + lane, packed % BLOCK, mask=inside)",
+    lines: list[CodeLine] = [
+        assign("lane", "tl.arange(0, BLOCK)"),
+        assign("inside", "lane < points"),
+        assign("key", f"tl.load(keys + lane, mask=inside, other=count + 1).to({packed})"),
+        assign("packed", f"tl.sort(key * BLOCK + lane.to({packed}))"),
+        StoreLine("placed + lane", "packed // BLOCK", "inside"),
+        StoreLine("order + lane", "packed % BLOCK", "inside"),
     ]
     tensors = {"keys": sort.keys, "placed": sort.placed, "order": sort.order}
     numbers = {"points": sort.points, "count": sort.count}
@@ -255,19 +251,18 @@ def _whole(sort: Sort) -> Launch:
 
 def _search(sort: Sort) -> Launch:
     """The first place of each key, by halving."""
-    loop = [
-        "middle = (low + high) // 2",
-        "less = (low < high) & (tl.load(placed + middle, mask=low < high, other=0) <= run)",
-        "low = tl.where(less, middle + 1, low)",
-        "high = tl.where(less, high, middle)",
+    loop: list[CodeLine] = [
+        assign("middle", "(low + high) // 2"),
+        assign("less", "(low < high) & (tl.load(placed + middle, mask=low < high, other=0) <= run)"),
+        assign("low", "tl.where(less, middle + 1, low)"),
+        assign("high", "tl.where(less, high, middle)"),
     ]
-    lines = [
-        f"run = {PROGRAM[0]}.to(tl.{sort.dtype}) * BLOCK + tl.arange(0, BLOCK)",
-        f"low = tl.zeros((BLOCK,), tl.{sort.dtype})",
-        "high = low + points",
-        "for _ in range(steps):",
-        *indented(loop),
-        "tl.store(starts + run, low, mask=run <= count)",
+    lines: list[CodeLine] = [
+        assign("run", f"{PROGRAM[0]}.to(tl.{sort.dtype}) * BLOCK + tl.arange(0, BLOCK)"),
+        assign("low", f"tl.zeros((BLOCK,), tl.{sort.dtype})"),
+        assign("high", "low + points"),
+        ForLoop("_", "range(steps)", tuple(loop)),
+        StoreLine("starts + run", "low", "run <= count"),
     ]
     tensors = {"placed": sort.placed, "starts": sort.starts}
     numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
@@ -278,7 +273,7 @@ def _search(sort: Sort) -> Launch:
 def _launch(
     sort: Sort,
     name: str,
-    lines: Sequence[str],
+    lines: Sequence[CodeLine],
     tensors: dict[str, str],
     numbers: dict[str, int],
     constants: dict[str, int],

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
+from tilec.backends.triton.plan.lines import Effect
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 
 
@@ -188,5 +189,7 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     w(f"tl.store(out + place, (sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty), mask=inside)")
     parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
     what = ("the shares of a sum, added in order",)
-    kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
+    kernel = KernelFunction(
+        f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(map(Effect, w.lines)), ("total",), what
+    )
     return KernelFile(kernel), sizes, strides

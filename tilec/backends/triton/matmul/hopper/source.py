@@ -21,6 +21,7 @@ from tilec.backends.triton.matmul.hopper.tiles import (
     start,
     tile_extents,
 )
+from tilec.backends.triton.plan.lines import Effect
 from tilec.backends.triton.plan.source import IMPORTS, PROGRAM, KernelFile, KernelFunction, called, hole
 
 WHAT = "sums of products of two tensors: boxes copied by TMA, multiplied by wgmma"
@@ -72,7 +73,7 @@ def hopper_file(d: Design) -> KernelFile:
     given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
     w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
     kernel = KernelFunction(
-        d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
+        d.name, given, fixed, tuple(map(Effect, w.lines)), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
     )
     return KernelFile(kernel, own, imports=IMPORTED)
 
@@ -126,7 +127,7 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
             _fill(w, d, "slot", None)
             advance(w, d)
             w("turn += 1")
-    produce = KernelFunction("produce", (*shared, *given), fixed, tuple(w.lines), dialect="gluon")
+    produce = KernelFunction("produce", (*shared, *given), fixed, tuple(map(Effect, w.lines)), dialect="gluon")
     w = Lines()
     counts(w, d)
     staging(w, d)
@@ -143,7 +144,9 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
         w("turn += steps")
     if d.out is not None:
         w("tma.store_wait(pendings=0)")
-    consume = KernelFunction("consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon")
+    consume = KernelFunction(
+        "consume", (*shared, *given), (*fixed, "WHICH"), tuple(map(Effect, w.lines)), dialect="gluon"
+    )
     w = Lines()
     tile_extents(w, d)
     _buffers(w, d)

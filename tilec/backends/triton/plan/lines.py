@@ -1,0 +1,148 @@
+"""The body of a function that is compiled: what its lines are before they are text.
+
+Expressions are texts that writers make. What a line reads are the names in its expressions, which are taken from them
+where the line is; nothing else of an expression is known, and no line is made from another one's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilec.backends.common.code import indented
+
+# what stands in quotes or is a hole; a name that is no attribute, no keyword of a call and no part of a number
+_NAME = re.compile(r"""(?:"[^"]*"|'[^']*'|⟨program[^⟩]*⟩)|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])""")
+_WORDS = frozenset("and else for if in is not or True False None".split())
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The names take what the text gives; one name, by an operator such as `+=`, that and what it has. `shared`: lines
+    below take the name for the text."""
+
+    names: tuple[str, ...]
+    text: str
+    operator: str = "="
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class StoreLine:
+    """`call`: how the value goes to its address, by an atomic operation perhaps. `how`: further arguments."""
+
+    address: str
+    value: str
+    mask: str | None = None
+    call: str = "store"
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A call for what it does: a barrier, a copy, another function."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Return:
+    """The program ends."""
+
+
+@dataclass(frozen=True)
+class ForLoop:
+    counter: str
+    over: str
+    body: tuple[CodeLine, ...]
+
+
+@dataclass(frozen=True)
+class WhileLoop:
+    """`body` may be empty: what is waited for is in the test."""
+
+    test: str
+    body: tuple[CodeLine, ...] = ()
+
+
+@dataclass(frozen=True)
+class If:
+    test: str
+    body: tuple[CodeLine, ...]
+    orelse: tuple[CodeLine, ...] = ()
+
+
+BARRIER = Effect("tl.debug_barrier()")
+RELAXED = ', sem="relaxed"'  # how an atomic operation goes on that nothing waits for
+
+CodeLine = Assignment | StoreLine | Effect | Return | ForLoop | WhileLoop | If
+
+
+def assign(name: str | Sequence[str], text: str, operator: str = "=") -> Assignment:
+    """The line that gives the text to one name or several."""
+    return Assignment((name,) if isinstance(name, str) else tuple(name), text, operator)
+
+
+@lru_cache(1 << 14)
+def names_read(text: str) -> frozenset[str]:
+    """The names that an expression reads."""
+    return frozenset(_NAME.findall(text)) - _WORDS - {""}
+
+
+def texts(line: CodeLine) -> tuple[str, ...]:
+    """The expressions of a line itself."""
+    match line:
+        case Assignment(targets, text, operator):
+            return (text,) if operator == "=" else (text, *targets)
+        case StoreLine(address, value, mask, how=how):
+            return (address, value, mask or "", how)
+        case Effect(text) | If(text) | WhileLoop(text) | ForLoop(over=text):
+            return (text,)
+    return ()
+
+
+def nested_blocks(line: CodeLine) -> tuple[tuple[CodeLine, ...], ...]:
+    """The blocks of lines inside a line."""
+    match line:
+        case If(body=body, orelse=orelse):
+            return (body, orelse)
+        case ForLoop(body=body) | WhileLoop(body=body):
+            return (body,)
+    return ()
+
+
+def every(lines: Iterable[CodeLine]) -> Iterator[CodeLine]:
+    for line in lines:
+        yield line
+        for block in nested_blocks(line):
+            yield from every(block)
+
+
+def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:
+    """The lines' text. `language`: what the module of Triton's or Gluon's functions is called."""
+    found: list[str] = []
+    for line in lines:
+        match line:
+            case Assignment(targets, text, operator):
+                found.append(f"{', '.join(targets)}{'' if operator[0] == ':' else ' '}{operator} {text}")
+            case StoreLine(address, value, mask, call, how):
+                masked = "" if mask is None else f", mask={mask}"
+                found.append(f"{language}.{call}({address}, {value}{masked}{how})")
+            case Effect(text):
+                found.append(text)
+            case Return():
+                found.append("return")
+            case ForLoop(counter, over, body):
+                found += [f"for {counter} in {over}:", *indented(printed(body, language))]
+            case WhileLoop(test, body):
+                found += [f"while {test}:", *indented(printed(body, language) or ["pass"])]
+            case If(test, body, orelse):
+                found += [f"if {test}:", *indented(printed(body, language))]
+                rest = printed(orelse, language)
+                if len(orelse) == 1 and isinstance(orelse[0], If):
+                    found += [f"el{rest[0]}", *rest[1:]]
+                elif orelse:
+                    found += ["else:", *indented(rest)]
+    return found
