@@ -152,10 +152,7 @@ def _steps(
         2,
         (s.output, *(r.output for r in epilogue)),
     )
-    steps: list[Step] = []
-    if k.columns:
-        steps.append(Table(k.table, k.table_rows()))
-    return [*steps, launch]
+    return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
 
 
 def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
