@@ -26,7 +26,7 @@ from tilec.backends.common.blocks.ir import (
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.plan.lines import Effect
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, StoreLine, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
@@ -66,7 +66,7 @@ def print_kernel(
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
     writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {})
-    body = tuple(map(Effect, writer.lines(kernel.body)))
+    body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
 
@@ -81,8 +81,8 @@ class BlockText:
         self.names: dict[int, str] = {}
         self.numbers: dict[int, float | int | bool] = {}
 
-    def lines(self, ops: Sequence[Op]) -> list[str]:
-        found: list[str] = []
+    def lines(self, ops: Sequence[Op]) -> list[CodeLine]:
+        found: list[CodeLine] = []
         for op in ops:
             match op:
                 case Number(out, value):
@@ -95,11 +95,11 @@ class BlockText:
                 case Store(tensor, index, value, condition):
                     axes = [a for a in self.kernel.axes if any(a in v.type.axes for v in index)]
                     place = self.place(tensor, index, axes)
-                    mask = "" if condition is None else f", mask={self.spread(condition, axes)}"
-                    found.append(f"{self.language}.store({place}, {self.spread(value, axes)}{mask})")
+                    mask = None if condition is None else self.spread(condition, axes)
+                    found.append(StoreLine(place, self.spread(value, axes), mask))
                 case _:
                     text = self.right_side(op)
-                    found.append(f"{self.named(op.out)} = {text}")
+                    found.append(assign(self.named(op.out), text))
         return found
 
     def type_text(self, dtype: str) -> str:
@@ -115,20 +115,25 @@ class BlockText:
         self.names[v.number] = name
         return name
 
-    def _loop(self, op: Loop) -> list[str]:
-        found = []
+    def carried(self, op: Loop) -> list[CodeLine]:
+        """Lines that give what a loop carries its first values."""
+        found: list[CodeLine] = []
         for carried, initial, result in zip(op.carried, op.initial, op.results, strict=True):
-            found.append(f"{self.named(carried)} = {self.names[initial.number]}")
+            found.append(assign(self.named(carried), self.names[initial.number]))
             self.names[result.number] = self.names[carried.number]
+        return found
+
+    def _loop(self, op: Loop) -> list[CodeLine]:
+        found = self.carried(op)
         head = f"{self.names[op.start.number]}, {self.names[op.stop.number]}, {op.step}"
-        found.append(f"for {self.named(op.counter)} in {self.language}.range({head}):")
+        counter = self.named(op.counter)
         inner = self.lines(op.body)
         ready = {c.number for c in op.carried}
         for carried, value in zip(op.carried, op.yielded, strict=True):
             assert value == carried or value.number not in ready, "carried values that change places"
             if value != carried:
-                inner.append(f"{self.names[carried.number]} = {self.names[value.number]}")
-        return [*found, *(f"    {line}" for line in inner or ["pass"])]
+                inner.append(assign(self.names[carried.number], self.names[value.number]))
+        return found if not inner else [*found, ForLoop(counter, f"{self.language}.range({head})", tuple(inner))]
 
     def spread(self, v: Value, axes: Sequence[str]) -> str:
         """The value with dimensions for all of these axes, or a scalar."""

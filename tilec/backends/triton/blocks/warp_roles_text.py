@@ -39,7 +39,7 @@ from tilec.backends.triton.blocks.warp_roles import (
     live_operations,
 )
 from tilec.backends.triton.matmul.hopper.source import IMPORTED
-from tilec.backends.triton.plan.lines import Effect
+from tilec.backends.triton.plan.lines import CONSTEXPR, CodeLine, Effect, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction, called, hole
 
@@ -88,38 +88,39 @@ def warp_roles_file(
     given += [stride_name(t.name, d) for t in program.tensors for d in range(t.rank)]
     parameters = (*SHARED, *given)
     own = tuple(
-        KernelFunction(name, parameters, constants, tuple(map(Effect, body)), dialect="gluon")
+        KernelFunction(name, parameters, constants, tuple(body), dialect="gluon")
         for name, constants, body in (
             ("produce", (), _Producer(s, frozenset(int64_tensors), set(given), stages).body()),
             ("consume", ("WHICH",), _Consumer(s, frozenset(int64_tensors), set(given), stages).body()),
         )
     )
     stationary, streamed, mixture = _parameters(s)
-    lines = []
+    lines: list[CodeLine] = []
     for name, count, p in (
         ("stationary", GROUPS_OF_WARPS, stationary),
         ("streamed", stages, streamed),
         ("mixture", stages, mixture),
     ):
         block = ", ".join(map(str, maps[p].block))
-        lines.append(f"{name} = gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)")
+        lines.append(assign(name, f"gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)"))
     for name in BARRIERS:
         count = GROUPS_OF_WARPS if name == "stationary_full" else stages
-        lines.append(f"{name} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
+        lines.append(assign(name, f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"))
     for name, arrivals in BARRIERS.items():
         count = GROUPS_OF_WARPS if name == "stationary_full" else stages
-        lines.append(f"for k in gl.static_range({count}):")
-        lines.append(f"    mbarrier.init({name}.index(k), count={arrivals})")
+        begun = Effect(f"mbarrier.init({name}.index(k), count={arrivals})")
+        lines.append(ForLoop("k", f"gl.static_range({count})", (begun,)))
     every = ", ".join(parameters)
     roles = [f"({hole('consume')}, ({every}, {k}))" for k in range(GROUPS_OF_WARPS)]
     parts = ", ".join([*roles, f"({hole('produce')}, ({every}))"])
-    lines.append(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{', '.join(map(str, GROUP_REGISTERS))}])")
+    registers = ", ".join(map(str, GROUP_REGISTERS))
+    lines.append(Effect(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{registers}])"))
     sizes = tuple(n for n in program.sizes)
     kernel = KernelFunction(
         program.name,
         tuple(given),
         (),
-        tuple(map(Effect, lines)),
+        tuple(lines),
         sizes,
         tuple(heading),
         dialect="gluon",
@@ -154,14 +155,14 @@ class _Part(BlockText):
             texts[place] += moved
         return ", ".join(texts)
 
-    def _steps(self, loop: Loop) -> str:
+    def _steps(self, loop: Loop) -> CodeLine:
         start, stop = self.names[loop.start.number], self.names[loop.stop.number]
-        return f"steps = gl.maximum(({stop} - {start} + {loop.step - 1}) // {loop.step}, 0)"
+        return assign("steps", f"gl.maximum(({stop} - {start} + {loop.step - 1}) // {loop.step}, 0)")
 
-    def _first(self, loop: Loop, place: str) -> str:
+    def _first(self, loop: Loop, place: str) -> CodeLine:
         start = self.names[loop.start.number]
         text = f"{start} + {place} * {loop.step}" if place != "0" else f"{start} + 0"
-        return f"{self.named(loop.counter)} = {text}"
+        return assign(self.named(loop.counter), text)
 
     def right_side(self, op: Op) -> str:
         match op:
@@ -177,7 +178,7 @@ class _Part(BlockText):
 class _Producer(_Part):
     """The warp that copies."""
 
-    def body(self) -> list[str]:
+    def body(self) -> list[CodeLine]:
         stationary, streamed, mixture = _parameters(self.s)
         boxed = [self.s.stationary, *(x for w in self.s.walks for x in (w.streamed, w.mixture))]
         places = [v for x in boxed for v in self.s.loads[x.out.number].offsets if v is not None]
@@ -187,7 +188,7 @@ class _Producer(_Part):
             if not isinstance(op, Loop) and any(v.number in wanted for v in results(op)):
                 wanted |= {v.number for v in operands(op)}
         scalar = [op for op in self.s.program.body if isinstance(op, Loop) or self._wanted(op, wanted)]
-        lines: list[str] = []
+        lines: list[CodeLine] = []
         started = False
         for op in scalar:
             if not isinstance(op, Loop):
@@ -196,25 +197,22 @@ class _Producer(_Part):
             if not started:
                 started = True
                 for k in range(GROUPS_OF_WARPS):
-                    lines.append(f"mbarrier.expect(stationary_full.index({k}), {stationary}.block_type.nbytes)")
+                    lines.append(Effect(f"mbarrier.expect(stationary_full.index({k}), {stationary}.block_type.nbytes)"))
                     offsets = self._offsets(self.s.stationary, f" + {k * GROUP_ROWS}" if k else "")
-                    lines.append(
-                        f"copy_in({stationary}, [{offsets}], stationary_full.index({k}), stationary.index({k}))"
-                    )
-                lines.append("turn = 0")
+                    copied = f"copy_in({stationary}, [{offsets}], stationary_full.index({k}), stationary.index({k}))"
+                    lines.append(Effect(copied))
+                lines.append(assign("turn", "0"))
             w = next(w for w in self.s.walks if w.loop is op)
             lines.append(self._steps(op))
-            lines.append("for t in range(steps):")
-            inner = [self._first(op, "t"), f"slot = (turn + t) % {self.stages}"]
-            inner.append(f"at = (((turn + t) // {self.stages}) & 1) ^ 1")
+            inner = [self._first(op, "t"), assign("slot", f"(turn + t) % {self.stages}")]
+            inner.append(assign("at", f"(((turn + t) // {self.stages}) & 1) ^ 1"))
             inner += self.lines([x for x in op.body if self._wanted(x, wanted)])
             for name, parameter, load in (("streamed", streamed, w.streamed), ("mixture", mixture, w.mixture)):
-                inner.append(f"mbarrier.wait({name}_free.index(slot), at)")
-                inner.append(f"mbarrier.expect({name}_full.index(slot), {parameter}.block_type.nbytes)")
+                inner.append(Effect(f"mbarrier.wait({name}_free.index(slot), at)"))
+                inner.append(Effect(f"mbarrier.expect({name}_full.index(slot), {parameter}.block_type.nbytes)"))
                 offsets = self._offsets(load)
-                inner.append(f"copy_in({parameter}, [{offsets}], {name}_full.index(slot), {name}.index(slot))")
-            lines += [f"    {line}" for line in inner]
-            lines.append("turn = turn + steps")
+                inner.append(Effect(f"copy_in({parameter}, [{offsets}], {name}_full.index(slot), {name}.index(slot))"))
+            lines += [ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
         return lines
 
     @staticmethod
@@ -225,7 +223,7 @@ class _Producer(_Part):
 class _Consumer(_Part):
     """A group of warps that multiplies half of the rows."""
 
-    def body(self) -> list[str]:
+    def body(self) -> list[CodeLine]:
         s, axes = self.s, self.s.program.axes
         scores, mixed = axes[s.streamed], axes[s.columns]
 
@@ -235,17 +233,21 @@ class _Consumer(_Part):
                 f"instr_shape=[16, {columns}, 16])"
             )
 
-        lines = [f"by_scores: gl.constexpr = {layout(scores)}", f"by_mixed: gl.constexpr = {layout(mixed)}"]
+        lines: list[CodeLine] = [
+            assign("by_scores", layout(scores), CONSTEXPR),
+            assign("by_mixed", layout(mixed), CONSTEXPR),
+        ]
         for name, dimension, parent in (
             ("by_rows", 1, "by_scores"),
             ("by_columns", 0, "by_scores"),
             ("rows_of_mixed", 1, "by_mixed"),
             ("columns_of_mixed", 0, "by_mixed"),
         ):
-            lines.append(f"{name}: gl.constexpr = gl.SliceLayout({dimension}, {parent})")
-        lines.append("operand_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=by_mixed, k_width=2)")
-        lines.append(f"zero = gl.zeros([{GROUP_ROWS}, {scores}], gl.float32, layout=by_scores)")
-        lines += ["turn = 0", "mbarrier.wait(stationary_full.index(WHICH), 0)"]
+            lines.append(assign(name, f"gl.SliceLayout({dimension}, {parent})", CONSTEXPR))
+        layout_text = "gl.DotOperandLayout(operand_index=0, parent=by_mixed, k_width=2)"
+        lines.append(assign("operand_layout", layout_text, CONSTEXPR))
+        lines.append(assign("zero", f"gl.zeros([{GROUP_ROWS}, {scores}], gl.float32, layout=by_scores)"))
+        lines += [assign("turn", "0"), Effect("mbarrier.wait(stationary_full.index(WHICH), 0)")]
         walks = {w.loop.counter: w for w in s.walks}
         for op in live_operations(s):
             if isinstance(op, Loop):
@@ -254,62 +256,59 @@ class _Consumer(_Part):
                 lines += self.lines([op])
         return lines
 
-    def _pipelined(self, w: Walk) -> list[str]:
+    def _pipelined(self, w: Walk) -> list[CodeLine]:
         """The walk: a block's first product is begun before the second one of the block before has ended. Walks with
         masks are short beside one without: they go block by block, which is half the text to compile."""
         loop, stages = w.loop, self.stages
-        lines = []
-        for carried, initial, result in zip(loop.carried, loop.initial, loop.results, strict=True):
-            lines.append(f"{self.named(carried)} = {self.names[initial.number]}")
-            self.names[result.number] = self.names[carried.number]
+        lines = self.carried(loop)
         sums = self.names[loop.carried[w.sums].number]
         lines.append(self._steps(loop))
         multiplied = self.s.program.axes[self.s.streamed], self.s.program.axes[w.first.axis]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
-        def first_product(turn: str, slot: str) -> list[str]:
+        def first_product(turn: str, slot: str) -> list[CodeLine]:
             streamed = f"streamed.index({slot}).reshape([{multiplied[0]}, {multiplied[1]}]).permute((1, 0))"
+            rows = f"stationary.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}])"
+            product = f"warpgroup_mma({rows}, {streamed}, warpgroup_mma_init(zero), use_acc=False, is_async=True)"
             return [
-                f"{slot} = ({turn}) % {stages}",
-                f"mbarrier.wait(streamed_full.index({slot}), (({turn}) // {stages}) & 1)",
-                f"{slot}_begun = warpgroup_mma(stationary.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}]), "
-                f"{streamed}, warpgroup_mma_init(zero), use_acc=False, is_async=True)",
+                assign(slot, f"({turn}) % {stages}"),
+                Effect(f"mbarrier.wait(streamed_full.index({slot}), (({turn}) // {stages}) & 1)"),
+                assign(f"{slot}_begun", product),
             ]
 
-        def second_product(turn: str, slot: str) -> list[str]:
+        def second_product(turn: str, slot: str) -> list[CodeLine]:
+            columns = f"mixture.index({slot}).reshape([{mixture}])"
+            product = f"warpgroup_mma(operand, {columns}, warpgroup_mma_init({sums}), is_async=True)"
             return [
-                f"{slot} = ({turn}) % {stages}",
-                f"mbarrier.wait(mixture_full.index({slot}), (({turn}) // {stages}) & 1)",
-                f"{slot}_begun = warpgroup_mma(operand, mixture.index({slot}).reshape([{mixture}]), "
-                f"warpgroup_mma_init({sums}), is_async=True)",
+                assign(slot, f"({turn}) % {stages}"),
+                Effect(f"mbarrier.wait(mixture_full.index({slot}), (({turn}) // {stages}) & 1)"),
+                assign(f"{slot}_begun", product),
             ]
 
-        def ended(slot: str) -> list[str]:
+        def ended(slot: str) -> list[CodeLine]:
             return [
-                f"{sums}, operand = warpgroup_mma_wait(num_outstanding=0, deps=({slot}_begun, operand))",
-                f"mbarrier.arrive(mixture_free.index({slot}), count=1)",
+                assign([sums, "operand"], f"warpgroup_mma_wait(num_outstanding=0, deps=({slot}_begun, operand))"),
+                Effect(f"mbarrier.arrive(mixture_free.index({slot}), count=1)"),
             ]
 
         if self._masked(loop) and not all(self._masked(other.loop) for other in self.s.walks):
             inner = [*first_product("turn + t", "slot"), self._first(loop, "t"), *self._between(w, "slot", 0, [])]
             inner += [*second_product("turn + t", "before"), *ended("before")]
-            return [*lines, "for t in range(steps):", *(f"    {line}" for line in inner), "turn = turn + steps"]
+            return [*lines, ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
         inner = [*first_product("turn", "first"), self._first(loop, "0")]
         inner += self._between(w, "first", 0, [])
-        inner.append("for t in range(1, steps):")
         again = [*first_product("turn + t", "slot"), *second_product("turn + t - 1", "before"), self._first(loop, "t")]
         again += self._between(w, "slot", 1, ended("before"))
-        inner += [f"    {line}" for line in again]
+        inner += [ForLoop("t", "range(1, steps)", tuple(again))]
         inner += [*second_product("turn + steps - 1", "last"), *ended("last")]
-        lines += ["if steps > 0:", *(f"    {line}" for line in inner), "turn = turn + steps"]
-        return lines
+        return [*lines, If("steps > 0", tuple(inner)), assign("turn", "turn + steps")]
 
     def _masked(self, loop: Loop) -> bool:
         """Whether some points of its blocks do not count."""
         points = (self.s.rows, self.s.streamed)
         return any(v.type.axes == points and v.type.dtype == "bool" for op in loop.body for v in results(op))
 
-    def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[str]) -> list[str]:
+    def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[CodeLine]) -> list[CodeLine]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
         apart = {w.streamed.out.number, w.mixture.out.number, w.first.out.number, w.second.out.number}
@@ -320,10 +319,9 @@ class _Consumer(_Part):
         middle = [op for op in rest if any(v.number in later - late for v in results(op))]
         after = [op for op in rest if any(v.number in late for v in results(op))]
         lines = self.lines(early)
-        lines.append(
-            f"{self.named(w.first.out)} = warpgroup_mma_wait(num_outstanding={outstanding}, deps=({slot}_begun,))"
-        )
-        lines.append(f"mbarrier.arrive(streamed_free.index({slot}), count=1)")
+        waited = f"warpgroup_mma_wait(num_outstanding={outstanding}, deps=({slot}_begun,))"
+        lines.append(assign(self.named(w.first.out), waited))
+        lines.append(Effect(f"mbarrier.arrive(streamed_free.index({slot}), count=1)"))
         lines += self.lines(middle)
         lines += ended
         lines += self.lines(after)
@@ -335,8 +333,8 @@ class _Consumer(_Part):
             for k, (c, v) in enumerate(zip(loop.carried, loop.yielded, strict=True))
             if k != w.sums
         ]
-        lines.append(f"operand = gl.convert_layout({self.names[w.second.left.number]}, operand_layout)")
-        return [*lines, *(f"{a} = {b}" for a, b in moved if a != b)]
+        lines.append(assign("operand", f"gl.convert_layout({self.names[w.second.left.number]}, operand_layout)"))
+        return [*lines, *(assign(a, b) for a, b in moved if a != b)]
 
     # blocks have layouts
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from tilec.backends.common.code import indented
 
 # what stands in quotes or is a hole; a name that is no attribute, no keyword of a call and no part of a number
-_NAME = re.compile(r"""(?:"[^"]*"|'[^']*'|⟨program[^⟩]*⟩)|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])""")
+_NAME = re.compile(r"""(?:"[^"]*"|'[^']*'|\u2329[^\u232a]*\u232a)|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])""")
 _WORDS = frozenset("and else for if in is not or True False None".split())
 
 
@@ -74,6 +74,7 @@ class If:
     orelse: tuple[CodeLine, ...] = ()
 
 
+CONSTEXPR = ": gl.constexpr ="  # the operator of an assignment that Gluon carries out as it compiles
 BARRIER = Effect("tl.debug_barrier()")
 RELAXED = ', sem="relaxed"'  # how an atomic operation goes on that nothing waits for
 
@@ -91,16 +92,21 @@ def names_read(text: str) -> frozenset[str]:
     return frozenset(_NAME.findall(text)) - _WORDS - {""}
 
 
-def texts(line: CodeLine) -> tuple[str, ...]:
+def expression_texts(line: CodeLine) -> tuple[str, ...]:
     """The expressions of a line itself."""
     match line:
         case Assignment(targets, text, operator):
-            return (text,) if operator == "=" else (text, *targets)
+            return (text,) if operator in ("=", CONSTEXPR) else (text, *targets)
         case StoreLine(address, value, mask, how=how):
             return (address, value, mask or "", how)
         case Effect(text) | If(text) | WhileLoop(text) | ForLoop(over=text):
             return (text,)
     return ()
+
+
+def targets(line: CodeLine) -> tuple[str, ...]:
+    """The names that a line itself gives values."""
+    return line.names if isinstance(line, Assignment) else (line.counter,) if isinstance(line, ForLoop) else ()
 
 
 def nested_blocks(line: CodeLine) -> tuple[tuple[CodeLine, ...], ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.backends.common.code import indented
+from tilec.backends.triton.plan.check_lines import free_names
 from tilec.backends.triton.plan.lines import CodeLine, Return, every, printed
 
 HEADER_WIDTH = 118  # characters of a header in one line
@@ -54,6 +55,11 @@ class KernelFunction:
         if len(header[0]) > HEADER_WIDTH:
             header = [f"def {self.name}(", f"    {', '.join(typed)},", "):"]
         return "\n".join([decorator, *header, *indented([*(f"# {h}" for h in self.heading), *self.lines])]) + "\n"
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """The names that it takes from its file; raises MalformedKernel where its lines are no function."""
+        return free_names(self.name, (*self.parameters, *self.constants), self.body)
 
     @property
     def leaves_early(self) -> bool:

@@ -1,0 +1,119 @@
+"""What is asked of a function's lines before it is printed.
+
+A name is read where every path has given it a value, past a loop that is not entered too, and never where it stands for
+a text (`shared`) of which a name has changed since. What a function neither is given nor gives a value itself is free:
+its file must define that. No block is empty but a wait's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.backends.triton.plan.lines import (
+    Assignment,
+    CodeLine,
+    ForLoop,
+    If,
+    Return,
+    WhileLoop,
+    every,
+    expression_texts,
+    names_read,
+    printed,
+    targets,
+)
+
+
+class MalformedKernel(AssertionError):
+    """A mistake of the compiler's own: lines that are no function."""
+
+
+def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) -> frozenset[str]:
+    """The names that a function of these lines takes from its file; raises MalformedKernel where it is none."""
+    check = _Check(name, given_names(lines))
+    check.give(parameters)
+    check.block(lines)
+    return frozenset(check.free)
+
+
+def given_names(lines: Sequence[CodeLine]) -> set[str]:
+    return {n for line in every(lines) for n in targets(line)}
+
+
+class _Check:
+    """`given`: all names to which the function gives a value anywhere; `free`: those read that are not among them.
+    `known` have a value where the check is, in the order of `trail`. `shared`: names that stand for texts, by what
+    these read; `stale`: those out of date."""
+
+    def __init__(self, name: str, given: set[str]):
+        self.name, self.given = name, given
+        self.free: set[str] = set()
+        self.known: set[str] = set()
+        self.trail: list[str] = []
+        self.shared: dict[str, frozenset[str]] = {}
+        self.stale: set[str] = set()
+
+    def fail(self, line: CodeLine, what: str) -> None:
+        raise MalformedKernel(f"{self.name}: {what}: {printed([line])[0]}")
+
+    def give(self, names: Sequence[str]) -> None:
+        self.change(self.known & set(names))
+        for n in names:
+            if n in self.known:
+                self.stale.discard(n)
+            else:
+                self.known.add(n)
+                self.trail.append(n)
+
+    def change(self, names: set[str]) -> None:
+        """What stands for a text that reads these is out of date."""
+        while names:
+            late = {n for n, read in self.shared.items() if not read.isdisjoint(names)} - self.stale
+            self.stale |= late
+            names = late
+
+    def block(self, lines: Sequence[CodeLine]) -> bool:
+        """Go through lines; whether no program gets to their end."""
+        left = False
+        for line in lines:
+            if left:
+                self.fail(line, "no program gets here")
+            for text in expression_texts(line):
+                self.read(line, names_read(text))
+            match line:
+                case Assignment(names, text, shared=shared):
+                    self.give(names)
+                    if shared:
+                        self.shared[names[0]] = names_read(text)
+                case Return():
+                    left = True
+                case ForLoop(body=body) | WhileLoop(body=body):
+                    self.change(self.known & given_names(body))
+                    self.nested(body, targets(line))
+                    if not body and isinstance(line, ForLoop):
+                        self.fail(line, "an empty block")
+                case If(_, body, orelse):
+                    if not body:
+                        self.fail(line, "an empty block")
+                    ways = [way for way in (self.nested(body), self.nested(orelse)) if way is not None]
+                    left = not ways
+                    self.give(sorted(set.intersection(*ways) - self.known) if ways else ())
+        return left
+
+    def read(self, line: CodeLine, names: frozenset[str]) -> None:
+        for n in names - self.known:
+            self.free.add(n)
+            if n in self.given:
+                self.fail(line, f"{n} may have no value yet")
+        if not names.isdisjoint(self.stale):
+            self.fail(line, f"{min(names & self.stale)} stands for a text of which a name has changed")
+
+    def nested(self, lines: Sequence[CodeLine], first: Sequence[str] = ()) -> set[str] | None:
+        """Go through a block and forget what it gives; that, or None where no program gets to its end."""
+        before = len(self.trail)
+        self.give(first)
+        left = self.block(lines)
+        found = set(self.trail[before:])
+        del self.trail[before:]
+        self.known -= found
+        return None if left else found
