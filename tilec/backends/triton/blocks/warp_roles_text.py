@@ -38,7 +38,7 @@ from tilec.backends.triton.blocks.warp_roles import (
     depending,
     live_operations,
 )
-from tilec.backends.triton.matmul.hopper.source import IMPORTED
+from tilec.backends.triton.matmul.hopper.source import gluon_file
 from tilec.backends.triton.plan.lines import CONSTEXPR, CodeLine, Effect, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction, called, hole
@@ -126,7 +126,7 @@ def warp_roles_file(
         dialect="gluon",
         calls=called(own),
     )
-    return KernelFile(kernel, own, imports=IMPORTED)
+    return gluon_file(kernel, own)
 
 
 def _parameters(s: WarpRoles) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType
 
 from tilec.backends.common.python_text import parsing
-from tilec.backends.triton.plan.check_lines import MalformedKernel
+from tilec.backends.triton.plan.check_lines import check_defined
 from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
 
 GIVEN = {"tl", "libdevice", "range", "float"}  # what a file has besides its functions
@@ -31,9 +31,8 @@ def device_functions() -> dict[str, str]:
 def kernel_file(kernel: KernelFunction, *called: KernelFunction) -> KernelFile:
     """The file of a kernel that calls these functions, and with them what all of them call of `device.py`."""
     functions = device_functions()
-    names = set[str]().union(*(f.free for f in (kernel, *called)))
-    if undefined := names - functions.keys() - GIVEN:
-        raise MalformedKernel(f"{kernel.name}: nothing defines {', '.join(sorted(undefined))}")
+    names = set(KernelFile(kernel, called).free)
+    check_defined(kernel.name, names, functions.keys() | GIVEN)
     pending = [name for name in functions if name in names]
     needed = set(pending)
     while pending:

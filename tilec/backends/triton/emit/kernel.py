@@ -15,7 +15,7 @@ from tilec.backends.common.scalars import rounds_each
 from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
-from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, If, Return, StoreLine, assign
+from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, If, LineBuilder, Return, assign
 from tilec.backends.triton.plan.plan import Pointer
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.program import Statement
@@ -53,7 +53,7 @@ class Axis:
     block: str | None
 
 
-class Kernel:
+class Kernel(LineBuilder):
     def __init__(
         self,
         name: str,
@@ -158,15 +158,9 @@ class Kernel:
         self.scopes[depth].made[text] = name
         return name
 
-    def add(self, *lines: CodeLine) -> None:
-        """Lines of the innermost scope."""
-        self.scopes[-1].lines += lines
-
-    def assign(self, name: str | Sequence[str], text: str, operator: str = "=") -> None:
-        self.add(assign(name, text, operator))
-
-    def store(self, address: str, value: str, mask: str | None = None, call: str = "store", how: str = "") -> None:
-        self.add(StoreLine(address, value, mask, call, how))
+    @property
+    def lines(self) -> list[CodeLine]:
+        return self.scopes[-1].lines
 
     def program(self, axis: int = 0) -> str:
         """Text of the program's place in the grid, as wide as positions are."""

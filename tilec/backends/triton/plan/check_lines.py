@@ -7,7 +7,7 @@ its file must define that. No block is empty but a wait's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from tilec.backends.triton.plan.lines import (
     Assignment,
@@ -34,6 +34,12 @@ def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) 
     check.give(parameters)
     check.block(lines)
     return frozenset(check.free)
+
+
+def check_defined(name: str, free: Set[str], defined: Set[str]) -> None:
+    """Raise MalformedKernel where a kernel's file does not define what its functions take from it."""
+    if undefined := free - defined:
+        raise MalformedKernel(f"{name}: nothing defines {', '.join(sorted(undefined))}")
 
 
 def given_names(lines: Sequence[CodeLine]) -> set[str]:

@@ -42,7 +42,7 @@ class StoreLine:
 
 @dataclass(frozen=True)
 class Effect:
-    """A call for what it does: a barrier, a copy, another function."""
+    """A call for what it does: a barrier, a copy, another function. `text`: in several lines perhaps."""
 
     text: str
 
@@ -84,6 +84,26 @@ CodeLine = Assignment | StoreLine | Effect | Return | ForLoop | WhileLoop | If
 def assign(name: str | Sequence[str], text: str, operator: str = "=") -> Assignment:
     """The line that gives the text to one name or several."""
     return Assignment((name,) if isinstance(name, str) else tuple(name), text, operator)
+
+
+class LineBuilder:
+    """What writes lines, into the innermost block."""
+
+    @property
+    def lines(self) -> list[CodeLine]:
+        raise NotImplementedError
+
+    def add(self, *lines: CodeLine) -> None:
+        self.lines.extend(lines)
+
+    def assign(self, name: str | Sequence[str], text: str, operator: str = "=") -> None:
+        self.add(assign(name, text, operator))
+
+    def effect(self, text: str) -> None:
+        self.add(Effect(text))
+
+    def store(self, address: str, value: str, mask: str | None = None, call: str = "store", how: str = "") -> None:
+        self.add(StoreLine(address, value, mask, call, how))
 
 
 @lru_cache(1 << 14)
@@ -137,7 +157,7 @@ def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:
                 masked = "" if mask is None else f", mask={mask}"
                 found.append(f"{language}.{call}({address}, {value}{masked}{how})")
             case Effect(text):
-                found.append(text)
+                found += text.splitlines()
             case Return():
                 found.append("return")
             case ForLoop(counter, over, body):

@@ -103,6 +103,11 @@ class KernelFile:
         texts = [*(text for _, text in self.shared), *(f.text for f in (*self.own, self.kernel))]
         return "\n\n".join(["\n".join(self.imports) + "\n", *texts])
 
+    @property
+    def free(self) -> frozenset[str]:
+        """The names that its functions neither are given nor give a value."""
+        return self.kernel.free.union(*(f.free for f in self.own))
+
     def renamed(self, suffix: str) -> KernelFile:
         """The same with other names of the kernel and of its own functions."""
         own, kernel = tuple(f.renamed(suffix) for f in self.own), self.kernel.renamed(suffix)

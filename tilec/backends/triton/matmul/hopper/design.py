@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 
 from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable, coefficients
 from tilec.backends.triton.matmul.hopper.views import View
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, LineBuilder
 from tilec.ir.index import Affine
 
 
@@ -57,20 +58,33 @@ class Design:
         return tuple(dict.fromkeys(name for form in self.forms[operand] for name, _ in coefficients(form)))
 
 
-class Lines:
-    def __init__(self, depth: int = 0) -> None:
-        self.lines: list[str] = []
-        self.depth = depth
+class Lines(LineBuilder):
+    """`open`: the blocks around the innermost one."""
 
-    def __call__(self, *lines: str) -> None:
-        self.lines.extend("    " * self.depth + line if line else "" for line in lines)
+    def __init__(self) -> None:
+        self.open: list[list[CodeLine]] = [[]]
+
+    @property
+    def lines(self) -> list[CodeLine]:
+        return self.open[-1]
 
     @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        self(head)
-        self.depth += 1
+    def _block(self, made: Callable[[tuple[CodeLine, ...]], CodeLine]) -> Iterator[None]:
+        self.open.append([])
         yield
-        self.depth -= 1
+        self.add(made(tuple(self.open.pop())))
+
+    def loop(self, counter: str, over: str) -> AbstractContextManager[None]:
+        return self._block(lambda body: ForLoop(counter, over, body))
+
+    def branch(self, test: str) -> AbstractContextManager[None]:
+        return self._block(lambda body: If(test, body))
+
+    def otherwise(self) -> AbstractContextManager[None]:
+        """What is done where the test of the branch before does not hold."""
+        branch = self.lines.pop()
+        assert isinstance(branch, If)
+        return self._block(lambda body: replace(branch, orelse=body))
 
 
 def spell(form: Affine, names: Mapping[str, str] | None = None) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
-from tilec.backends.triton.plan.lines import Effect
+from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 
 
 def staging(w: Lines, d: Design) -> None:
     """Where a tile waits for its copy to the output."""
     if d.out is not None:
-        w(f"staged = gl.allocate_shared_memory(out_map_0.dtype, [{', '.join(box_text(d.out))}], out_map_0.layout)")
+        w.assign(
+            "staged", f"gl.allocate_shared_memory(out_map_0.dtype, [{', '.join(box_text(d.out))}], out_map_0.layout)"
+        )
 
 
 def finish_tile(w: Lines, d: Design) -> None:
@@ -22,12 +24,12 @@ def finish_tile(w: Lines, d: Design) -> None:
     if not d.exact:
         _store(w, d)
         return
-    w("wrong = 0", f"suspect = {joined(_suspicions(d), '|', '')}")
-    with w.block("if suspect:"):
-        w('wrong = gl.max(gl.max(gl.where(gl.abs(sums) < float("inf"), 0, 1), 1), 0)')
-    with w.block("if wrong != 0:"):
+    w.add(assign("wrong", "0"), assign("suspect", joined(_suspicions(d), "|", "")))
+    with w.branch("suspect"):
+        w.assign("wrong", 'gl.max(gl.max(gl.where(gl.abs(sums) < float("inf"), 0, 1), 1), 0)')
+    with w.branch("wrong != 0"):
         _again(w, d)
-    with w.block("else:"):
+    with w.otherwise():
         _store(w, d)
 
 
@@ -36,20 +38,20 @@ def _store(w: Lines, d: Design) -> None:
     scaled = "sums * scale" if d.scaled and not d.split else "sums"
     if d.out is not None:
         if d.specialise:
-            w("tma.store_wait(pendings=0)")
+            w.effect("tma.store_wait(pendings=0)")
         else:
             staging(w, d)
-        w(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))", "fence_async_shared()")
+        w.add(Effect(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
         at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
         select_copy(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
         if not d.specialise:
-            w("tma.store_wait(pendings=0)")
+            w.effect("tma.store_wait(pendings=0)")
         return
-    w("BITS: gl.constexpr = out.dtype.element_ty.primitive_bitwidth")
-    w("WIDE: gl.constexpr = 128 // BITS if BN * BITS >= 128 else 1")
-    w("ACROSS: gl.constexpr = BN // WIDE if BN // WIDE < 32 else 32")
-    w("flat: gl.constexpr = gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])")
-    w(f"values = gl.convert_layout(({scaled}).to(out.dtype.element_ty), flat)")
+    w.assign("BITS", "out.dtype.element_ty.primitive_bitwidth", CONSTEXPR)
+    w.assign("WIDE", "128 // BITS if BN * BITS >= 128 else 1", CONSTEXPR)
+    w.assign("ACROSS", "BN // WIDE if BN // WIDE < 32 else 32", CONSTEXPR)
+    w.assign("flat", "gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
+    w.assign("values", f"gl.convert_layout(({scaled}).to(out.dtype.element_ty), flat)")
     _spread(w, d, "flat", "i", "BN", "0")
     _put(w, d, "i", "values")
 
@@ -62,13 +64,13 @@ def _put(w: Lines, d: Design, mark: str, values: str) -> None:
     if not d.split:
         scalar, row, column = _offsets(d, "out", names)
         parts = [scalar, f"({row})[:, None]" if row else "", f"({column})[None, :]" if column else ""]
-        w(f"gl.store(out + ({joined([t for t in parts if t], '+', '')}), {values}, mask={inside})")
+        w.store(f"out + ({joined([t for t in parts if t], '+', '')})", values, inside)
         return
     row, column = (_flat_index(group, names) for group in (p.rows, p.columns))
     rows, columns, batches = (joined([f"{v.name}_n" for v in g], "*", "1") for g in (p.rows, p.columns, p.batch))
-    w(f"first_{mark} = (outer * ({batches}) + {_flat_index(p.batch, {})}).to(gl.int64) * ({rows})")
-    w(f"place_{mark} = ((first_{mark} + ({row})) * ({columns}))[:, None] + ({column})[None, :]")
-    w(f"gl.store(out + place_{mark}, {values}, mask={inside})")
+    w.assign(f"first_{mark}", f"(outer * ({batches}) + {_flat_index(p.batch, {})}).to(gl.int64) * ({rows})")
+    w.assign(f"place_{mark}", f"((first_{mark} + ({row})) * ({columns}))[:, None] + ({column})[None, :]")
+    w.store(f"out + place_{mark}", values, inside)
 
 
 def _flat_index(group: Sequence[Variable], names: Mapping[str, str]) -> str:
@@ -87,10 +89,10 @@ def _spread(w: Lines, d: Design, layout: str, mark: str, width: str, first: str)
     for side, group, size, start_at, axis in groups:
         number = f"{side}_at_{mark}"
         shift = "" if start_at == "0" else f"{start_at} + "
-        w(f"{number} = {shift}gl.arange(0, {size}, layout=gl.SliceLayout({axis}, {layout}))")
+        w.assign(number, f"{shift}gl.arange(0, {size}, layout=gl.SliceLayout({axis}, {layout}))")
         below = ""
         for v in reversed(group):
-            w(f"{v.name}_{mark} = {v.name} + {number}{below} % B_{v.name}")
+            w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % B_{v.name}")
             below += f" // B_{v.name}"
             terms[side].append(f"({v.name}_{mark} < {v.name}_n)")
     for axis in d.guards:
@@ -99,7 +101,7 @@ def _spread(w: Lines, d: Design, layout: str, mark: str, width: str, first: str)
         shown = {v.name: f"{v.name}_{mark}" for v in d.problem.rows + d.problem.columns}
         terms[side].append(f"({spell(form, shown)} < out_size_{axis})")
     for side, tests in terms.items():
-        w(f"{side}_{mark} = {joined(tests, '&', '')}")
+        w.assign(f"{side}_{mark}", joined(tests, "&", ""))
 
 
 def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, str]:
@@ -118,17 +120,17 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
 def _again(w: Lines, d: Design) -> None:
     """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
     from the usual way."""
-    w("FEW: gl.constexpr = 32 if BN > 32 else BN")
-    w("few: gl.constexpr = gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])")
-    with w.block("for few_at in range(0, BN, FEW):"):
-        w("again = gl.zeros((BM, FEW), gl.float32, few)")
+    w.assign("FEW", "32 if BN > 32 else BN", CONSTEXPR)
+    w.assign("few", "gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
+    with w.loop("few_at", "range(0, BN, FEW)"):
+        w.assign("again", "gl.zeros((BM, FEW), gl.float32, few)")
         _spread(w, d, "few", "k", "FEW", "few_at")
         start(w, d)
-        with w.block("for t in range(steps):"):
-            with w.block("for e in range(BK):"):
+        with w.loop("t", "range(steps)"):
+            with w.loop("e", "range(BK)"):
                 below, valid = "", []
                 for v in reversed(d.problem.summed):
-                    w(f"{v.name}_k = {v.name} + e{below} % B_{v.name}")
+                    w.assign(f"{v.name}_k", f"{v.name} + e{below} % B_{v.name}")
                     below += f" // B_{v.name}"
                     if v.name in d.boxed:
                         valid.append(f"({v.name}_k < {v.name}_n)")
@@ -136,16 +138,16 @@ def _again(w: Lines, d: Design) -> None:
                 for side, own in (("left", "rows_k"), ("right", "columns_k")):
                     tests = [own, *valid]
                     for axis in d.loose[side]:
-                        w(f"{side}_{axis}_at = {spell(d.forms[side][axis], names)}")
+                        w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
                         tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
-                    w(f"{side}_ok = {joined(tests, '&', '')}")
+                    w.assign(f"{side}_ok", joined(tests, "&", ""))
                     offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
-                    w(f"{side}_value = gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
-                w("both = left_ok[:, None] & right_ok[None, :]")
-                w("again += gl.where(both, left_value[:, None] * right_value[None, :], 0.0)")
+                    w.assign(f"{side}_value", f"gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
+                w.assign("both", "left_ok[:, None] & right_ok[None, :]")
+                w.assign("again", "gl.where(both, left_value[:, None] * right_value[None, :], 0.0)", "+=")
             advance(w, d)
         if d.scaled and not d.split:
-            w("again = again * scale")
+            w.assign("again", "again * scale")
         _put(w, d, "k", "again.to(out.dtype.element_ty)")
 
 
@@ -178,18 +180,16 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     sizes = [f"{v.name}_n" for v in order]
     strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
     w = Lines()
-    w(f"i = {PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)", "inside = i < total")
-    w("sums = tl.load(parts + i, mask=inside, other=0.0)")
-    with w.block("for k in range(1, SPLIT):"):
-        w("sums += tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)")
+    w.add(assign("i", f"{PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)"), assign("inside", "i < total"))
+    w.assign("sums", "tl.load(parts + i, mask=inside, other=0.0)")
+    with w.loop("k", "range(1, SPLIT)"):
+        w.assign("sums", "tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)", "+=")
     for v in reversed(order):
-        w(f"{v.name} = i % {v.name}_n", f"i = i // {v.name}_n")
+        w.add(assign(v.name, f"i % {v.name}_n"), assign("i", f"i // {v.name}_n"))
     terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
-    w(f"place = {joined(['out_base', *terms], '+', '')}")
-    w(f"tl.store(out + place, (sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty), mask=inside)")
+    w.assign("place", joined(["out_base", *terms], "+", ""))
+    w.store("out + place", f"(sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty)", "inside")
     parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
     what = ("the shares of a sum, added in order",)
-    kernel = KernelFunction(
-        f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(map(Effect, w.lines)), ("total",), what
-    )
+    kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
     return KernelFile(kernel), sizes, strides

@@ -21,7 +21,8 @@ from tilec.backends.triton.matmul.hopper.tiles import (
     start,
     tile_extents,
 )
-from tilec.backends.triton.plan.lines import Effect
+from tilec.backends.triton.plan.check_lines import check_defined
+from tilec.backends.triton.plan.lines import Effect, assign
 from tilec.backends.triton.plan.source import IMPORTS, PROGRAM, KernelFile, KernelFunction, called, hole
 
 WHAT = "sums of products of two tensors: boxes copied by TMA, multiplied by wgmma"
@@ -39,6 +40,10 @@ IMPORTED = (
 )""",
     'copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared',
     'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
+)
+IMPORTED_NAMES = frozenset(
+    """gl range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
+    warpgroup_mma_wait""".split()
 )
 
 
@@ -73,9 +78,15 @@ def hopper_file(d: Design) -> KernelFile:
     given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
     w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
     kernel = KernelFunction(
-        d.name, given, fixed, tuple(map(Effect, w.lines)), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
+        d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
     )
-    return KernelFile(kernel, own, imports=IMPORTED)
+    return gluon_file(kernel, own)
+
+
+def gluon_file(kernel: KernelFunction, own: tuple[KernelFunction, ...]) -> KernelFile:
+    file = KernelFile(kernel, own, imports=IMPORTED)
+    check_defined(kernel.name, file.free, IMPORTED_NAMES)
+    return file
 
 
 def _alone(d: Design) -> Lines:
@@ -83,28 +94,28 @@ def _alone(d: Design) -> Lines:
     w = Lines()
     counts(w, d)
     _buffers(w, d)
-    w("bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-    with w.block("for k in gl.static_range(STAGES):"):
-        w("mbarrier.init(bars.index(k), count=1)")
-    w(f"tile = {PROGRAM[0]}")
+    w.assign("bars", "gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    with w.loop("k", "gl.static_range(STAGES)"):
+        w.effect("mbarrier.init(bars.index(k), count=1)")
+    w.assign("tile", PROGRAM[0])
     place(w, d)
     start(w, d)
-    with w.block("for k in gl.static_range(STAGES - 1):"):
+    with w.loop("k", "gl.static_range(STAGES - 1)"):
         _fill(w, d, "k", "k < steps")
         advance(w, d)
-    w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
-    with w.block("for t in range(steps):"):
-        w("slot = t % STAGES", "mbarrier.wait(bars.index(slot), (t // STAGES) & 1)")
+    w.assign("acc", "warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    with w.loop("t", "range(steps)"):
+        w.add(assign("slot", "t % STAGES"), Effect("mbarrier.wait(bars.index(slot), (t // STAGES) & 1)"))
         _multiply(w, d)
-        w(
-            "acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))",
-            "ahead = t + STAGES - 1",
+        w.add(
+            assign("acc", "warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))"),
+            assign("ahead", "t + STAGES - 1"),
         )
         _fill(w, d, "ahead % STAGES", "ahead < steps")
         advance(w, d)
-    w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
-    with w.block("for k in gl.static_range(STAGES):"):
-        w("mbarrier.invalidate(bars.index(k))")
+    w.assign("sums", "warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    with w.loop("k", "gl.static_range(STAGES)"):
+        w.effect("mbarrier.invalidate(bars.index(k))")
     finish_tile(w, d)
     return w
 
@@ -114,89 +125,93 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
     multiply. Two take turns, so that one stores while the
     other multiplies. The kernel's lines, and the functions of either."""
     shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
-    every = f"for number in range({PROGRAM[0]}, tiles, gl.num_programs(0)):"
+    every = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")
     w = Lines()
     counts(w, d)
-    w("turn = 0")
-    with w.block(every):
-        w("tile = number")
+    w.assign("turn", "0")
+    with w.loop(*every):
+        w.assign("tile", "number")
         place(w, d)
         start(w, d)
-        with w.block("for t in range(steps):"):
-            w("slot = turn % STAGES", "mbarrier.wait(free.index(slot), ((turn // STAGES) & 1) ^ 1)")
+        with w.loop("t", "range(steps)"):
+            w.add(
+                assign("slot", "turn % STAGES"), Effect("mbarrier.wait(free.index(slot), ((turn // STAGES) & 1) ^ 1)")
+            )
             _fill(w, d, "slot", None)
             advance(w, d)
-            w("turn += 1")
-    produce = KernelFunction("produce", (*shared, *given), fixed, tuple(map(Effect, w.lines)), dialect="gluon")
+            w.assign("turn", "1", "+=")
+    produce = KernelFunction("produce", (*shared, *given), fixed, tuple(w.lines), dialect="gluon")
     w = Lines()
     counts(w, d)
     staging(w, d)
-    w("turn = 0", "count = 0")
-    with w.block(every):
-        w("tile = number")
+    w.add(assign("turn", "0"), assign("count", "0"))
+    with w.loop(*every):
+        w.assign("tile", "number")
         place(w, d)
         if d.consumers == 1:
             _consume(w, d)
         else:
-            with w.block("if count % 2 == WHICH:"):
+            with w.branch("count % 2 == WHICH"):
                 _consume(w, d)
-            w("count += 1")
-        w("turn += steps")
+            w.assign("count", "1", "+=")
+        w.assign("turn", "steps", "+=")
     if d.out is not None:
-        w("tma.store_wait(pendings=0)")
-    consume = KernelFunction(
-        "consume", (*shared, *given), (*fixed, "WHICH"), tuple(map(Effect, w.lines)), dialect="gluon"
-    )
+        w.effect("tma.store_wait(pendings=0)")
+    consume = KernelFunction("consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon")
     w = Lines()
     tile_extents(w, d)
     _buffers(w, d)
-    w("full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-    w("free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
-    with w.block("for k in gl.static_range(STAGES):"):
-        w("mbarrier.init(full.index(k), count=1)", "mbarrier.init(free.index(k), count=1)")
+    w.assign("full", "gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    w.assign("free", "gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
+    with w.loop("k", "gl.static_range(STAGES)"):
+        w.add(Effect("mbarrier.init(full.index(k), count=1)"), Effect("mbarrier.init(free.index(k), count=1)"))
     if d.consumers == 2:
-        w("done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
-        w("mbarrier.init(done.index(0), count=1)", "mbarrier.init(done.index(1), count=1)")
+        w.assign("done", "gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())")
+        w.add(Effect("mbarrier.init(done.index(0), count=1)"), Effect("mbarrier.init(done.index(1), count=1)"))
     passed = ", ".join([*shared, *given, *fixed])
     parts = [f"({hole('consume')}, ({passed}, {k}))" for k in range(d.consumers)]
     parts += [f"({hole('produce')}, ({passed}))"]
     warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
-    w("gl.warp_specialize(", f"    [{', '.join(parts)}],", f"    {warps},", f"    {registers},", ")")
+    w.effect(f"gl.warp_specialize(\n    [{', '.join(parts)}],\n    {warps},\n    {registers},\n)")
     return w, (produce, consume)
 
 
 def _consume(w: Lines, d: Design) -> None:
     """One tile of a program that stays."""
     start(w, d)
-    w("acc = warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    w.assign("acc", "warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
     if d.consumers == 2:
         # a barrier tells two phases apart: who waits for a buffer must not be further ahead of it than that
-        w("mbarrier.wait(done.index(1 - WHICH), ((count - 1) // 2) & 1, pred=count > 0)")
-    with w.block("for t in range(steps):"):
-        w("at = turn + t", "slot = at % STAGES", "mbarrier.wait(full.index(slot), (at // STAGES) & 1)")
+        w.effect("mbarrier.wait(done.index(1 - WHICH), ((count - 1) // 2) & 1, pred=count > 0)")
+    with w.loop("t", "range(steps)"):
+        w.add(
+            assign("at", "turn + t"),
+            assign("slot", "at % STAGES"),
+            Effect("mbarrier.wait(full.index(slot), (at // STAGES) & 1)"),
+        )
         _multiply(w, d)
-        w("acc = warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))")
-        w("mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=t > 0)")
+        w.assign("acc", "warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))")
+        w.effect("mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=t > 0)")
     if d.consumers == 2:
-        w("mbarrier.arrive(done.index(WHICH), count=1)")
-    w("sums = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
-    w("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
+        w.effect("mbarrier.arrive(done.index(WHICH), count=1)")
+    w.assign("sums", "warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    w.effect("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
     finish_tile(w, d)
 
 
 def _buffers(w: Lines, d: Design) -> None:
     for side in ("left", "right"):
         box = ", ".join(box_text(d.left if side == "left" else d.right))
-        w(f"{side}_ring = gl.allocate_shared_memory({side}_map_0.dtype, [STAGES, {box}], {side}_map_0.layout)")
+        w.assign(f"{side}_ring", f"gl.allocate_shared_memory({side}_map_0.dtype, [STAGES, {box}], {side}_map_0.layout)")
 
 
 def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
     """Have one step's boxes copied."""
-    w(f"bar = {'full' if d.specialise else 'bars'}.index({slot})")
+    w.assign("bar", f"{'full' if d.specialise else 'bars'}.index({slot})")
     if when is not None:
-        w(f"some = {when}")
+        w.assign("some", when)
     condition = "" if when is None else ", pred=some"
-    w(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + right_map_0.block_type.nbytes{condition})")
+    w.effect(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + right_map_0.block_type.nbytes{condition})")
     for side, view in (("left", d.left), ("right", d.right)):
         at = ", ".join(coordinate(w, side, dim) for dim in view.dims)
         select_copy(
@@ -218,4 +233,4 @@ def _multiply(w: Lines, d: Design) -> None:
     right = "right_ring.index(slot)" + (
         ".reshape([BN, BK]).permute((1, 0))" if d.right.inner in summed else ".reshape([BK, BN])"
     )
-    w(f"acc = warpgroup_mma({left}, {right}, acc, is_async=True)")
+    w.assign("acc", f"warpgroup_mma({left}, {right}, acc, is_async=True)")
