@@ -11,6 +11,7 @@ import tilec
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul.exp_weighted_matmul import WeightedWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import LogWriter
+from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.schedule import families
 from tilec.bench.sweep.points import shares
 
@@ -122,11 +123,11 @@ def test_pairs_that_are_nowhere_finite_are_counted(monkeypatch):
     """Without the last way, which leaves what it does not compute NaN, everything is there."""
     inputs = sparse()
     assert shares(*inputs, 32, 32) == {"pairs counted": 1.0, "term by term": 0.0}
-    monkeypatch.setattr(LogWriter, "_exact", lambda self, *_: ["acc = acc"])
+    monkeypatch.setattr(LogWriter, "_exact", lambda self, *_: [assign("acc", "acc")])
     got = tilec.compile(PRODUCT, backend="triton")(*inputs).double()
     wanted = tilec.compile(PRODUCT, backend="torch")(*(x.double() for x in inputs))
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-5)
-    monkeypatch.setattr(LogWriter, "_absent", lambda self, *_: ["acc = acc"])
+    monkeypatch.setattr(LogWriter, "_absent", lambda self, *_: [assign("acc", "acc")])
     assert tilec.compile(PRODUCT, backend="triton")(*inputs).isnan().any()
 
 
@@ -148,10 +149,10 @@ def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
     inputs, d = distances(), normal(32, 32)
     gradient = tilec.compile(PRODUCT).grad().tile
     wanted = tilec.compile(gradient, backend="torch")(*(x.double() for x in (*inputs, d)))
-    monkeypatch.setattr(WeightedWriter, "_exact", lambda self, *_: ["acc = acc"])
+    monkeypatch.setattr(WeightedWriter, "_exact", lambda self, *_: [assign("acc", "acc")])
     for g, w in zip(tilec.compile(gradient, backend="triton")(*inputs, d), wanted, strict=True):
         assert (g.double() - w).norm() <= 1e-5 * w.norm()
-    monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, *_: ["acc = acc"])
+    monkeypatch.setattr(WeightedWriter, "_levelled", lambda self, *_: [assign("acc", "acc")])
     found = tilec.compile(gradient, backend="triton")(*inputs, d)
     assert not all(g.isfinite().all() for g in found)
 

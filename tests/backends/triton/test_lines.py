@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
+from pathlib import Path
 
+import pytest
+from support.kernel_cases import KernelCase
+
+import tilec
 from tilec.backends.triton.emit.device_text import kernel_file
+from tilec.backends.triton.emit.kernel import RESERVED
 from tilec.backends.triton.plan.check_lines import MalformedKernel, free_names
 from tilec.backends.triton.plan.lines import (
     Assignment,
@@ -19,6 +25,7 @@ from tilec.backends.triton.plan.lines import (
     printed,
 )
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
+from tilec.backends.triton.scan.kernel import OWN
 
 START = assign("acc", "tl.zeros((BM,), tl.float32)")
 STEP = assign("acc", "x", "+=")
@@ -81,6 +88,14 @@ def test_lines_that_are_no_function(lines, what):
         free_names("kernel", ("x", "n", "Y"), lines)
 
 
+@pytest.mark.parametrize(
+    "parameters, what", [(("x", "acc"), "acc is a parameter, which a line changes"), (("x", "x"), "have one name")]
+)
+def test_parameters_that_are_none(parameters, what):
+    with pytest.raises(MalformedKernel, match=what):
+        free_names("kernel", parameters, [START])
+
+
 def test_lines_that_are():
     both = If("x", (START,), (assign("acc", "x"),))
     assert free_names("kernel", ("x", "n", "Y"), [both, StoreLine("Y", "acc")]) == {"tl", "BM"}
@@ -100,3 +115,35 @@ def test_what_nothing_defines_is_found_before_a_kernel_is_compiled():
     assert "def maximum_(" in file("maximum_(tl.load(X), 0)").text
     with pytest.raises(MalformedKernel, match="nothing defines Z, undefined_"):
         file("undefined_(tl.load(Z), 0)")
+
+
+WHOLE = ("matmul/hopper/", "blocks/", "scatter/sort.py", "fusion/horizontal_fusion.py")  # name their parameters too
+
+
+def test_names_that_writers_give_are_reserved():
+    """A tensor or an index variable of that name gets another one in the kernel."""
+    folder = Path(tilec.__file__).parent / "backends" / "triton"
+    found: dict[str, str] = {}
+    for path in folder.rglob("*.py"):
+        where = path.relative_to(folder).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())) if not where.startswith(WHOLE) else ():
+            match node:
+                case ast.Call(ast.Name("assign" | "ForLoop"), [first, *_]):
+                    names = [first]
+                case ast.Call(ast.Attribute(ast.Name("k") | ast.Attribute(attr="k" | "kernel"), call), [first, *_]):
+                    names = [first] if call in ("assign", "close") else []
+                case ast.Assign([ast.Attribute(attr="constants")], ast.Dict(keys)):
+                    names = keys
+                case ast.Subscript(ast.Attribute(attr="constants"), key):
+                    names = [key]
+                case _:
+                    names = []
+            found |= {n.value: where for n in names if isinstance(n, ast.Constant)}
+    assert len(found) > 60
+    assert not {n: where for n, where in found.items() if n not in (*RESERVED, *OWN)}
+
+
+def test_a_tensor_may_be_called_as_a_constant_is():
+    source = "function (BINS[N]) -> (O) { O[BINS[n] : 8] = +(1); }"
+    text = KernelCase("histogram", source, (((100000,), "int64"),)).text()
+    assert "def O_counts(share, n_n, BINS1," in text and "BINS: tl.constexpr" in text

@@ -31,6 +31,7 @@ RESERVED = (
     "highest", "PIECE",
     "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
     "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "one",
+    "BINS", "other", "difference", "lanes_at",
     *device_functions(),
 )  # fmt: skip
 

@@ -30,7 +30,11 @@ class MalformedKernel(AssertionError):
 
 def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) -> frozenset[str]:
     """The names that a function of these lines takes from its file; raises MalformedKernel where it is none."""
+    if len({*parameters}) < len(parameters):
+        raise MalformedKernel(f"{name}: two parameters have one name: {', '.join(parameters)}")
     check = _Check(name, given_names(lines))
+    if changed := check.given & {*parameters}:
+        raise MalformedKernel(f"{name}: {min(changed)} is a parameter, which a line changes")
     check.give(parameters)
     check.block(lines)
     return frozenset(check.free)

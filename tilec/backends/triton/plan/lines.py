@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import assert_never
 
 from tilec.backends.common.code import indented
 
@@ -171,4 +172,6 @@ def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:
                     found += [f"el{rest[0]}", *rest[1:]]
                 elif orelse:
                     found += ["else:", *indented(rest)]
+            case _:
+                assert_never(line)
     return found

@@ -247,7 +247,7 @@ class StepWriter:
             self.blocks[red] = block
             axes.append(red)
             if count % size:
-                tails[red] = f"{red}_in"
+                tails[red] = k.names.fresh(f"{red}_in")
         shape = tuple_text([self.blocks[a] for a in axes])
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
@@ -260,7 +260,7 @@ class StepWriter:
             place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
             lines = k.scopes[0 if whole else -1].lines
             lines.append(assign(red, f"({place}).to(tl.int64)" if k.int64_index else place))
-            lines += [assign(f"{red}_in", f"{red} < {total}")] if red in tails else []
+            lines += [assign(tails[red], f"{red} < {total}")] if red in tails else []
         else:
             k.assign(red, f"tl.full((), 0, {integer}) + {first}")
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
