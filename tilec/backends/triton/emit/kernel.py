@@ -16,7 +16,7 @@ from tilec.backends.triton.emit.device_text import device_functions, kernel_file
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, If, LineBuilder, Return, assign
-from tilec.backends.triton.plan.plan import Pointer
+from tilec.backends.triton.plan.plan import Launch, Pointer, Step, Table
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import gcd
@@ -225,6 +225,26 @@ class Kernel(LineBuilder):
         parameters, constants, body = tuple(self.parameters), tuple(self.constants), tuple(self.scopes[0].lines)
         unspecialized, contracts = tuple(self.unspecialized), not rounds_each(flat)
         return kernel_file(KernelFunction(self.name, parameters, constants, body, unspecialized, comments, contracts))
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        warps: int,
+        stages: int,
+        *statements: Statement,
+        fusion: bool = True,
+        together: bool = False,
+    ) -> Launch:
+        """A launch of the kernel, which computes the outputs of these statements, as written."""
+        parameters, constants = tuple(self.parameters.items()), tuple(self.constants.items())
+        outputs = tuple(s.output for s in statements)
+        file = self.file(*statements)
+        return Launch(file, grid, parameters, constants, warps, stages, outputs, fusion=fusion, together=together)
+
+    def launches(self, grid: tuple[int, int, int], warps: int, stages: int, *statements: Statement) -> list[Step]:
+        """The same, and before it the table of its classes, where it has one."""
+        launch = self.launch(grid, warps, stages, *statements)
+        return [Table(self.table, self.table_rows()), launch] if self.columns else [launch]
 
 
 def triton_type(dtype: str) -> str:

@@ -26,9 +26,9 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
 from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step, Table
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
@@ -73,17 +73,10 @@ def dot_steps(
 
 def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
-    k, config = writer.kernel, writer.config
-    launch = Launch(
-        writer.file(flat),
-        (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts),
-        tuple(k.parameters.items()),
-        tuple(k.constants.items()),
-        config.warps,
-        config.stages,
-        (writer.space.statement.output, *(r.output for r in writer.epilogue)),
-    )
-    return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
+    writer.write()
+    config = writer.config
+    grid = (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts)
+    return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
 def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool = False) -> list[Step]:
@@ -92,13 +85,8 @@ def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int
     bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
     config = Config(bm, bn, LEAST, 4, 1)
     writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
-    k = writer.kernel
-    file = writer.repair_file(flat)
-    grid = (_tiles(dot, space, config), len(space.classes), 1)
-    parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    table: list[Step] = [Table(k.table, k.table_rows())] if k.columns else []
-    launch = Launch(file, grid, parameters, constants, 4, 1, (space.statement.output,))
-    return [*table, launch]
+    writer.repair()
+    return writer.kernel.launches((_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
 
 
 def _tiles(dot: Dot, space: Space, config: Config) -> int:
@@ -132,8 +120,8 @@ class DotWriter:
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if int64_index else "tl.int32"
 
-    def file(self, flat: Statement) -> KernelFile:
-        k, _dot = self.kernel, self.dot
+    def write(self) -> None:
+        k = self.kernel
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
             if self.space.single(v):
@@ -144,13 +132,12 @@ class DotWriter:
             self._again()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
-        return k.file(flat, *self.epilogue)
 
     def _must_look(self) -> bool:
         """Whether some point may be a zero beside an infinity."""
         return bool(self.dot.zero_left or self.dot.zero_right) and not dot_is_whole(self.dot)
 
-    def repair_file(self, flat: Statement) -> KernelFile:
+    def repair(self) -> None:
         k = self.kernel
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
@@ -164,7 +151,6 @@ class DotWriter:
         k.assign("value", f"tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._again_by_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
-        return k.file(flat)
 
     @property
     def _at_once(self) -> int:

@@ -22,7 +22,7 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step, Table
+from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
@@ -139,20 +139,10 @@ def _steps(
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
     k.constants = {**dict(blocks), **k.constants}
-    constants = tuple(k.constants.items())
     tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
     if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
         return []
-    launch = Launch(
-        k.file(flat, *epilogue),
-        (tiles, len(space.classes), tiling.parts),
-        tuple(k.parameters.items()),
-        constants,
-        tiling.warps,
-        2,
-        (s.output, *(r.output for r in epilogue)),
-    )
-    return [Table(k.table, k.table_rows()), launch] if k.columns else [launch]
+    return k.launches((tiles, len(space.classes), tiling.parts), tiling.warps, 2, flat, *epilogue)
 
 
 def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:

@@ -86,7 +86,7 @@ class TapWriter(UnrolledKernel):
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""
-        k, how, s = self.k, self.how, self.space.statement
+        k, how = self.k, self.how
         k.constants = {"BM": TAP_ROWS, "BN": TAP_COLUMNS}
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
         down, columns = tuple(v for v in many[:-1] if v != how.tap), many[-1:]
@@ -102,7 +102,7 @@ class TapWriter(UnrolledKernel):
         self.combine()
         self._store(target)
         tiles = self.space.count(down) * -(-self.space.count(columns) // TAP_COLUMNS)
-        return self.launched((tiles, 1, how.parts), [flat], (s.output,))
+        return k.launch((tiles, 1, how.parts), 4, 2, flat)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, across = self.k, self.how.across

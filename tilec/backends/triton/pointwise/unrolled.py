@@ -127,12 +127,6 @@ class UnrolledKernel:
         code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
         return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})" if tests else code
 
-    def launched(self, grid: tuple[int, int, int], heads: Sequence[Statement], outputs: tuple[str, ...]) -> Launch:
-        """The kernel, headed by these statements, as one launch."""
-        k = self.k
-        constants = tuple(k.constants.items())
-        return Launch(k.file(*heads), grid, tuple(k.parameters.items()), constants, 4, 2, outputs)
-
 
 @dataclass(frozen=True)
 class Element:
@@ -182,8 +176,7 @@ class OutputsKernel(UnrolledKernel):
             self._store(self.elements[n], value, self.sums[n].dtype)
         rows, columns = k.constants["BM"], k.constants["BN"]
         tiles = -(-space.count(self.rows) // rows) * -(-space.count(self.columns) // columns)
-        outputs = (space.statement.output, *(r.output for r in self.epilogue))
-        return self.launched((tiles, 1, 1), [flat, *self.epilogue], outputs)
+        return k.launch((tiles, 1, 1), 4, 2, flat, *self.epilogue)
 
     def _store(self, element: Element, value: str, dtype: str) -> None:
         k, s, frame = self.k, element.statement, self.frame()

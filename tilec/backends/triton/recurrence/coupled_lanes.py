@@ -199,15 +199,6 @@ class _Sweep(StepWriter):
         k.decode(Axis("row", tuple(variables), "BM"))
 
     def _launch(self, programs: int) -> Launch:
-        k, loop = self.kernel, self.loop
-        return Launch(
-            k.file(loop.flat),
-            (programs, 1, 1),
-            tuple(k.parameters.items()),
-            tuple(k.constants.items()),
-            self.tiling.warps,
-            1,
-            (loop.own,),
-            fusion=bool(loop.aggregates()),
-            together=self.tiling.together,
-        )
+        fusion, together = bool(self.loop.aggregates()), self.tiling.together
+        grid, warps = (programs, 1, 1), self.tiling.warps
+        return self.kernel.launch(grid, warps, 1, self.loop.flat, fusion=fusion, together=together)

@@ -17,7 +17,7 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Launch, Step
+from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.pointer_induction import InductionFrame, InductionState
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions, step_inputs
@@ -374,11 +374,7 @@ def local_steps(
         _first_loads(w, first, waiting)
     _rounds(w, first, waiting, states)
     grid = (-(-loop.count(loop.lanes) // tiling.lanes), 1, 1)
-    arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-    outputs = (loop.own, *(s.output for s in local.epilogue))
-    return [
-        Launch(k.file(loop.flat, *local.epilogue), grid, arguments, constants, tiling.warps, 1, outputs, fusion=False)
-    ]
+    return [k.launch(grid, tiling.warps, 1, loop.flat, *local.epilogue, fusion=False)]
 
 
 def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:

@@ -80,8 +80,7 @@ class RowWriter:
         if t.form == "tiled":
             tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
         outputs = tuple(s.output for s in group.statements)
-        arguments, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-        return Launch(k.file(*flat), (tiles, 1, 1), arguments, constants, t.warps, t.stages, outputs)
+        return replace(k.launch((tiles, 1, 1), t.warps, t.stages, *flat), statements=outputs)
 
     # forms
 

@@ -326,8 +326,4 @@ class ScanWriter:
         blocks = -(-self.scan.rows // self.tiling.lanes)
         k = self.kernel
         k.constants = {"BT": self.tiling.steps, **({} if self.flat_lanes else {"BL": self.tiling.lanes}), **k.constants}
-        outputs = (self.scan.statement.output, *(r.output for r in self.epilogue))
-        parameters, constants = tuple(k.parameters.items()), tuple(k.constants.items())
-        return Launch(
-            k.file(flat, *self.epilogue), (blocks, chunks, 1), parameters, constants, self.tiling.warps, 2, outputs
-        )
+        return k.launch((blocks, chunks, 1), self.tiling.warps, 2, flat, *self.epilogue)

@@ -125,6 +125,5 @@ def _program(k: Kernel) -> str:
 
 def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:
     s = runs.statement
-    constants = tuple(k.constants.items())
     assert math.prod(runs.view.types[s.output].shape)
-    return Launch(k.file(s), (programs, 1, 1), tuple(k.parameters.items()), constants, 4, 2, (s.output,))
+    return k.launch((programs, 1, 1), 4, 2, s)

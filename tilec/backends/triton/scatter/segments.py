@@ -116,9 +116,7 @@ class _Writer:
         self.shape = "(BM * BR, BN)"
 
     def launch(self, grid: tuple[int, int, int], warps: int, epilogue: Sequence[Statement] = ()) -> Launch:
-        k, statements = self.k, (self.runs.statement, *epilogue)
-        constants, outputs = tuple(k.constants.items()), tuple(s.output for s in statements)
-        return Launch(k.file(*statements), grid, tuple(k.parameters.items()), constants, warps, 2, outputs)
+        return self.k.launch(grid, warps, 2, self.runs.statement, *epilogue)
 
     def whole(self, split: bool) -> _Writer:
         """Every run; of long ones the parts that `pieces` has made."""
