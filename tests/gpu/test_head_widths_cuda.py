@@ -20,13 +20,18 @@ TEXT = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
 
 @pytest.mark.parametrize("batch, rows", [(3, 300), (132, 768)], ids=["small", "large"])
 @pytest.mark.parametrize("guard", ["i >= j ? ", ""], ids=["causal", "full"])
-@pytest.mark.parametrize("widths", [(65, 65), (72, 72), (96, 96), (104, 120), (127, 127), (128, 72)])
-def test_widths(widths: tuple[int, int], guard: str, batch: int, rows: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "widths",
+    [(65, 65), (72, 72), (96, 96), (104, 120), (127, 127), (128, 72), (136, 64), (160, 160), (192, 128), (128, 192)]
+    + [(192, 192), (200, 144), (255, 129), (256, 64), (256, 256)],
+)
+def test_widths(widths: tuple[int, int], dtype: torch.dtype, guard: str, batch: int, rows: int) -> None:
     """The large ones are enough for tensor maps and for warps with work of their own."""
     e, f = widths
     generator = torch.Generator("cuda").manual_seed(e)
     shapes = ((batch, rows, e), (batch, rows, e), (batch, rows, f), (batch, rows, f))
-    *given, cotangent = (torch.randn(s, device="cuda", generator=generator).bfloat16() for s in shapes)
+    *given, cotangent = (torch.randn(s, device="cuda", generator=generator).to(dtype) for s in shapes)
     given = [t.requires_grad_() for t in given]
     value = tilec.compile(TEXT.format(guard))(*given)
     ours = torch.autograd.grad(value, given, cotangent)
@@ -38,3 +43,17 @@ def test_widths(widths: tuple[int, int], guard: str, batch: int, rows: int) -> N
     theirs = torch.autograd.grad(exact, (q, k, v), cotangent.double())
     for mine, other in zip((value, *ours), (exact, *theirs), strict=True):
         assert (mine.double() - other).norm() <= 8e-3 * other.norm()
+
+
+@pytest.mark.parametrize("heads, columns, width", [(600, 1100, 64), (3, 20000, 128), (40, 4096, 192), (256, 2000, 72)])
+@pytest.mark.parametrize("guard", ["", "j < 1030 ? "], ids=["all", "some"])
+def test_one_query(guard: str, heads: int, columns: int, width: int) -> None:
+    """Decoding: programs enough, and few of them that share the columns."""
+    generator = torch.Generator("cuda").manual_seed(width)
+    shapes = ((heads, 1, width), (heads, columns, width), (heads, columns, width))
+    q, k, v = (torch.randn(s, device="cuda", generator=generator).bfloat16() for s in shapes)
+    value = tilec.compile(TEXT.format(guard))(q, k, v)
+    seen = slice(1030 if guard else None)
+    scores = 0.125 * q.double() @ k[:, seen].double().mT
+    exact = scores.softmax(-1) @ v[:, seen].double()
+    assert (value.double() - exact).norm() <= 8e-3 * exact.norm()

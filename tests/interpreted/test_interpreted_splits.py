@@ -97,6 +97,27 @@ def test_parts(monkeypatch, name, dtype, rows, lists):
 
 
 @interpreted
+@pytest.mark.parametrize("columns", (1100, 2600))
+@pytest.mark.parametrize("name", ("attention", "window", "statistics"))
+def test_one_row(name, columns):
+    """One query of a head at a time, in a chain of its own."""
+    ours, theirs = programs(name)
+    inputs = given(name, torch.bfloat16, 1, columns)
+    assert any("chain" in k.name for k in ours.lower(*inputs).kernels)
+    got, want = ours(*inputs), theirs(*(x.double() for x in inputs))
+    for x, w in zip(got, want, strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=2e-2, atol=1e-2)
+
+
+def test_one_row_of_scores_that_several_kernels_need_is_stored():
+    text = f"""function (Q[B, R, E], K[B, M, E], V[B, M, F]) -> (O, Y) {{ {SCORES}; {MIXED.format("")};
+        Y[b, r : B, R] = sum(exp(tanh(S[b, r, j] - L[b, r]))); }}"""
+    for rows, chains in ((1, False), (4, True)):
+        made = tilec.compile(text, backend="triton").lower(*given("attention", torch.bfloat16, rows), target="sm_90")
+        assert any("chain" in k.name for k in made.kernels) == chains
+
+
+@interpreted
 def test_gradients():
     ours, theirs = programs("window")
     inputs = given("window", torch.float32, 20)

@@ -7,7 +7,7 @@ from support.chains import VARIANTS, both_ways, run
 
 import tilec
 from tilec.backends.common.chains import recognise
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.places import Tiling, feature_blocks
 from tilec.backends.triton.chains.launch import chain_launch
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -213,15 +213,35 @@ def test_heads_that_share_keys(guard):
     check(mine, [x.detach().numpy() for x in (value, *exact)], 3e-6)
 
 
-def test_wide_mixtures_are_apart():
-    """Sums of two products of 256 columns do not fit into registers: a kernel each."""
-    types = {n: TensorType((16, 2048, 256), "bfloat16") for n in "QKV"}
+@pytest.mark.parametrize("widths", [(136, 40), (24, 200), (200, 144)], ids=str)
+def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
+    """A width that would leave half of a block of a power of two empty has two blocks: no product multiplies much
+    more than there is."""
+    sizes = {**SIZES, "E": widths[0], "F": widths[1]}
+    monkeypatch.setattr(recognise, "LARGE", 0)
+    for name in ("causal", "divided", "bias"):
+        check(*both_ways(VARIANTS[name], "float32", sizes, Tiling(32, 16))[:2], 3e-6)
+
+
+@pytest.mark.parametrize("extent, blocks", [
+    (3, (16,)), (96, (128,)), (129, (128, 16)), (160, (128, 32)), (192, (128, 64)), (193, (256,)), (256, (256,)),
+])  # fmt: skip
+def test_blocks_of_features(extent, blocks):
+    assert feature_blocks(extent) == blocks
+
+
+@pytest.mark.parametrize("dtype, widths, apart", [
+    ("bfloat16", (192, 128), False), ("float32", (192, 128), True), ("bfloat16", (256, 256), True),
+])  # fmt: skip
+def test_wide_mixtures(dtype, widths, apart):
+    """Sums of two products of 192 and 128 columns fit into registers beside scores of 16-bit operands."""
+    types = {n: TensorType((16, 2048, widths[n == "V"]), dtype) for n in "QKV"}
     program = tilec.compile(VARIANTS["causal"].text).program
     parts = partition(program, ("Q", "K", "V"), types, {}, True)
     lowered = lower(parts.backward.program, dict(parts.backward.types), {})
-    found = recognise.chained(lowered.stages["flat"], lowered.types)
-    made = [tuple(s.output for s in k.statements if s.output in ("DQ", "DK", "DV")) for k in found.kernels.values()]
-    assert sorted(made) == [("DK",), ("DQ",), ("DV",)]
+    found = recognise.chained(lowered.stages["flat"], lowered.types).kernels.values()
+    outputs = [tuple(s.output for s in k.statements if s.output in ("DQ", "DK", "DV")) for k in found]
+    assert sorted(outputs) == ([("DK",), ("DQ",), ("DV",)] if apart else [("DK", "DV"), ("DQ",)])
 
 
 @pytest.mark.parametrize("width, chains", [(3, 0), (8, 1)])

@@ -75,6 +75,9 @@ def softmax_reference(name: str, q, k, v, a, r, c):
         ("slopes", (260, 260, 72, 128)),
         ("later rows", (400, 300, 128, 128)),
         ("rows and columns", (150, 270, 128, 104)),
+        ("causal", (200, 200, 192, 128)),
+        ("full", (140, 130, 160, 72)),
+        ("from there on", (150, 150, 256, 256)),
     ],
 )
 def test_attention(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:

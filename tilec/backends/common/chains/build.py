@@ -75,9 +75,11 @@ class _Build(Places):
         places: dict[str, tuple[int, ...]] = {}
         for r in self.kernel.targets:
             t = r.target
-            axes = self._walked_axes() + ([f"d{self.extent[t.feature]}"] if t.feature and not r.unrolled else [])
+            axes = self._walked_axes()
             first = {"max": -_INFINITY, "min": _INFINITY, "logsumexp": -_INFINITY}.get(t.aggregation, 0.0)
             own = [b.fill(axes, 0, INDEX_TYPE) if self._counts(t) else b.fill(axes, first)] * (r.unrolled or 1)
+            if t.feature and not r.unrolled:
+                own = [b.fill([*axes, d], first) for d in self.feature_axes(self.extent[t.feature])]
             if t.aggregation == "logsumexp":
                 own.append(b.fill(axes, 0.0))
             places[t.output] = tuple(range(len(found), len(found) + len(own)))
@@ -222,7 +224,7 @@ class _Build(Places):
                 state[own[0]] = b.apply(t.aggregation, before, x)
             elif self._counts(t):
                 state[own[0]] = self._count(t, at, mask, before)
-            elif r.unrolled is not None:
+            elif t.feature is not None:
                 for k, place in enumerate(own):
                     values = self._at_feature(r, k, positions, masked)
                     state[place] = self._sum(r, values, mask, carried[place], exponentials)
@@ -230,9 +232,18 @@ class _Build(Places):
                 state[own[0]] = self._sum(r, at, mask, before, exponentials)
         return state
 
+    def _blocks(self, r: Reduced) -> int:
+        """How many sums a target is carried in."""
+        f = r.target.feature
+        return 1 if f is None else r.unrolled or len(self.feature_axes(self.extent[f]))
+
     def _at_feature(self, r: Reduced, k: int, positions: Mapping[str, Value], masked: bool) -> Emitter:
-        """Values where an unrolled feature is k."""
-        return self.emitter({**positions, str(r.target.feature): self.b.number(k)}, masked)
+        """Values where a feature is in its block k, or where an unrolled one is k."""
+        f = r.target.feature
+        if f is None:
+            return self.emitter(positions, masked)
+        one = self.b.number(k) if r.unrolled else self.feature_positions(self.feature_axes(self.extent[f])[k])
+        return self.emitter({**positions, f: one}, masked)
 
     def _full(self, x: Value) -> Value:
         """The value with the axes of the matrix."""
@@ -361,9 +372,9 @@ class _Build(Places):
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
         b = self.b
         state = self._combined(state, places)
-        for r, k in [(x, k) for x in self.kernel.targets for k in range(x.unrolled or 1)]:
+        for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
             t = r.target
-            at = self.emitter(positions, False) if r.unrolled is None else self._at_feature(r, k, positions, False)
+            at = self._at_feature(r, k, positions, False)
             first, *more = (state[p] for p in places[t.output][k:])
             if t.aggregation == "logsumexp":
                 total = more[0]

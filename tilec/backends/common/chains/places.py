@@ -15,6 +15,8 @@ from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import NARROW, TensorType
 
+WHOLE_FEATURES = 128  # of one block, whatever part of it is used
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -31,6 +33,18 @@ class Tiling:
 
 def feature_block(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
+
+
+def feature_blocks(extent: int) -> tuple[int, ...]:
+    """Blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and 64."""
+    whole = feature_block(extent)
+    first, rest = whole // 2, feature_block(extent - whole // 2)
+    return (whole,) if whole <= WHOLE_FEATURES or rest == first else (first, rest)
+
+
+def padded_features(extent: int) -> int:
+    """How many features the blocks of so many have."""
+    return sum(feature_blocks(extent))
 
 
 def size_name(v: str) -> str:
@@ -51,13 +65,14 @@ class Places:
         if kernel.looped is not None:
             axes[kernel.looped] = tiling.step
         self.extent = dict(kernel.extent)
-        self.features: dict[str, int] = {}
+        self.features: dict[str, int] = {}  # axis of a block of features -> how many there are in all
+        self.starts: dict[str, int] = {}
         extents = [i.extent for i in kernel.inners.values() if i.left is not None]
         self.summed = {r.feature: self._width(r) for r in kernel.rows if r.feature is not None}
         extents += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature and not r.unrolled]
         for n in [*extents, *self.summed.values()]:
-            self.features[f"d{n}"] = n
-            axes[f"d{n}"] = feature_block(n)
+            for axis, start, block in _feature_axes(n):
+                self.features[axis], self.starts[axis], axes[axis] = n, start, block
         self.b = Builder(axes)
         self.axes = axes
         shared = [set(r.target.bounds) for r in kernel.targets]
@@ -102,13 +117,12 @@ class Places:
     def emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
         b, kernel = self.b, self.kernel
         here = dict(positions)
-        for axis in self.features:
-            here[f"#{axis}"] = b.positions(axis)
+        here.update((f"#{axis}", self.feature_positions(axis)) for axis in self.features)
         for r in kernel.targets:
             f = r.target.feature
             if f is not None and f not in here and r.unrolled is None:
                 here[f] = b.positions(f"d{self.extent[f]}")
-        here.update((f, b.positions(f"d{n}")) for f, n in self.summed.items())
+        here.update((f, b.positions(f"d{n}")) for f, n in self.summed.items() if f not in here)
 
         def within(names: tuple[str, ...]) -> Value | None:
             condition: Value | None = None
@@ -117,10 +131,9 @@ class Places:
                     tail = self.extent[v] % self.axes[v] and (v != kernel.looped or masked)
                     part = b.apply("lt", here[v], self.size(v)) if tail else None
                 else:
-                    axis = v[1:] if v.startswith("#") else f"d{self.summed.get(v, self.extent.get(v, 0))}"
-                    n = self.features.get(axis)
-                    inside = n is None or n == self.axes[axis] or axis not in here[v].type.axes
-                    part = None if inside or n is None else b.apply("lt", b.positions(axis), b.number(n))
+                    axis = next((a for a in here[v].type.axes if a in self.features), None)
+                    inside = axis is None or self.features[axis] >= self.starts[axis] + self.axes[axis]
+                    part = None if inside else b.apply("lt", here[v], b.number(self.features[axis or ""]))
                 condition = made.both(condition, part)
             return condition
 
@@ -131,6 +144,14 @@ class Places:
 
         made = Emitter(b, self.types, here, within, given)
         return made
+
+    def feature_positions(self, axis: str) -> Value:
+        """Of a block of features."""
+        return self.b.apply("add", self.b.positions(axis), self.b.number(self.starts[axis]))
+
+    def feature_axes(self, n: int) -> list[str]:
+        """The blocks that so many features lie in."""
+        return [axis for axis, _, _ in _feature_axes(n)]
 
     def _width(self, row: RowStatement) -> int:
         """How many terms a row's value has."""
@@ -148,13 +169,7 @@ class Places:
         at = self.emitter(positions, False)
         for row in self.kernel.rows:
             s = row.statement
-            value = at.value(s.body, "float32")
-            if row.feature is not None:
-                axis = f"d{self.summed[row.feature]}"
-                inside = at._within((row.feature,))
-                zero = b.number(0.0, "float32")
-                value = value if inside is None else b.apply("select", inside, value, zero)
-                value = b.reduce("sum", axis, value)
+            value = at.value(s.body, "float32") if row.feature is None else self._row_sum(row, positions)
             value = b.apply("add", value, b.fill(self.kernel.blocked, 0.0)) if not value.type.axes else value
             self.row[s.output] = value
             if row.stored:
@@ -162,6 +177,18 @@ class Places:
                 names = tuple(v for f in index for v in f.variables())
                 stored = b.cast(value, self.types[s.output].dtype)
                 b.store(s.output, [at.form(f) for f in index], stored, at._within(names))
+
+    def _row_sum(self, row: RowStatement, positions: Mapping[str, Value]) -> Value:
+        b, v = self.b, row.feature or ""
+        total: Value | None = None
+        for axis in self.feature_axes(self.summed[v]):
+            at = self.emitter({**positions, v: self.feature_positions(axis)}, False)
+            value, inside = at.value(row.statement.body, "float32"), at._within((v,))
+            value = value if inside is None else b.apply("select", inside, value, b.number(0.0, "float32"))
+            value = b.reduce("sum", axis, value)
+            total = value if total is None else b.apply("add", total, value)
+        assert total is not None
+        return total
 
     def _inner(self, inner: Inner, a: Access, at: Emitter) -> Value:
         """The block of an inner sum."""
@@ -173,10 +200,13 @@ class Places:
                 total = term if total is None else self.b.apply("add", total, term)
             assert total is not None
             return self._spread(total, {v for f in names.values() for v in f.variables()})
-        axis = f"d{inner.extent}"
-        names[inner.axis] = Affine.variable(f"#{axis}")
-        left, right = (self.operand(replace_indices(e, names), inner.dtype, at) for e in (inner.left, inner.right))
-        return self.b.dot(axis, left, right, precision=self._precision(inner.dtype))
+        total = None
+        for axis in self.feature_axes(inner.extent):
+            names[inner.axis] = Affine.variable(f"#{axis}")
+            left, right = (self.operand(replace_indices(e, names), inner.dtype, at) for e in (inner.left, inner.right))
+            total = self.b.dot(axis, left, right, total, self._precision(inner.dtype))
+        assert total is not None
+        return total
 
     def _spread(self, v: Value, names: set[str]) -> Value:
         wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names]
@@ -190,3 +220,10 @@ class Places:
     def operand(self, e: Expr, dtype: str, at: Emitter) -> Value:
         """A value as an operand of a product."""
         return self.b.cast(at.value(e), dtype if dtype in NARROW else "float32")
+
+
+def _feature_axes(n: int) -> list[tuple[str, int, int]]:
+    """Axis, first feature and length of each block of n features."""
+    blocks = feature_blocks(n)
+    starts = [sum(blocks[:k]) for k in range(len(blocks))]
+    return [(f"d{n}_{start}" if start else f"d{n}", start, block) for start, block in zip(starts, blocks, strict=True)]

@@ -9,6 +9,7 @@ computes the matrix values again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,9 @@ from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
 
+# of the mixtures of one kernel, if their operands have 16 bits, else LONGEST_INNER: 64 rows of sums take 160 registers
+# of a thread then
+MOST_FEATURES = 320
 MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 _FEWEST = 32  # programs of a kernel that walks far
@@ -164,7 +168,9 @@ def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[C
 def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
     """Whether mixtures as wide as these fit into registers side by side."""
     mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
-    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= LONGEST_INNER
+    halves = all(_operand_dtype(m, matrices.types) in NARROW for m in mixtures)
+    most = MOST_FEATURES if halves else LONGEST_INNER
+    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= most
 
 
 def _read(t: Target) -> set[str]:
@@ -321,6 +327,9 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
     is read and made: each inner sum is one that would be stored."""
     if not any(k.looped is not None for k in kernels):
         return False
+    times = Counter(n for k in kernels for n in k.inners)
+    if any(times[n] > 1 and min(k.extent[v] for v in k.blocked) == 1 for k in kernels for n in k.inners):
+        return False  # a single row of scores is sooner stored than made of all columns again
     names: set[str] = set()
     most = 0
     for k in kernels:

@@ -31,8 +31,7 @@ from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
-SMALLEST_SIDE = 2  # of a product of 16-bit operands that are reduced over at least so many columns:
-MANY_COLUMNS = 1024
+MANY_COLUMNS = 1024  # at least, of a product of 16-bit operands that is reduced over them, for any rows
 # elements of 16-bit rows, at least: gradients by rows of 3 came out wrong on an H200 with Triton 3.6; interpreters of
 # block programs and of Triton compute them rightly
 NARROWEST_ROW = 8
@@ -183,7 +182,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
 def is_matrix(rows: int, columns: int, few: bool) -> bool:
     """Whether there are enough of both; `few`: or few of one where there are many of the other."""
     least, most = sorted((rows, columns))
-    return least >= SMALLEST_MATRIX or few and least >= SMALLEST_SIDE and most >= MANY_COLUMNS
+    return least >= SMALLEST_MATRIX or few and most >= MANY_COLUMNS
 
 
 def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:
@@ -197,11 +196,15 @@ def _as_stored(left: Expr, right: Expr, types: Types) -> tuple[str, Expr, Expr]:
 
 
 def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple[Expr, Expr, str, str] | None:
-    """Two groups of values that share no variable but those of all, with the longest variable of each alone."""
+    """Two groups of values that share no variable but those of all, with the longest variable of each alone; one of a
+    single value where there is no longer one."""
     sets = [{v for v in index_variables(p) if extent[v] > 1} - {axis} for p in parts]
     if len(sets) < 2 or not all(isinstance(x, Expr) for x in parts):
         return None
     common = set.intersection(*sets)
+    if not all(own - common for own in sets):
+        sets = [set(index_variables(p)) - {axis} for p in parts]
+        common = set.intersection(*sets)
     groups: list[tuple[set[str], list[Expr]]] = []
     for p, own in zip(parts, sets, strict=True):
         alone = own - common

@@ -21,6 +21,7 @@ from tilec.backends.common.blocks.ir import (
     Reduce,
     SizeArgument,
     Store,
+    Value,
     operands,
     results,
 )
@@ -60,24 +61,29 @@ GLUON_REDUCTIONS: Mapping[str, str] = {"sum": "gl.sum({0}, {1})", "max": "gl.max
 @dataclass(frozen=True)
 class Walk:
     """A loop: the loads of both products' streamed operands, the products, and the place of the second's sums among
-    what is carried."""
+    what is carried. The first is the sum of several, where its operands lie in several blocks."""
 
     loop: Loop
-    first: DotOp
+    firsts: tuple[DotOp, ...]
     second: DotOp
-    streamed: Load
+    streamed: tuple[Load, ...]
     mixture: Load
     sums: int
+
+    @property
+    def first(self) -> Value:
+        """The first product's sums."""
+        return self.firsts[-1].out
 
 
 @dataclass(frozen=True)
 class WarpRoles:
-    """A block program in this form: the operand that is stationary, the walks, the axes of rows, of what is streamed,
-    and of the second product's columns."""
+    """A block program in this form: the blocks of the operand that is stationary, the walks, the axes of rows, of what
+    is streamed, and of the second product's columns."""
 
     program: BlockProgram
     loads: Mapping[int, BoxLoad]
-    stationary: Load
+    stationary: tuple[Load, ...]
     walks: tuple[Walk, ...]
     rows: str
     streamed: str
@@ -92,20 +98,18 @@ def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles
     walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
     if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
         return None
-    first, second = walks[0].first, walks[0].second
-    stationary = made[first.left.number]
-    assert isinstance(stationary, Load)
-    (rows, columns), streamed = second.out.type.axes, walks[0].streamed.out.type.axes[0]
+    w = walks[0]
+    stationary = tuple(op for d in w.firsts for op in [made[d.left.number]] if isinstance(op, Load))
+    (rows, columns), streamed = w.second.out.type.axes, w.streamed[0].out.type.axes[0]
     alike = all(
-        w.first.left == first.left
-        and w.second.out.type.axes == second.out.type.axes
-        and w.loop.step == walks[0].loop.step
-        and w.first.out.type.axes == (rows, streamed)
-        and made[w.streamed.out.number].tensor == walks[0].streamed.tensor  # type: ignore[union-attr]
-        and made[w.mixture.out.number].tensor == walks[0].mixture.tensor  # type: ignore[union-attr]
-        for w in walks
+        [d.left for d in other.firsts] == [d.left for d in w.firsts]
+        and other.second.out.type.axes == w.second.out.type.axes
+        and other.loop.step == w.loop.step
+        and other.first.type.axes == (rows, streamed)
+        and [x.tensor for x in (*other.streamed, other.mixture)] == [x.tensor for x in (*w.streamed, w.mixture)]
+        for other in walks
     )
-    if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS or stationary.out.number not in loads:
+    if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS:
         return None
     found = WarpRoles(program, loads, stationary, tuple(walks), rows, streamed, columns)
     return found if all(_known(op, found) for op in every_operation(live_operations(found))) else None
@@ -113,8 +117,8 @@ def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
     """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {v.number for w in s.walks for v in (w.streamed.out, w.mixture.out, s.stationary.out)}
-    first = {w.first.out.number for w in s.walks}
+    copied = {x.out.number for w in s.walks for x in (*w.streamed, w.mixture, *s.stationary)}
+    first = {w.first.number for w in s.walks}
     needed: set[int] = set()
 
     def mark(ops: Sequence[Op]) -> None:
@@ -142,22 +146,26 @@ def live_operations(s: WarpRoles) -> tuple[Op, ...]:
 def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> Walk | None:
     dots = [op for op in loop.body if isinstance(op, DotOp)]
     inside = {v.number for op in loop.body for v in results(op)}
-    if len(dots) != 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
+    if len(dots) < 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
         return None
-    first, second = dots
-    left, right, other = (made.get(v.number) for v in (first.left, first.right, second.right))
-    if not (isinstance(left, Load) and isinstance(right, Load) and isinstance(other, Load)):
-        return None
-    brought = all(x.out.number in loads and loads[x.out.number].axes == x.out.type.axes for x in (left, right, other))
-    dtypes = {x.out.type.dtype for x in (left, right, other, second)} - {"float32"}
+    firsts, second = dots[:-1], dots[-1]
+    read = [made.get(v.number) for v in (*(d.left for d in firsts), *(d.right for d in dots))]
+    brought = [x for x in read if isinstance(x, Load) and _is_box(x, loads)]
     cast = made.get(second.left.number)
-    if not brought or not isinstance(cast, Cast) or second.accumulator is None or len(dtypes) != 1:
+    if len(brought) != 2 * len(firsts) + 1 or not isinstance(cast, Cast) or second.accumulator is None:
         return None
-    if first.accumulator is not None or left.out.number in inside or not dtypes <= set(NARROW):
+    stationary, streamed, mixture = brought[: len(firsts)], brought[len(firsts) : -1], brought[-1]
+    dtypes = {x.out.type.dtype for x in brought}
+    if len(dtypes) != 1 or not dtypes <= set(NARROW) or cast.out.type.dtype not in dtypes:
         return None
-    if not {right.out.number, other.out.number, cast.out.number} <= inside or cast.out.type.dtype not in dtypes:
+    added = [d.out for d in firsts[:-1]]
+    if [d.accumulator for d in firsts] != [None, *added] or any(x.out.number in inside for x in stationary):
         return None
-    axes = (first.left.type.axes[1], first.right.type.axes[1]) == (first.axis, first.axis)
+    if any(v in added for op in loop.body if op not in firsts for v in operands(op)):
+        return None
+    if not {*(x.out.number for x in streamed), mixture.out.number, cast.out.number} <= inside:
+        return None
+    axes = all((d.left.type.axes[1], d.right.type.axes[1]) == (d.axis, d.axis) for d in firsts)
     if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
         return None
     sums = [k for k, v in enumerate(loop.yielded) if v == second.out]
@@ -170,7 +178,12 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     again = any(second.out in operands(op) for op in loop.body)
     if late & {cast.value.number, *others} or again or moved:
         return None
-    return Walk(loop, first, second, right, other, place)
+    return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place)
+
+
+def _is_box(load: Load, loads: Mapping[int, BoxLoad]) -> bool:
+    """Whether a map brings the block as it stands."""
+    return load.out.number in loads and loads[load.out.number].axes == load.out.type.axes
 
 
 def depending(ops: Sequence[Op], found: set[int]) -> set[int]:

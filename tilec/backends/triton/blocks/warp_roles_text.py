@@ -49,7 +49,8 @@ OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
     columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
-    stationary streamed mixture stationary_full streamed_full streamed_free mixture_full mixture_free""".split()
+    stationary stationary1 streamed streamed1 mixture stationary_full streamed_full streamed_free mixture_full
+    mixture_free""".split()
 )
 BARRIERS = {  # and how many arrive
     "stationary_full": 1,
@@ -58,20 +59,22 @@ BARRIERS = {  # and how many arrive
     "mixture_full": 1,
     "mixture_free": GROUPS_OF_WARPS,
 }
-SHARED = ("stationary", "streamed", "mixture", *BARRIERS)
+RINGS = ("stationary", "streamed", "mixture")
 
 
 def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
     """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
-    box = s.loads[s.stationary.out.number]
-    block = list(maps[box.parameter].block)
-    place = next(d for d, v in enumerate(s.stationary.index) if v.type.axes == (s.rows,))
-    block[place] = GROUP_ROWS
-    name = f"{python_name(s.stationary.tensor)}_map_{'_'.join(map(str, block))}"
-    loads = {**s.loads, s.stationary.out.number: replace(box, parameter=name)}
-    used = [loads[w.out.number].parameter for walk in s.walks for w in (walk.streamed, walk.mixture)]
-    found = {name: replace(maps[box.parameter], block=tuple(block))} | {p: maps[p] for p in dict.fromkeys(used)}
-    dtype = s.stationary.out.type.dtype
+    halves, loads = {}, dict(s.loads)
+    for load in s.stationary:
+        box = s.loads[load.out.number]
+        block = list(maps[box.parameter].block)
+        block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
+        name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
+        loads[load.out.number] = replace(box, parameter=name)
+        halves[name] = replace(maps[box.parameter], block=tuple(block))
+    used = [loads[x.out.number].parameter for w in s.walks for x in (*w.streamed, w.mixture)]
+    found = halves | {p: maps[p] for p in dict.fromkeys(used)}
+    dtype = s.stationary[0].out.type.dtype
     laid = {
         p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
         for p, d in found.items()
@@ -86,7 +89,8 @@ def warp_roles_file(
     program = s.program
     given = [*maps, *(python_name(t.name) for t in program.tensors), *program.sizes]
     given += [stride_name(t.name, d) for t in program.tensors for d in range(t.rank)]
-    parameters = (*SHARED, *given)
+    rings = [f"{name}{k or ''}" for name, found in zip(RINGS, _parameters(s), strict=True) for k in range(len(found))]
+    parameters = (*rings, *BARRIERS, *given)
     own = tuple(
         KernelFunction(name, parameters, constants, tuple(body), dialect="gluon")
         for name, constants, body in (
@@ -94,15 +98,12 @@ def warp_roles_file(
             ("consume", ("WHICH",), _Consumer(s, frozenset(int64_tensors), set(given), stages).body()),
         )
     )
-    stationary, streamed, mixture = _parameters(s)
     lines: list[CodeLine] = []
-    for name, count, p in (
-        ("stationary", GROUPS_OF_WARPS, stationary),
-        ("streamed", stages, streamed),
-        ("mixture", stages, mixture),
-    ):
-        block = ", ".join(map(str, maps[p].block))
-        lines.append(assign(name, f"gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)"))
+    for name, count, parameters_of in zip(RINGS, (GROUPS_OF_WARPS, stages, stages), _parameters(s), strict=True):
+        for k, p in enumerate(parameters_of):
+            block = ", ".join(map(str, maps[p].block))
+            shared = f"gl.allocate_shared_memory({p}.dtype, [{count}, {block}], {p}.layout)"
+            lines.append(assign(f"{name}{k or ''}", shared))
     for name in BARRIERS:
         count = GROUPS_OF_WARPS if name == "stationary_full" else stages
         lines.append(assign(name, f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"))
@@ -129,11 +130,11 @@ def warp_roles_file(
     return gluon_file(kernel, own)
 
 
-def _parameters(s: WarpRoles) -> tuple[str, str, str]:
-    """Maps of the stationary operand, of the streamed one, of the second product's."""
+def _parameters(s: WarpRoles) -> tuple[list[str], list[str], list[str]]:
+    """Maps of the stationary operand's blocks, of the streamed one's, of the second product's."""
     w = s.walks[0]
     stationary, streamed, mixture = (
-        s.loads[load.out.number].parameter for load in (s.stationary, w.streamed, w.mixture)
+        [s.loads[load.out.number].parameter for load in found] for found in (s.stationary, w.streamed, (w.mixture,))
     )
     return stationary, streamed, mixture
 
@@ -180,7 +181,7 @@ class _Producer(_Part):
 
     def body(self) -> list[CodeLine]:
         stationary, streamed, mixture = _parameters(self.s)
-        boxed = [self.s.stationary, *(x for w in self.s.walks for x in (w.streamed, w.mixture))]
+        boxed = [*self.s.stationary, *(x for w in self.s.walks for x in (*w.streamed, w.mixture))]
         places = [v for x in boxed for v in self.s.loads[x.out.number].offsets if v is not None]
         wanted = {v.number for v in places} | {v.number for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
         ops = list(every_operation(self.s.program.body))
@@ -197,22 +198,29 @@ class _Producer(_Part):
             if not started:
                 started = True
                 for k in range(GROUPS_OF_WARPS):
-                    lines.append(Effect(f"mbarrier.expect(stationary_full.index({k}), {stationary}.block_type.nbytes)"))
-                    offsets = self._offsets(self.s.stationary, f" + {k * GROUP_ROWS}" if k else "")
-                    copied = f"copy_in({stationary}, [{offsets}], stationary_full.index({k}), stationary.index({k}))"
-                    lines.append(Effect(copied))
+                    moved = f" + {k * GROUP_ROWS}" if k else ""
+                    lines += self._copies("stationary", stationary, self.s.stationary, str(k), moved)
                 lines.append(assign("turn", "0"))
             w = next(w for w in self.s.walks if w.loop is op)
             lines.append(self._steps(op))
             inner = [self._first(op, "t"), assign("slot", f"(turn + t) % {self.stages}")]
             inner.append(assign("at", f"(((turn + t) // {self.stages}) & 1) ^ 1"))
             inner += self.lines([x for x in op.body if self._wanted(x, wanted)])
-            for name, parameter, load in (("streamed", streamed, w.streamed), ("mixture", mixture, w.mixture)):
+            for name, maps, found in (("streamed", streamed, w.streamed), ("mixture", mixture, (w.mixture,))):
                 inner.append(Effect(f"mbarrier.wait({name}_free.index(slot), at)"))
-                inner.append(Effect(f"mbarrier.expect({name}_full.index(slot), {parameter}.block_type.nbytes)"))
-                offsets = self._offsets(load)
-                inner.append(Effect(f"copy_in({parameter}, [{offsets}], {name}_full.index(slot), {name}.index(slot))"))
+                inner += self._copies(name, maps, found, "slot")
             lines += [ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
+        return lines
+
+    def _copies(
+        self, ring: str, maps: Sequence[str], loads: Sequence[Load], slot: str, moved: str = ""
+    ) -> list[CodeLine]:
+        """A place of a ring is filled, from all of these maps."""
+        size = " + ".join(f"{p}.block_type.nbytes" for p in maps)
+        lines: list[CodeLine] = [Effect(f"mbarrier.expect({ring}_full.index({slot}), {size})")]
+        for k, (p, load) in enumerate(zip(maps, loads, strict=True)):
+            offsets, there = self._offsets(load, moved), f"{ring}{k or ''}.index({slot})"
+            lines.append(Effect(f"copy_in({p}, [{offsets}], {ring}_full.index({slot}), {there})"))
         return lines
 
     @staticmethod
@@ -263,18 +271,20 @@ class _Consumer(_Part):
         lines = self.carried(loop)
         sums = self.names[loop.carried[w.sums].number]
         lines.append(self._steps(loop))
-        multiplied = self.s.program.axes[self.s.streamed], self.s.program.axes[w.first.axis]
+        columns, depths = self.s.program.axes[self.s.streamed], [self.s.program.axes[d.axis] for d in w.firsts]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
         def first_product(turn: str, slot: str) -> list[CodeLine]:
-            streamed = f"streamed.index({slot}).reshape([{multiplied[0]}, {multiplied[1]}]).permute((1, 0))"
-            rows = f"stationary.index(WHICH).reshape([{GROUP_ROWS}, {multiplied[1]}])"
-            product = f"warpgroup_mma({rows}, {streamed}, warpgroup_mma_init(zero), use_acc=False, is_async=True)"
-            return [
+            lines: list[CodeLine] = [
                 assign(slot, f"({turn}) % {stages}"),
                 Effect(f"mbarrier.wait(streamed_full.index({slot}), (({turn}) // {stages}) & 1)"),
-                assign(f"{slot}_begun", product),
             ]
+            for k, depth in enumerate(depths):
+                left = f"stationary{k or ''}.index(WHICH).reshape([{GROUP_ROWS}, {depth}])"
+                right = f"streamed{k or ''}.index({slot}).reshape([{columns}, {depth}]).permute((1, 0))"
+                added = f"{slot}_begun" if k else "warpgroup_mma_init(zero), use_acc=False"
+                lines.append(assign(f"{slot}_begun", f"warpgroup_mma({left}, {right}, {added}, is_async=True)"))
+            return lines
 
         def second_product(turn: str, slot: str) -> list[CodeLine]:
             columns = f"mixture.index({slot}).reshape([{mixture}])"
@@ -311,16 +321,17 @@ class _Consumer(_Part):
     def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[CodeLine]) -> list[CodeLine]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
-        apart = {w.streamed.out.number, w.mixture.out.number, w.first.out.number, w.second.out.number}
+        loads, products = (*w.streamed, w.mixture), (*w.firsts, w.second)
+        apart = {*(x.out.number for x in loads), *(d.out.number for d in products)}
         rest = [op for op in loop.body if not any(v.number in apart for v in results(op))]
-        later = depending(loop.body, {w.first.out.number})
+        later = depending(loop.body, {w.first.number})
         late = depending(loop.body, {loop.carried[w.sums].number})
         early = [op for op in rest if not any(v.number in later | late for v in results(op))]
         middle = [op for op in rest if any(v.number in later - late for v in results(op))]
         after = [op for op in rest if any(v.number in late for v in results(op))]
         lines = self.lines(early)
         waited = f"warpgroup_mma_wait(num_outstanding={outstanding}, deps=({slot}_begun,))"
-        lines.append(assign(self.named(w.first.out), waited))
+        lines.append(assign(self.named(w.first), waited))
         lines.append(Effect(f"mbarrier.arrive(streamed_free.index({slot}), count=1)"))
         lines += self.lines(middle)
         lines += ended

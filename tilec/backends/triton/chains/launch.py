@@ -12,7 +12,7 @@ from tilec.backends.common.blocks.ir import BlockProgram
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.places import Tiling, feature_block
+from tilec.backends.common.chains.places import Tiling, feature_block, padded_features
 from tilec.backends.common.chains.splits import Split, build_together, split_of
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.code import python_name
@@ -38,20 +38,23 @@ from tilec.language.show import show_statement
 ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 128, 4, 2), Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 32, 4, 3, boxed=False)),
     128: (Tiling(64, 64, 4, 3),) * 3,
-    256: (Tiling(128, 64, 8, 2),) * 3,
+    256: (Tiling(128, 64, 8, 3),) * 3,
 }
 TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 64, 4, 3, boxed=False),) * 3,
     128: (Tiling(128, 64, 8, 3, boxed=False),) * 3,
-    256: (Tiling(64, 64, 4, 2),) * 3,
+    256: (Tiling(64, 32, 4, 3),) * 3,
 }
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
     128: (Tiling(64, 64, 4, 2),) * 3,
-    256: (Tiling(32, 32, 4, 2),) * 3,
+    256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
 }
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
-ROLES_WIDTH = 128  # of their operands
+ROLES_WIDTH = 128  # of their operands, at least
+ROLES_BARRIERS = 1024  # bytes
+ROLES_STEPS = (128, 64)
+ROLES_SUMS = 180  # registers of a thread for scores, these in 16 bits, and sums
 MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
 # of float32 operands, which take twice the room
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
@@ -91,7 +94,7 @@ def _width(kernel: ChainKernel) -> int:
     """Of the widest operand's block."""
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
     widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
-    return max([32, *map(feature_block, widths)])
+    return max([32, *map(padded_features, widths)])
 
 
 def _walk_of(kernel: ChainKernel, types: Mapping[str, TensorType]) -> int:
@@ -138,7 +141,7 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
     for r in kernel.targets:
         for f in r.feature:
             streamed.update(
-                (a.tensor, feature_block(kernel.extent[r.target.feature or ""])) for a in accesses_in(f.value)
+                (a.tensor, padded_features(kernel.extent[r.target.feature or ""])) for a in accesses_in(f.value)
             )
         for a in accesses_in(r.target.body, *r.target.conditions):
             used = {*index_variables(a)}
@@ -152,7 +155,7 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
                 for x in () if side is None else accesses_in(side):
                     own = {names.get(v) for v in index_variables(x)}
                     if inner.axis in index_variables(x):
-                        (streamed if kernel.looped in own else stationary)[x.tensor] = feature_block(inner.extent)
+                        (streamed if kernel.looped in own else stationary)[x.tensor] = padded_features(inner.extent)
     return stationary, streamed, matrices
 
 
@@ -276,9 +279,10 @@ def _warp_roles_launch(
 ) -> Launch | None:
     """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
     not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
-    usual = choose_chain_tiling(kernel, types, setting)
-    tiling = replace(usual, block=ROLES.block, step=ROLES.step, warps=4, stages=2, boxed=True)
-    if kernel.looped is None or kernel.elementwise or _width(kernel) != ROLES_WIDTH:
+    if kernel.looped is None or kernel.elementwise or _width(kernel) < ROLES_WIDTH:
+        return None
+    tiling = _roles_tiling(kernel, replace(ROLES, precision=PRECISION[setting.precision]), setting.device.shared)
+    if tiling is None:
         return None
     ends = {c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(kernel.looped))}
     if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step or len(ends) > 1:
@@ -293,6 +297,18 @@ def _warp_roles_launch(
     heading = [show_statement(without_sizes(s)) for s in kernel.statements]
     file = warp_roles_file(found, maps, int64_tensors, heading, tiling.stages)
     return _launch_of(made, file, maps, kernel, strides, tiling)
+
+
+def _roles_tiling(kernel: ChainKernel, tiling: Tiling, shared: int) -> Tiling | None:
+    """The longest steps whose operands have room in shared memory and whose sums have in registers."""
+    stationary, streamed, _ = _operands(kernel)
+    mixed = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
+    for step in ROLES_STEPS:
+        room = 2 * (tiling.block * sum(stationary.values()) + tiling.stages * step * sum(streamed.values()))
+        # a group of 128 threads has 64 rows
+        if room + ROLES_BARRIERS <= shared and mixed // 2 + step * 3 // 4 <= ROLES_SUMS:
+            return replace(tiling, step=step)
+    return None
 
 
 def _points(kernel: ChainKernel) -> int:
