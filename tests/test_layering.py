@@ -298,7 +298,6 @@ READS_TEXT = {"split", "partition", "rpartition", "splitlines", "startswith", "e
 TEXT_READERS = {
     "common/memory.py": "the message of torch's error",
     "common/code.py": "is a text a name, or does it end as a part of a tensor does",
-    "common/chains/places.py": "a mark of its own at the head of a name",
     "triton/runtime/compiled.py": "PTX, which another compiler has written, and that one's messages",
     "triton/runtime/launcher.py": "PTX: how many parameters the compiled kernel declares",
     "triton/runtime/host.py": "lines of statements as comments; which imports lines of torch need",
