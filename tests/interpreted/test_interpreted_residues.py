@@ -63,6 +63,16 @@ def test_classes_at_once(name: str) -> None:
     assert f.lower(image((2, 5, 6, 33))).source().count("tl.store(") == ELEMENTS.get(name, 2)
 
 
+def test_classes_beside_each_other_in_memory_are_one_text() -> None:
+    source = """function (I[N, H, W, D, 2, 2]) -> (O) {
+        O[n, 2*y + j, 2*x + i, d : N, 2*H, 2*W, D] = I[n, y, x, d, j, i];
+    }"""
+    i = image((1, 2, 3, 32, 2, 2), torch.bfloat16)
+    f = tilec.compile(source, backend="triton")
+    assert torch.equal(f(i), tilec.compile(source, backend="torch")(i))
+    assert f.lower(i).source().count("tl.store(") == 1
+
+
 BILINEAR = f"""function (I[N, H, W, C]) -> (O) {{
     V[n, y, x, c : N, 2*H, W, C] = {DOUBLED}
     O[n, y, x, c : N, 2*H, 2*W, C] = x % 2 == 0
@@ -91,6 +101,42 @@ def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
         value = tilec.compile(source, backend=backend)(leaf)
         found.append(torch.autograd.grad(value, leaf, image(tuple(value.shape), dtype))[0])
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
+
+
+INTERLEAVED = {  # read a step apart, so that parts of the gradient are written so
+    "differences": "O[n, y, x, c : N, H/2, W, C] = I[n, 2*y, x, c] - I[n, 2*y + 1, x, c];",
+    "products": "O[n, y, x, c : N, H/2, W, C] = I[n, 2*y, x, c] * I[n, 2*y + 1, x, c];",
+    "neighbours in memory": "O[n, y, x, c : N, H, W, C/2] = I[n, y, x, 2*c] * I[n, y, x, 2*c + 1];",
+    "both axes": """O[n, y, x, c : N, H/2, W/2, C] = I[n, 2*y, 2*x, c] - 2 * I[n, 2*y, 2*x + 1, c]
+        + 3 * I[n, 2*y + 1, 2*x, c] * I[n, 2*y + 1, 2*x + 1, c];""",
+    "by number": """O[n, k, y, x, c : N, 3, H/2, W, C] = k == 0 ? I[n, 2*y, x, c] + I[n, 2*y + 1, x, c]
+        : (k == 1 ? I[n, 2*y, x, c] - I[n, 2*y + 1, x, c] : I[n, 2*y, x, c]);""",
+    "two of three": "O[n, y, x, c : N, H/3, W, C] = I[n, 3*y, x, c] * I[n, 3*y + 2, x, c];",
+    "one beyond the other": "O[n, y, x, c : N, H/2 - 1, W, C] = I[n, 2*y, x, c] + 2 * I[n, 2*y + 2, x, c];",
+    "three outputs": """A[n, y, x, c : N, H/2, W, C] = I[n, 2*y, x, c] + I[n, 2*y + 1, x, c];
+        B[n, y, x, c : N, H/2, W, C] = I[n, 2*y, x, c] * I[n, 2*y + 1, x, c]; O = A * B;""",
+    "written so": """A[n, 2*y, x, c : N, 2*H, W, C] = +(I[n, y, x, c]);
+        B[n, 2*y + 1, x, c : N, 2*H, W, C] = +(-I[n, y, x, c]); O = A + B;""",
+}
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_parts_a_step_apart(name: str) -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {INTERLEAVED[name]} }}"
+    for shape in ((2, 6, 4, 34), (1, 12, 2, 64)):
+        found = []
+        for backend, dtype in (("triton", torch.float32), ("torch", torch.float64), ("triton", torch.bfloat16)):
+            leaf = image(shape, dtype).requires_grad_()
+            value = tilec.compile(source, backend=backend)(leaf)
+            found.append((value, torch.autograd.grad(value, leaf, image(tuple(value.shape), dtype))[0]))
+        for got, wanted, half in zip(*found, strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(half.double(), wanted, rtol=2e-2, atol=2e-1)
+    f = tilec.compile(source, backend="triton")
+    inputs = [image((2, 12, 12, 36))]
+    if name != "written so":
+        f, inputs = f.grad(["I"]), [*inputs, *(torch.zeros(t.shape) for t in f.lower(*inputs).outputs)]
+    assert len(f.lower(*inputs).kernels) == (2 if name == "three outputs" else 1)
 
 
 def drawn(seed: int) -> tuple[str, tuple[int, ...]]:

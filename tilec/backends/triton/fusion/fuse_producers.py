@@ -1,8 +1,9 @@
 """Elementwise statements that one statement alone reads, written into it: their values are never stored.
 
 Groups take most of them. What is left are reductions that are split over programs, such as a mean of all elements of
-`abs(X - T)`, sums over an axis that no group walks, and what reads neighbours of a tensor that is computed from
-neighbours: the two steps of a resize. Elements are computed again there for each element that reads them, which pays
+`abs(X - T)`, sums over an axis that no group walks, sums of tensors that are written a step apart (the gradient of what
+reads even and odd elements), and what reads neighbours of a tensor that is computed from neighbours: the two steps of a
+resize. Elements are computed again there for each element that reads them, which pays
 where the caches deliver what is read again sooner than memory takes and gives the tensor between.
 """
 
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
 from tilec.backends.triton.iteration.coalesce import StridedView, values
-from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.residues import period, reads_of_elements
-from tilec.backends.triton.recurrence.fuse_producers import element_at
+from tilec.backends.triton.pointwise.residues import choose_residues, period, reads_of_elements
+from tilec.backends.triton.recurrence.fuse_producers import element_at, padded
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.index import linear, replace_indices
@@ -40,8 +42,9 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.rational import Fraction
+from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import NARROW, Types
+from tilec.transforms.util.naming import all_variables, fresh_variable
 
 
 def with_producers(
@@ -52,9 +55,21 @@ def with_producers(
     statements = {s.output: s for s in program.statements}
     read = {output: set(names) for output, names in reads.items() if output in statements}
     changed: set[str] = set()
+    times = Counter(t for names in read.values() for t in names)
+    taken = {*barred, *program.outputs, *(t for t, n in times.items() if n > 1)}
+    for s in program.statements:
+        parts = {t: statements[t] for t in reads.get(s.output, ()) if t in statements and t not in taken}
+        made = _interleaved(s, parts, types) if len(parts) > 1 and s.output not in barred else None
+        if made is not None:
+            statements[s.output] = made
+            read[s.output] = read[s.output].union(*(read.pop(t) for t in parts)) - parts.keys()
+            for t in parts:
+                del statements[t]
+            changed = (changed - parts.keys()) | {s.output}
     for s in reversed(program.statements):
         readers = [output for output, names in read.items() if s.output in names]
-        if s.output in program.outputs or s.output in barred or len(readers) != 1 or readers[0] in barred:
+        kept = s.output in program.outputs or s.output in barred or s.output not in statements
+        if kept or len(readers) != 1 or readers[0] in barred:
             continue
         made = _computing(statements[readers[0]], s, types) or _inlined(statements[readers[0]], s, types)
         if made is not None:
@@ -133,6 +148,81 @@ def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> t
 def _inside(e: Access) -> list[Access]:
     """What is read to find where an access reads."""
     return list(accesses_in(*e.index))
+
+
+# parts of a tensor
+
+
+def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types) -> Statement | None:
+    """A sum of tensors that are written a step apart, such as the even elements and the odd ones, as one statement:
+    no part is filled with zeros, stored and read. None where a part is of another form, or no program takes all
+    residue classes."""
+    names = _elementwise(reader, types)
+    if names is None or reader.guard is not None or types[reader.output].dtype == "bool":
+        return None
+    terms = _summands(reader.body)
+    tensors = [e.tensor if isinstance(e, Access) and e.index == reader.index else "" for e in terms]
+    if len(set(tensors)) < len(tensors) or set(tensors) != parts.keys():
+        return None
+    spaces = [build_space(parts[t], types) for t in tensors]
+    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces if x is not None and len(x.classes) == 1}
+    if None in spaces or len(summed) != 1:
+        return None
+    used = {v for s in parts.values() for v in all_variables(s)} | set(names)
+    (counts,) = summed
+    fresh = [fresh_variable("k", used) for _ in counts]
+    found = [_part(parts[t], x, names, fresh, types) for t, x in zip(tensors, spaces, strict=True) if x is not None]
+    values = [e for e in found if e is not None]
+    if len(values) < len(tensors):
+        return None
+    body = functools.reduce(lambda a, b: Call("add", (a, b)), values)
+    ranges = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
+    made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=ranges)
+    space = build_space(made, types)
+    if space is None or sum(1 for _ in walk(body)) > LONGEST_BODY:
+        return None
+    view = StridedView(made, types, {name: contiguous(t.shape) for name, t in types.items()})
+    in_classes = choose_residues(space, view) is not None
+    return made if in_classes or not fresh and period(made, names[-1]) > 1 else None
+
+
+def _summands(e: Expr) -> list[Expr]:
+    return [x for a in e.args for x in _summands(a)] if isinstance(e, Call) and e.function == "add" else [e]
+
+
+def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
+    """A part's value at the element that `names` give, 0 where it writes none, its own sums over `summed`."""
+    plain = s.guard is None and s.default is None and s.init is None and not reads_itself(s)
+    rows = [linear(e) for e in s.index or ()]
+    own = [row.variables()[0] if len(row.terms) == 1 and row.is_affine and row.is_integral else "" for row in rows]
+    if not plain or s.aggregation not in ("assign", "sum") or "" in own or len(set(own)) < len(own):
+        return None
+    low, extent = space.low[0], space.extent[0]
+    if space.stored or space.steps or any(low[v] for v in space.reductions):
+        return None
+    change = {v: linear(Index(w)) for v, w in zip(space.reductions, summed, strict=True)}
+    tests: list[Expr] = []
+    for v, w, row, size in zip(own, names, rows, types[s.output].shape, strict=True):
+        step, place = as_int(row.coefficient(v)), linear(Index(w)) - row.constant
+        if step < 1:
+            return None
+        change[v] = place * Fraction(1, step)
+        first, last = as_int(row.constant) + step * low[v], as_int(row.constant) + step * (low[v] + extent[v] - 1)
+        tests += [Call("eq", (Call("mod", (place.to_value(), Int(step))), ZERO))] if step > 1 else []
+        tests += [Call("ge", (Index(w), Int(first)))] if first >= step else []
+        tests += [Call("le", (Index(w), Int(last)))] if last + step < size else []
+    for c in space.valid:
+        form = c.form.substitute(change)
+        if not c.form.is_integral or set(c.form.variables()) - set(own) or not form.is_affine:
+            return None
+        form, bound = form * form.denominator, c.bound * form.denominator
+        tests += [Call("ge", (form.to_value(), ZERO)), Call("lt", (form.to_value(), Int(bound)))]
+    if not tests:
+        return None
+    value = padded(replace_indices(s.body, change), types)
+    if types[s.output].dtype in NARROW and not summed:
+        value = Call(types[s.output].dtype, (value,))
+    return Call("select", (functools.reduce(lambda a, b: Call("and", (a, b)), tests), value, ZERO))
 
 
 # what is computed again for each reader

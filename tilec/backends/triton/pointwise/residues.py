@@ -25,6 +25,7 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Pad, Statement, children, rebuild, walk
 from tilec.ir.rational import Fraction
 from tilec.ir.types import Types
+from tilec.transforms.simplify.simplify import is_bool
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -57,7 +58,8 @@ def unrolled_outputs(
 def choose_residues(space: Space, view: StridedView) -> Residues | None:
     """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
     s = space.statement
-    outputs = [v for v in space.outputs if space.largest(v) > 1 and v not in space.steps]
+    every = [v for v in space.outputs if space.largest(v) > 1]
+    outputs = [v for v in every if v not in space.steps]
     if s.default is not None or not space.classes or not outputs or space.largest(outputs[-1]) < LEAST_COLUMNS:
         return None
     classes = {*space.residues, *space.steps}
@@ -67,8 +69,10 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
     periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_CLASS_ELEMENTS} if known == 1 else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
-    if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS or is_transposed(space, view, outputs):
+    if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
         return None
+    if is_transposed(space, view, outputs) or is_transposed(space, view, every):
+        return None  # classes that lie beside each other in memory are read together, not one after the other
     programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
     return Residues(periods, elements) if programs >= LEAST_PROGRAMS else None
 
@@ -234,9 +238,15 @@ def _folded(e: Expr, box: Domain, types: Types) -> Expr:
     if isinstance(e, Call) and e.function == "select":
         decided = _decided(e.args[0], box, types)
         if decided is not None:
-            taken = e.args[1] if decided else e.args[2]
-            if expression_type(taken, types) == expression_type(e, types):
+            taken, t = e.args[1] if decided else e.args[2], expression_type(e, types)
+            if expression_type(taken, types) == t:
                 return _folded(taken, box, types)
+            if isinstance(taken, Int) and not t.weak:
+                return Call(t.dtype, (taken,))
+    if isinstance(e, Call) and e.function == "and":
+        left = [a for a in e.args if _decided(a, box, types) is not True]
+        if len(left) == 1 and is_bool(left[0]):
+            return _folded(left[0], box, types)
     return rebuild(e, lambda x: _folded(x, box, types))
 
 
