@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
+from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -28,8 +29,10 @@ from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
+from tilec.ir.program import Access, Call, Expr, Inside, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
+
+LARGEST_SHORT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,17 @@ class RowWriter:
         while not suffix or any(self.k.names.fresh(n) != n for n in (f"acc{suffix}", f"top{suffix}", f"total{suffix}")):
             self.count += 1
             suffix = f"_{self.count}"
-        return replace(Accumulator.of(s.aggregation, self.types[s.output].dtype), suffix=suffix)
+        dtype = "int32" if s.output in self.places and self._is_short(s) else self.types[s.output].dtype
+        return replace(Accumulator.of(s.aggregation, dtype), suffix=suffix)
+
+    def _is_short(self, s: Statement) -> bool:
+        """Whether a statistic's values are numbers of places that 31 bits hold, the largest of those aside."""
+        box = Domain(s, dict.fromkeys(self.group.extent, 0), self.group.extent, (), None)
+        body = s.body
+        while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[1], Inside):
+            body = body.args[0]
+        low, high = box.interval(linear(body))
+        return 0 <= low and high < LARGEST_SHORT
 
     def _spread(
         self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
@@ -391,6 +404,10 @@ class RowWriter:
     def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]
         compute_dtype = compute_dtype_of(t.dtype)
+        if accumulator.dtype == "int32" != compute_dtype and accumulator.aggregation == "min":
+            wide, none = triton_type(compute_dtype), replace(accumulator, dtype=compute_dtype).identity_text
+            none = f"tl.full((), {none}, {wide})"
+            result = f"tl.where({result} == {accumulator.identity_text}, {none}, {result}.to({wide}))"
         cast = f".to({triton_type(t.dtype)})" if self._rounds(s) else ""
         cast += "" if compute_dtype == accumulator.dtype and not cast else f".to({triton_type(compute_dtype)})"
         variables = frozenset(index_variables(*(s.index or ())))
