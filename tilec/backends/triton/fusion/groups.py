@@ -28,17 +28,23 @@ from tilec.backends.triton.fusion.grow_groups import (
 from tilec.backends.triton.fusion.units import Units, ordered
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.backends.triton.iteration.space import build_space
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import linear, replace_indices
 from tilec.ir.program import (
     Access,
     Attribute,
     Call,
+    Expr,
     Index,
     Int,
     Program,
     Statement,
     expressions,
+    index_variables,
     reads,
+    rebuild,
+    variables_of,
     walk,
 )
 from tilec.ir.types import TensorType, Types
@@ -161,17 +167,20 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
+    views = {s.output: s for s in program.statements if _is_view(s, program, types)}
+    views = {v: s for v, s in views.items() if around.readers.get(v, set()) <= of.keys()}
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
         if unit[0] not in of:
-            ordered += [statements[name] for name in unit]
+            ordered += [statements[name] for name in unit if name not in views]
             continue
         c = of[unit[0]]
+        elsewhere = {v: s for v, s in views.items() if of.get(v) is not c}
         members: list[Statement] = []
         cut_rows: set[str] = set()
         second: list[Statement] = []
-        for s in c.members:
+        for s in (_through(s, elsewhere) for s in c.members):
             if s.output in c.cut:
                 first, rest = _cut(s, fresh_names.fresh(f"{s.output}_rows"), c, known)
                 cut_rows.add(first.output)
@@ -180,13 +189,48 @@ def _assembled(
             else:
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
-        stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows)
+        stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows) - views.keys()
         first_output = members[0].output
         rounded = _compared(s for s in program.statements if s.output not in names) & stored
-        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, c.after, rounded)
-        ordered += [*members, *c.after, *second]
+        after = tuple(_through(s, elsewhere) for s in c.after)
+        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded)
+        ordered += [*members, *after, *second]
     cut = frozenset().union(*(c.cut for c in candidates))
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
+
+
+def _is_view(s: Statement, program: Program, types: Types) -> bool:
+    """Whether a statement only gives an input another shape or order, which several groups may read through."""
+    own = [linear(e).bare for e in s.index or ()]
+    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
+    if not plain or not isinstance(s.body, Access) or s.output in program.outputs or None in own:
+        return False
+    source = types.get(s.body.tensor)
+    if s.body.tensor not in program.input_names() or source is None or source.dtype != types[s.output].dtype:
+        return False
+    if not set(variables_of(s)) <= set(own) or not all(
+        linear(e).is_affine and linear(e).is_integral for e in s.body.index
+    ):
+        return False
+    space = build_space(s, types)
+    return space is not None and space.covers and not space.valid
+
+
+def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:
+    """The statement with what these views are of in their place."""
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Access) or e.tensor not in views:
+            return rebuild(e, visit)
+        view = views[e.tensor]
+        change = {v: linear(i) for v, i in zip(index_variables(*(view.index or ())), map(visit, e.index), strict=True)}
+        return replace_indices(view.body, change)
+
+    return (
+        s
+        if not views.keys() & set(reads(s))
+        else replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard))
+    )
 
 
 def _compared(statements: Iterable[Statement]) -> frozenset[str]:
