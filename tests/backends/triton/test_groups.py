@@ -1,5 +1,7 @@
 """Which statements share a kernel: how many launches layers take, and what must stay apart."""
 
+import re
+
 import pytest
 import torch
 from support.layers import DROPOUT, LAYERS, inputs
@@ -238,3 +240,16 @@ def test_blocks_over_windows_have_neighbours_and_few_columns_to_spare():
     for channels, block in ((144, "BM=32, BN=32"), (96, "BM=32, BN=32"), (128, "BM=8, BN=128"), (64, "BM=16, BN=64")):
         lowered = f.lower(tilec.spec((2, 56, 56, channels)), tilec.spec((3, 3, channels)), target="sm_90")
         assert f"{block}, UNROLL=3" in lowered.source(), channels
+
+
+@pytest.mark.parametrize(("dtype", "elements"), [("bfloat16", 4096), ("float32", 1024)])
+def test_programs_of_16_bit_maps_have_more_elements(dtype, elements):
+    """Where there are many of them: a program's places are worked out once for all of its elements."""
+    f = tilec.compile("function (X[N, C], M[C]) -> (Y) { Y[n, c : N, C] = X[n, c] - M[c]; }", backend="triton")
+
+    def block(rows: int) -> int:
+        source = f.lower(tilec.spec((rows, 256), dtype), tilec.spec((256,), dtype), target="sm_90").source()
+        (bm,) = re.findall(r"BM=(\d+), BN=256", source)
+        return int(bm) * 256
+
+    assert block(200_000) == elements and block(2000) == 1024

@@ -9,13 +9,13 @@ from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, is_transposed,
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import KVector, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, accesses_in, index_variables, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
@@ -26,6 +26,7 @@ MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
+WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
 
@@ -48,7 +49,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs, is_transposed(space, view, outputs))
+        return _map_tiling(space, outputs, is_transposed(space, view, outputs), _map_block(space, view))
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
@@ -109,11 +110,21 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
-def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False) -> PointwiseTiling:
+def _map_block(space: Space, view: StridedView) -> int:
+    """Elements of a program of four warps: more of 16 bits, where one tensor or two are read and programs are many."""
+    s = space.statement
+    read = {a.tensor for a in accesses_in(s.body, s.guard) if len(index_variables(*a.index)) >= len(space.outputs)}
+    types = [view.types[name] for name in (s.output, *read)]
+    block = WIDEST_MAP if len(read) <= 1 else WIDEST_MAP // 2
+    many = space.count(space.outputs) >= LEAST_MAPS * block
+    return block if many and all(t.dtype in NARROW for t in types) else 1024
+
+
+def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False, elements: int = 1024) -> PointwiseTiling:
     """Where functions look at all of a block, that is one warp's: more would have to wait for each other."""
     asks = any(isinstance(e, Call) and e.function in BLOCKWISE for e in walk(space.statement.body))
     summed = not all(map(space.single, space.reductions))
-    block, warps = (512, 1) if asks and not turned and not summed else (1024, 4)
+    block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
