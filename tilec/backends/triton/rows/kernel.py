@@ -15,7 +15,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
+from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.rows.alignment_peeling import (
     AlignedFrame,
@@ -168,7 +168,8 @@ class RowWriter:
         self._position("row", group.rows, start, "end")
         frame = self._frame(frozenset(("row", *group.rows)))
         names = {a: frame.read(a, None) for a in small}
-        lines = k.scopes.pop().lines
+        lines = k.scopes.pop().lines  # what stays as it was while the rows go on
+        lines = [replace(line, shared=False) if isinstance(line, Assignment) else line for line in lines]
         return (lines, names) if names else ([], {})
 
     def _looped(self) -> None:
