@@ -20,7 +20,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import choose_residues, period, reads_of_elements
-from tilec.backends.triton.recurrence.fuse_producers import element_at, padded
+from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ONE, ZERO
 from tilec.ir.index import linear, replace_indices
@@ -219,7 +219,7 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
         tests += [Call("ge", (form.to_value(), ZERO)), Call("lt", (form.to_value(), Int(bound)))]
     if not tests:
         return None
-    value = padded(replace_indices(s.body, change), types)
+    value = unconstrained(replace_indices(s.body, change), types)
     if types[s.output].dtype in NARROW and not summed:
         value = Call(types[s.output].dtype, (value,))
     return Call("select", (functools.reduce(lambda a, b: Call("and", (a, b)), tests), value, ZERO))

@@ -153,11 +153,11 @@ def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> 
     for c in s.constraints:
         conditions |= dict.fromkeys(as_conditions(c))
     if s.guard is not None:
-        guard = fold(padded(s.guard, types))
+        guard = fold(unconstrained(s.guard, types))
         if truth(guard) is not True:
             conditions[guard if is_bool(guard) else Call("ne", (guard, ZERO))] = None
     t = types[s.output]
-    value = padded(s.body, types)
+    value = unconstrained(s.body, types)
     if conditions:
         both, *rest = conditions
         for condition in rest:
@@ -171,7 +171,7 @@ def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> 
     return replace_indices(value, mapping)
 
 
-def padded(e: Expr, types: Mapping[str, TensorType]) -> Expr:
+def unconstrained(e: Expr, types: Mapping[str, TensorType]) -> Expr:
     """The expression with nothing that constrains its point."""
     match e:
         case Access():
@@ -179,5 +179,5 @@ def padded(e: Expr, types: Mapping[str, TensorType]) -> Expr:
         case Inside():
             return ONE
         case Pad():
-            return replace(e, value=padded(e.value, types))
-    return rebuild(e, lambda x: padded(x, types))
+            return replace(e, value=unconstrained(e.value, types))
+    return rebuild(e, lambda x: unconstrained(x, types))

@@ -406,9 +406,9 @@ class RowWriter:
         t = self.types[s.output]
         compute_dtype = compute_dtype_of(t.dtype)
         if accumulator.dtype == "int32" != compute_dtype and accumulator.aggregation == "min":
-            wide, none = triton_type(compute_dtype), replace(accumulator, dtype=compute_dtype).identity_text
-            none = f"tl.full((), {none}, {wide})"
-            result = f"tl.where({result} == {accumulator.identity_text}, {none}, {result}.to({wide}))"
+            dtype, empty = triton_type(compute_dtype), replace(accumulator, dtype=compute_dtype).identity_text
+            none = f"{result} == {accumulator.identity_text}"
+            result = f"tl.where({none}, tl.full((), {empty}, {dtype}), {result}.to({dtype}))"
         cast = f".to({triton_type(t.dtype)})" if self._rounds(s) else ""
         cast += "" if compute_dtype == accumulator.dtype and not cast else f".to({triton_type(compute_dtype)})"
         variables = frozenset(index_variables(*(s.index or ())))
