@@ -79,6 +79,13 @@ def test_halves_are_taken_in_float32_where_precision_is_lost() -> None:
     torch.testing.assert_close(softmax(x.float()), torch.softmax(x.float(), -1))
 
 
+def test_a_device_without_autocast_is_left_alone() -> None:
+    """As torch's own operations leave it, whatever another device's autocast says."""
+    inputs = EXAMPLES["attention"].inputs(torch.float32, "meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled("attention")(*inputs).dtype is torch.matmul(inputs[0], inputs[1].mT).dtype is torch.float32
+
+
 def test_sizes_do_not_change_types() -> None:
     f = tilec.compile(EXAMPLES["log product"].source)
     with torch.autocast("cpu", torch.bfloat16):

@@ -42,7 +42,7 @@ def autocast_inputs(
 ) -> Sequence[torch.Tensor]:
     """The inputs as autocast wants them."""
     device = tensors[0].device.type if tensors else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):  # meta has none
         return tensors
     while function.gradient is not None:
         function = function.gradient.forward
