@@ -7,6 +7,15 @@ ONE = np.array(2.0)
 IX = np.arange(6)
 
 FOUND = {
+    "float32 on the way to a result in float64": (
+        "function (A[3]) -> (T) { L[] = logsumexp(q == q ? A[0]), q < 2;"
+        " T[i : 3] = 3 < 2 ? A[i] : L[] * max(0.5, int64(A[i])); }",
+        [np.array([1.1534264, 1.0, 6.0])],
+    ),
+    "a recurrence whose time turns in a read that is never inside": (
+        "function (A[4]) -> (H) { H[t, i, j : 3, 4, 1] = H[(t + 1) % 3, i, j - 1] + H[t - 1, i, j] init A[t + 1]; }",
+        [np.arange(4.0)],
+    ),
     "a sum over a gather from nothing": (
         "function (A[N, 2], I[M, 3]) -> (T) { G = gather(A, I); T[] = +(exp(G[i, j, k])); }",
         [np.zeros((0, 2)), IX[:3].reshape(1, 3)],

@@ -82,6 +82,8 @@ def _turned(task: Task) -> list[str] | None:
         return None
     if any((domain.low[t.variable], domain.extent[t.variable]) != (0, t.size) for t in circular_shifts.values()):
         return None  # a row is turned as a whole, and steps that write a part of it read as much
+    if any(t.variable == skew.names[0] for t in circular_shifts.values()):
+        return None  # no row but time, in a read that is never inside
     loop = _Loop(task, skew, domain, Loose(False), circular_shifts)
     host = loop.host()
     return None if host is None else loop.around(host)
