@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tilec.backends import choose_backend
 from tilec.errors import InternalMistake, SizeMistake, TileError, WriteConflict
 from tilec.ir.evaluate import evaluate
 from tilec.ir.functions import RANDOM
-from tilec.ir.infer import infer
+from tilec.ir.infer import expression_types, infer
 from tilec.ir.program import Call, Expr, Program, expressions, walk
 from tilec.ir.types import TensorType, is_floating
 from tilec.ir.verify import verify
@@ -61,7 +61,7 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
             raise Disagreement(f"{step.stage}: {type(error).__name__}: {error}\n{show(before)}") from error
         _compare(step.stage, program.outputs, expected, got, False, f"{show(before)}\n{show(stage)}")
         inferred = infer(stage, setting.types)
-        rough = rough or any(t.dtype == "float32" for t in inferred.values())
+        rough = rough or "float32" in _element_types(stage, inferred)
         for name, e, output in zip(program.outputs, expected, stage.outputs, strict=True):
             t = inferred[output]
             if t.shape != e.shape or (not is_floating(t.dtype) and t.dtype != e.dtype.name):
@@ -70,6 +70,13 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
     if backend is not None:
         run_backend(program, arrays, setting, expected, backend, rough)
     return expected
+
+
+def _element_types(program: Program, types: Mapping[str, TensorType]) -> set[str]:
+    """Those of the tensors and of the values on the way to them: `max(0.5, I)` is float32 where I holds integers."""
+    typed = expression_types(types)
+    roots = (r for s in program.statements for r in (s.body, s.guard, s.init) if r is not None)
+    return {t.dtype for t in types.values()} | {typed(e).dtype for root in roots for e in walk(root)}
 
 
 def _nodes(program: Program) -> Iterator[Expr]:
