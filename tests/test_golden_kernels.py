@@ -19,6 +19,7 @@ FOLDER = HERE / "golden" / "kernels"
 @pytest.mark.parametrize("case", kernel_cases(), ids=lambda case: case.name)
 def test_kernels(case: KernelCase, golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEC_CACHE", str(tmp_path))  # what tuning found on this machine does not count
+    monkeypatch.setenv("TILEC_VERIFY", "1")
     golden(f"kernels/{case.file}", case.text())
 
 

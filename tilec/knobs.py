@@ -60,7 +60,9 @@ class Knob(Generic[T]):
             raise InputMistake(f"{self.name}={text!r} cannot be read", hint=self.meaning) from None
 
 
-VERIFY = Knob("TILEC_VERIFY", False, _parse_switch, "check the IR's rules after every pass: 0 or 1")
+VERIFY = Knob(
+    "TILEC_VERIFY", False, _parse_switch, "check the IR's rules after every pass, and of every kernel: 0 or 1"
+)
 MEMORY_BUDGET = Knob(
     "TILEC_MEMORY_BUDGET", 64 * 2**20, _parse_size, "bytes that one statement's temporaries may take, e.g. 64MiB"
 )

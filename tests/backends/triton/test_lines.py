@@ -83,7 +83,8 @@ def test_names_of_an_expression():
         ),
     ],
 )
-def test_lines_that_are_no_function(lines, what):
+def test_lines_that_are_no_function(lines, what, monkeypatch):
+    monkeypatch.setenv("TILEC_VERIFY", "1")
     with pytest.raises(MalformedKernel, match=what):
         free_names("kernel", ("x", "n", "Y"), lines)
 
@@ -96,12 +97,15 @@ def test_parameters_that_are_none(parameters, what):
         free_names("kernel", parameters, [START])
 
 
-def test_lines_that_are():
+def test_lines_that_are(monkeypatch):
+    monkeypatch.setenv("TILEC_VERIFY", "1")
     both = If("x", (START,), (assign("acc", "x"),))
     assert free_names("kernel", ("x", "n", "Y"), [both, StoreLine("Y", "acc")]) == {"tl", "BM"}
     leaves = If("x", (Return(),), (START,))
     assert free_names("kernel", ("x", "Y"), [leaves, StoreLine("Y", "acc")]) == {"tl", "BM"}
     shared = Assignment(("y",), "acc + 1", shared=True)
+    carried = [START, shared, ForLoop("t", "range(n)", (StoreLine("Y", "y"), STEP, assign("y", "acc")))]
+    assert free_names("kernel", ("x", "n", "Y"), carried) == {"tl", "BM", "range"}
     again = ForLoop("t", "range(n)", (shared, StoreLine("Y", "y"), STEP))
     assert free_names("kernel", ("x", "n", "Y", "BM"), [START, again]) == {"tl", "range"}
 

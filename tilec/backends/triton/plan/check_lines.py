@@ -1,12 +1,13 @@
 """What is asked of a function's lines before it is printed.
 
-A name is read where every path has given it a value, past a loop that is not entered too, and never where it stands for
-a text (`shared`) of which a name has changed since. What a function neither is given nor gives a value itself is free:
-its file must define that. No block is empty but a wait's.
+A name is read where every path has given it a value, past a loop that is not entered too, and (with TILEC_VERIFY, as in
+tests of kernels) never where it stands for a text, `shared`, of which a name has changed since. What a function neither
+is given nor gives a value itself is free: its file must define that. No block is empty but a wait's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 
 from tilec.backends.triton.plan.lines import (
@@ -22,6 +23,7 @@ from tilec.backends.triton.plan.lines import (
     printed,
     targets,
 )
+from tilec.knobs import VERIFY
 
 
 class MalformedKernel(AssertionError):
@@ -32,8 +34,8 @@ def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) 
     """The names that a function of these lines takes from its file; raises MalformedKernel where it is none."""
     if len({*parameters}) < len(parameters):
         raise MalformedKernel(f"{name}: two parameters have one name: {', '.join(parameters)}")
-    check = _Check(name, given_names(lines))
-    if changed := check.given & {*parameters}:
+    check = _Check(name, lines)
+    if changed := check.given.keys() & {*parameters}:
         raise MalformedKernel(f"{name}: {min(changed)} is a parameter, which a line changes")
     check.give(parameters)
     check.block(lines)
@@ -46,22 +48,23 @@ def check_defined(name: str, free: Set[str], defined: Set[str]) -> None:
         raise MalformedKernel(f"{name}: nothing defines {', '.join(sorted(undefined))}")
 
 
-def given_names(lines: Sequence[CodeLine]) -> set[str]:
-    return {n for line in every(lines) for n in targets(line)}
+def given_names(lines: Sequence[CodeLine]) -> list[str]:
+    return [n for line in every(lines) for n in targets(line)]
 
 
 class _Check:
-    """`given`: all names to which the function gives a value anywhere; `free`: those read that are not among them.
+    """`given`: all names to which the function gives values, how often; `free`: those read that are not among them.
     `known` have a value where the check is, in the order of `trail`. `shared`: names that stand for texts, by what
     these read; `stale`: those out of date."""
 
-    def __init__(self, name: str, given: set[str]):
-        self.name, self.given = name, given
+    def __init__(self, name: str, lines: Sequence[CodeLine]):
+        self.name, self.given = name, Counter(given_names(lines))
         self.free: set[str] = set()
         self.known: set[str] = set()
         self.trail: list[str] = []
         self.shared: dict[str, frozenset[str]] = {}
         self.stale: set[str] = set()
+        self.strict = VERIFY.value
 
     def fail(self, line: CodeLine, what: str) -> None:
         raise MalformedKernel(f"{self.name}: {what}: {printed([line])[0]}")
@@ -93,12 +96,12 @@ class _Check:
             match line:
                 case Assignment(names, text, shared=shared):
                     self.give(names)
-                    if shared:
+                    if shared and self.given[names[0]] == 1:  # else it is carried along
                         self.shared[names[0]] = names_read(text)
                 case Return():
                     left = True
                 case ForLoop(body=body) | WhileLoop(body=body):
-                    self.change(self.known & given_names(body))
+                    self.change(self.known.intersection(given_names(body)))
                     self.nested(body, targets(line))
                     if not body and isinstance(line, ForLoop):
                         self.fail(line, "an empty block")
@@ -115,7 +118,7 @@ class _Check:
             self.free.add(n)
             if n in self.given:
                 self.fail(line, f"{n} may have no value yet")
-        if not names.isdisjoint(self.stale):
+        if self.strict and not names.isdisjoint(self.stale):
             self.fail(line, f"{min(names & self.stale)} stands for a text of which a name has changed")
 
     def nested(self, lines: Sequence[CodeLine], first: Sequence[str] = ()) -> set[str] | None:

@@ -166,7 +166,7 @@ class ScanWriter:
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         if self.tiling.tiles is None or not chunked:
-            k.assign("start", "0" if not self.int64_index else "start = tl.full((), 0, tl.int64)")
+            k.assign("start", "tl.full((), 0, tl.int64)" if self.int64_index else "0")
             k.assign("end", steps)
             return
         tiles = k.number("tiles", "tiles", self.tiling.tiles, False)
