@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from functools import cache
 from pathlib import Path
-from types import CodeType
 
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.check_lines import check_defined
+from tilec.backends.triton.plan.lines import names_read
 from tilec.backends.triton.plan.source import IMPORTS, KernelFile, KernelFunction
 
 GIVEN = {"tl", "libdevice", "range", "float"}  # what a file has besides its functions
@@ -36,26 +36,10 @@ def kernel_file(kernel: KernelFunction, *called: KernelFunction) -> KernelFile:
     pending = [name for name in functions if name in names]
     needed = set(pending)
     while pending:
-        further = _named_by(pending.pop())
+        further = names_read(functions[pending.pop()])
         names |= further
         pending += [name for name in functions if name in further - needed]
         needed |= further
     pieces = tuple((name, text) for name, text in functions.items() if name in needed)
     imports = (*IMPORTS, LIBDEVICE_IMPORT) if "libdevice" in names else IMPORTS
     return KernelFile(kernel, called, pieces, imports)
-
-
-@cache
-def _named_by(function: str) -> set[str]:
-    return names_in(device_functions()[function])
-
-
-def names_in(text: str) -> set[str]:
-    """The names that a text takes from outside of its functions, attributes included, as Python's compiler finds them:
-    what a linker reads from a table of symbols."""
-    pending, found = [parsing(lambda: compile(text, "", "exec"))], set[str]()
-    while pending:
-        code = pending.pop()
-        found.update(code.co_names)
-        pending += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return found
