@@ -113,6 +113,15 @@ def test_equal_polynomials_ask_nothing() -> None:
     assert n != m and recorder.guards == {"not (m*-1+n) == 0": None} or len(recorder.guards) == 1
 
 
+def test_multiples_of_an_open_size_come_out() -> None:
+    recorder = Recorder()
+    n, m = recorder.symbol("n", 12), recorder.symbol("m", 5)
+    assert (256 * n) // n == 256 and type((256 * n) // n) is int and 0 // n == 0
+    assert ((4 * n * m + 2 * n) // (2 * n)).text == "(1+2*m)"
+    assert (n * m) % m == 0 and type((n * m) % m) is int
+    assert ((n * m + 3) % m).text == "(3%m)"
+
+
 def test_a_class_serves_what_meets_its_guards() -> None:
     made: list[Opening] = []
 

@@ -61,3 +61,10 @@ def test_what_elimination_cannot_say_is_said() -> None:
     except Inexact:
         return
     raise AssertionError("elimination is not exact here")
+
+
+def test_a_common_divisor_of_the_coefficients_is_no_obstacle() -> None:
+    """0 <= 3x < 20 and 0 <= x - 2y < 5 and 0 <= 3y < 3."""
+    x, y = Affine.variable("x"), Affine.variable("y")
+    conditions = [(x * 3, 20), (x - y * 2, 5), (y * 3, 3)]
+    assert ranges(inequalities(conditions), ("x", "y")) == [(0, 4), (0, 0)]

@@ -1,6 +1,7 @@
 """`python -m tilec.bench cpu | gpu`: print the table and write it into docs/benchmarks.md. `python -m tilec.bench
 sweep`: figures over sizes, into docs/figures. `python -m tilec.bench suite`: the workload suite, into
-docs/workloads.md. `python -m tilec.bench distributed`: one device beside several."""
+docs/workloads.md. `python -m tilec.bench distributed`: one device beside several. `python -m tilec.bench lengths`: the
+first call at a new length."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tilec.bench import cpu, distributed, gpu, layers, recurrences
+from tilec.bench import cpu, distributed, gpu, layers, lengths, recurrences
 from tilec.bench.gpu_page import gpu_line, gpu_sentence, section
 from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN_PEER, EAGER, HAND, LIGER, OUR_COLUMNS, Row
 from tilec.bench.measure import header, measure, row
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tilec.bench", description="Measure against peers, in one run.")
-    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep|suite|distributed")
+    kinds = parser.add_subparsers(required=True, metavar="cpu|gpu|sweep|suite|distributed|lengths")
 
     def kind(name: str, run) -> argparse.ArgumentParser:
         sub = kinds.add_parser(name)
@@ -88,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu shows that cases run")
     sub.add_argument("--small", action="store_true", help="small sizes: a look at whether cases run")
     sub.set_defaults(run=lambda given: distributed.compare_ranks(given.only, given.ranks, given.device, given.small))
+    sub = kinds.add_parser("lengths")
+    sub.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
+    sub.add_argument("--device", default="cpu", choices=("cuda", "cpu"))
+    sub.set_defaults(run=lambda given: print(*lengths.new_lengths(given.only, given.device), sep="\n"))
     return parser
 
 

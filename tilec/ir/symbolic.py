@@ -374,13 +374,27 @@ def _atom(size: Size, sign: str, a: Any, b: Any, operation: Callable[[int, int],
     _same(size, b if a is size else a)
     if type(b) is Size and b == 0:
         raise ZeroDivisionError
+    if type(a) is not Size and a == 0:
+        return 0
     value = operation(value_of(a), value_of(b))
-    if type(a) is Size and type(b) is int and b > 0:  # multiples of the divisor come out
-        multiples = {m: c // b for m, c in a.terms if c % b == 0}
+    divisor = _terms(b)
+    if type(a) is Size and len(divisor) == 1:  # multiples of the divisor come out
+        quotients = {m: _quotient(m, c, *divisor[0]) for m, c in a.terms}
+        multiples = {q[0]: q[1] for q in quotients.values() if q is not None}
         if multiples:
-            rest = a.recorder.polynomial({m: c for m, c in a.terms if c % b})
+            rest = a.recorder.polynomial({m: c for m, c in a.terms if quotients[m] is None})
             return a.recorder.polynomial(multiples) + rest // b if sign == "//" else rest % b
     return _named(size.recorder, f"({_text(a)}{sign}{_text(b)})", value, (a, b))
+
+
+def _quotient(monomial: Monomial, c: int, divisor: Monomial, d: int) -> tuple[Monomial, int] | None:
+    """A term divided by another, where nothing remains."""
+    left = list(monomial)
+    for name in divisor:
+        if name not in left:
+            return None
+        left.remove(name)
+    return None if c % d else (tuple(left), c // d)
 
 
 def _named(recorder: Recorder, text: str, value: int, of: Iterable[Any]) -> Size:

@@ -3,6 +3,7 @@ coefficients of 1 mostly, whose constants may be sizes that are left open."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,10 @@ def inequalities(conditions: Iterable[tuple[Affine, int]]) -> list[Inequality]:
 
 
 def _add(found: dict[tuple[tuple[str, int], ...], int], terms: tuple[tuple[str, int], ...], constant: int) -> None:
-    """Of those with the same terms the tightest counts."""
+    """Of those with the same terms the tightest counts; integers satisfy what is left without a common divisor."""
+    divisor = math.gcd(*[c for _, c in terms])
+    if divisor > 1:
+        terms, constant = tuple((n, c // divisor) for n, c in terms), constant // divisor
     if terms not in found or constant < found[terms]:
         found[terms] = constant
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilec.backends.base import Lowering, Options
 from tilec.backends.common.axis_tiling import IN_PLACE, Given, Rules, TileRegion, bytes_by_row, run_over, slab_of
 from tilec.backends.common.code import FreshNames, indented, tuple_text
 from tilec.backends.torch.sharing import share
 from tilec.cost import size_in_bytes
+from tilec.ir.at_sizes import followed
 from tilec.ir.infer import infer
 from tilec.ir.program import Index, Statement, reads
 from tilec.ir.types import Types
@@ -84,6 +86,8 @@ def _find(
     return best
 
 
+@followed
+@lru_cache
 def _even(size: int, rows: int) -> int:
     """The most rows, from half as many on, that leave no smaller slab over, which would be a function of its own."""
     return next((n for n in range(rows, rows // 2, -1) if size % n == 0), rows)
