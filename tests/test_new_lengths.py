@@ -10,7 +10,7 @@ from support.shapes import check_at
 
 import tilec
 from tilec import knobs, specialise
-from tilec.bench.lengths import LENGTH_CASES, LengthCase
+from tilec.bench.overheads import LENGTH_CASES, LengthCase
 
 
 @pytest.mark.parametrize("case", LENGTH_CASES, ids=lambda case: case.name)

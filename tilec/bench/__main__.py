@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from tilec.bench import cpu, distributed, gpu, layers, lengths, recurrences
+from tilec.bench import cpu, distributed, gpu, layers, recurrences
 from tilec.bench.gpu_page import gpu_line, gpu_sentence, section
 from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN_PEER, EAGER, HAND, LIGER, OUR_COLUMNS, Row
 from tilec.bench.measure import header, measure, row
-from tilec.bench.overheads import overheads
+from tilec.bench.overheads import new_lengths, overheads
 from tilec.bench.suite import measure as suite
 from tilec.bench.suite import page
 from tilec.bench.sweep import draw, sweep
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = kinds.add_parser("lengths")
     sub.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
     sub.add_argument("--device", default="cpu", choices=("cuda", "cpu"))
-    sub.set_defaults(run=lambda given: print(*lengths.new_lengths(given.only, given.device), sep="\n"))
+    sub.set_defaults(run=lambda given: print(*new_lengths(given.only, given.device), sep="\n"))
     return parser
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import tilec
-from tilec.bench.overheads import CONVOLUTION
+from tilec.bench.overheads import CONVOLUTION, synchronize
 from tilec.torch_op import dtensors
 
 _LINK = {"cuda": 400e9, "cpu": 5e9}  # bytes a second that a rank receives: NVLink 4 as NCCL uses it; shared memory
@@ -191,7 +191,7 @@ def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float
     token = torch.zeros(1, device=device)
 
     def many(count: int) -> float:
-        _wait(device)
+        synchronize(device)
         if mesh is not None:
             dist.barrier()
         start = time.perf_counter()
@@ -199,7 +199,7 @@ def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float
             step()
             if mesh is not None:
                 dist.all_reduce(token)
-        _wait(device)
+        synchronize(device)
         elapsed = torch.tensor(time.perf_counter() - start, device=device)
         if mesh is not None:
             dist.all_reduce(elapsed, dist.ReduceOp.MAX)
@@ -208,8 +208,3 @@ def _seconds(step: Callable[[], object], device: str, mesh: Any = None) -> float
     many(2)
     count = max(2, min(200, int(_SECONDS / max(many(2), 1e-5))))
     return min(many(count) for _ in range(3))
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()

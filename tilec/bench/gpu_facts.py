@@ -12,7 +12,7 @@ import torch
 
 import tilec
 from tilec.bench import works
-from tilec.bench.overheads import CONVOLUTION, microseconds
+from tilec.bench.overheads import CONVOLUTION, microseconds, synchronize
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,10 @@ class Fact:
     at_most: float | None = None
 
 
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def cached_call(backend: str, device: str) -> tuple[float, float]:
     add, x = tilec.compile(works.ADD.source, backend=backend), torch.zeros(1024, device=device)
     # 500 launches fit into the driver's queue, so that the host never waits for the device
-    return tuple(microseconds(f, 500, lambda: _synchronize(device)) for f in (lambda: add(x), lambda: x + 1))  # type: ignore[return-value]
+    return tuple(microseconds(f, 500, lambda: synchronize(device)) for f in (lambda: add(x), lambda: x + 1))  # type: ignore[return-value]
 
 
 def compilation(backend: str, device: str) -> tuple[float, float]:
@@ -55,10 +50,10 @@ def first_call(backend: str, device: str) -> tuple[float, float]:
         os.environ["TRITON_CACHE_DIR"] = empty
         try:
             for image in images:
-                _synchronize(device)
+                synchronize(device)
                 start = time.perf_counter()
                 f(image, kernel)
-                _synchronize(device)
+                synchronize(device)
                 taken.append(time.perf_counter() - start)
         finally:
             del os.environ["TRITON_CACHE_DIR"]

@@ -84,6 +84,11 @@ def template(x: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]
     return lambda numbers: fill(values(*[numbers[name] for name in names]))
 
 
+def depends_on_sizes(x: Any) -> bool:
+    """Does a tree depend on open sizes?"""
+    return _filled(x, {}) is not None
+
+
 def _filled(x: Any, texts: dict[str, int]) -> Filled | None:
     """The tree of the values of `texts`, which is added to; None where the tree is always the same."""
     if is_open_number(x):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -372,29 +373,18 @@ def _product(a: Size, b: Any) -> Any:
 def _atom(size: Size, sign: str, a: Any, b: Any, operation: Callable[[int, int], int]) -> Any:
     """A quotient or remainder, which stands in polynomials as one name."""
     _same(size, b if a is size else a)
-    if type(b) is Size and b == 0:
+    if b == 0:
         raise ZeroDivisionError
-    if type(a) is not Size and a == 0:
+    if not _terms(a):
         return 0
-    value = operation(value_of(a), value_of(b))
-    divisor = _terms(b)
-    if type(a) is Size and len(divisor) == 1:  # multiples of the divisor come out
-        quotients = {m: _quotient(m, c, *divisor[0]) for m, c in a.terms}
-        multiples = {q[0]: q[1] for q in quotients.values() if q is not None}
-        if multiples:
-            rest = a.recorder.polynomial({m: c for m, c in a.terms if quotients[m] is None})
-            return a.recorder.polynomial(multiples) + rest // b if sign == "//" else rest % b
-    return _named(size.recorder, f"({_text(a)}{sign}{_text(b)})", value, (a, b))
-
-
-def _quotient(monomial: Monomial, c: int, divisor: Monomial, d: int) -> tuple[Monomial, int] | None:
-    """A term divided by another, where nothing remains."""
-    left = list(monomial)
-    for name in divisor:
-        if name not in left:
-            return None
-        left.remove(name)
-    return None if c % d else (tuple(left), c // d)
+    if type(a) is Size and len(_terms(b)) == 1:  # multiples of the divisor come out
+        by, d = _terms(b)[0]
+        whole = {m: c for m, c in a.terms if c % d == 0 and Counter(by) <= Counter(m)}
+        if whole:
+            rest = a.recorder.polynomial({m: c for m, c in a.terms if m not in whole})
+            quotient = {tuple((Counter(m) - Counter(by)).elements()): c // d for m, c in whole.items()}
+            return a.recorder.polynomial(quotient) + rest // b if sign == "//" else rest % b
+    return _named(size.recorder, f"({_text(a)}{sign}{_text(b)})", operation(value_of(a), value_of(b)), (a, b))
 
 
 def _named(recorder: Recorder, text: str, value: int, of: Iterable[Any]) -> Size:

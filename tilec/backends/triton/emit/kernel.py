@@ -26,7 +26,7 @@ from tilec.language.show import show_statement
 RESERVED = (
     "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
-    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "PARTS", "steps", "part", "start",
+    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "steps", "part", "start",
     "part_in", "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top",
     "highest", "PIECE",
     "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",

@@ -209,8 +209,8 @@ class DotWriter:
         windows = tuple(v for v in dot.summed if v not in inner)
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
-            k.constants["PARTS"] = config.parts
-            k.assign("part", "tl.cdiv(steps, PARTS)")
+            parts = k.number("parts", "n_parts", config.parts, specialized=False)
+            k.assign("part", f"tl.cdiv(steps, {parts})")
             k.assign("start", f"{PROGRAM[2]} * part")
             k.assign("end", "tl.minimum(start + part, steps)")
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")

@@ -44,7 +44,7 @@ from tilec.backends.triton.pointwise.tiling import (
 )
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Access, Call, Index, Int, Statement
-from tilec.ir.symbolic import gcd
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType
 
 
@@ -362,12 +362,11 @@ MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight togeth
 
 
 def _unroll(space: Space, v: str) -> int:
-    """The largest number up to that many which divides the variable's extent in every class. A body that calls the
-    device's library has work enough to wait behind, and its text eight times over is too much for registers."""
-    if calls_library(space):
-        return 1
-    extent = gcd(*(e[v] for e in space.extent))
-    return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
+    """The largest number up to that many which divides the variable's extent in every class, a power of two where that
+    is open. A body that calls the device's library has work enough to wait behind, and is too long for more."""
+    extents = [1] if calls_library(space) else [e[v] for e in space.extent]
+    divisors = (8, 4, 2, 1) if any(map(is_symbolic, extents)) else range(MOST_AT_ONCE, 0, -1)
+    return next(n for n in divisors if not any(e % n for e in extents))
 
 
 def _store(

@@ -47,6 +47,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
+from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
 
@@ -54,15 +55,21 @@ precision = torch.get_float32_matmul_precision
 class PlannedCall:
     """One plan on one device."""
 
-    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
-        self.plan = plan
+    def __init__(self, plan: Plan | None, names: Sequence[str], device: torch.device, native: Any | None = None):
+        """`native`: the plan as the library's, which needs no other."""
+        self._plan = plan
         self._names = tuple(names)
         self._device = device
         self._cuda, self._index = device.type == "cuda", device.index or 0
-        self._operations = [_operation(step, device) for step in plan.steps]
+        self._operations = [_operation(step, device) for step in plan.steps] if plan is not None else []
         self._straight: Run | None = None
-        self._native: Any | None = None
-        self._first = True
+        self._native = native
+        self._first = native is None
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if not self._cuda:
@@ -88,8 +95,8 @@ class PlannedCall:
         outputs = self._steps(inputs, stream)
         if self._first:
             self._first = False
-            made = straight(self.plan, self._names, self._operations, self._device)
-            self._straight = made[1] if made is not None else None
+            if self.native is None and (made := straight(self.plan, self._names, self._operations, self._device)):
+                self._straight = made[1]
         return outputs
 
     @property
@@ -298,6 +305,7 @@ class TritonProgram:
         self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
         self._text, self._target, self._memory = text, target, memory
         self._sizes: Mapping[str, int] = {}
+        self._open_plans: OpenPlans | None = None  # which this is one of, at its sizes
         self._calls: dict[object, PlannedCall] = {}
         self._shown: dict[Setting, Plan] = {}
 
@@ -306,7 +314,7 @@ class TritonProgram:
         assert self._opened is not None
         plan = partial(self._opened.plan, sizes)
         made = TritonProgram(plan, self._names, self._shapes, self._types, self._text, self._target, self._memory)
-        made._sizes = sizes
+        made._sizes, made._open_plans = sizes, self._opened
         return made
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -338,10 +346,20 @@ class TritonProgram:
             hint = "call it once like this before the capture, its gradient too where that is captured"
             raise Unsupported("a call with new shapes, types or strides compiles, and cannot be captured", hint=hint)
         setting = replace(_setting(device), misaligned=_misaligned(self._names, inputs))
-        by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
-        plan = self._make_plan([t.stride() for t in inputs], setting, by_name)
-        call = self._calls[key] = PlannedCall(plan, self._names, device)
+        filled_in, plan = self._filled_in(inputs, setting, device), None
+        if filled_in is None:
+            by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
+            plan = self._make_plan([t.stride() for t in inputs], setting, by_name)
+        call = self._calls[key] = PlannedCall(plan, self._names, device, filled_in)
         return call
+
+    def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> Any | None:
+        """What a class of shapes runs, as the library's plan at these sizes; None where it has not run so yet."""
+        if self._open_plans is None or interpreting() or native() is None:
+            return None
+        made = self._open_plans.find(self._sizes, [t.stride() for t in inputs], setting)
+        by_name = dict(zip(self._names, inputs, strict=True))
+        return made and made.filled_in(self._sizes, by_name, partial(_operation, device=device))
 
     def _at_sizes(self, x: Any) -> Any:
         return with_numbers(x, self._sizes) if self._sizes else x

@@ -8,7 +8,7 @@ driver's call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,15 +62,10 @@ class Launched:
         assert self._run is not None and not self._maps
         return self._run, self._grid, self._middle, self._values
 
-    def compiled(self) -> tuple[int, int, int, bool, list[tuple[str, Any]]] | None:
-        """The compiled kernel as the driver launches it: its handle, threads, bytes of shared memory, whether all its
-        programs run at once, and its arguments with their types; None where Triton does more than that."""
+    def compiled(self) -> DriverLaunch | None:
+        """The compiled kernel as the driver launches it; None where Triton does more than that."""
         ready = self._compiled_kernel
-        if ready is None or self._maps or ready.parameters is None:
-            return None
-        taken = [(ready.parameters[name], v) for name, v in self._launch.arguments if name in ready.parameters]
-        how, scratch = ready.kernel.metadata, [("i64", 0), ("i64", 0)]
-        return ready.kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
+        return None if ready is None or self._maps else ready.given(self._launch.arguments)
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
@@ -146,24 +141,14 @@ class Launched:
         """Is the kernel for tensors of these types and alignments compiled by now, for this launch or one before?"""
         if self._run is None and not self._launch.maps:
             arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for _, v in self._launch.arguments]
-            ready = None if interpreting() else _kernels.get(self._key(arguments))
+            ready = None if interpreting() else compiled_kernel(self._key(arguments))
             if ready is not None:
                 self._adopt(ready)
         return self._run is not None
 
     def _key(self, arguments: Sequence[Any]) -> tuple:
         """What Triton compiles a kernel for."""
-        launch = self._launch
-        how = (
-            launch.text,
-            launch.kernel,
-            launch.constants,
-            launch.warps,
-            launch.stages,
-            launch.contracts,
-            launch.together,
-        )
-        return (*how, torch._C._cuda_getDevice(), *[_specialised(a) for a in arguments])
+        return kernel_key(self._launch, torch._C._cuda_getDevice(), [specialised(a) for a in arguments])
 
     def _expand(self, addresses: dict[str, int]) -> list[Any]:
         """Arguments as the launcher takes them."""
@@ -197,8 +182,30 @@ class CompiledKernel:
     encode: Callable[[Any, int], list]
     lasting: bool
 
+    def given(self, arguments: Iterable[tuple[str, Any]]) -> DriverLaunch | None:
+        """How the driver launches it with these arguments, without tensor maps among them."""
+        if self.parameters is None:
+            return None
+        taken = [(self.parameters[name], v) for name, v in arguments if name in self.parameters]
+        how, scratch = self.kernel.metadata, [("i64", 0), ("i64", 0)]
+        return self.kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
+
+
+# a handle, threads, bytes of shared memory, whether all programs run at once, and arguments with their types
+DriverLaunch = tuple[int, int, int, bool, list[tuple[str, Any]]]
 
 _kernels: dict[tuple, CompiledKernel] = {}  # launches of other sizes share them
+
+
+def compiled_kernel(key: tuple) -> CompiledKernel | None:
+    """The kernel of a `kernel_key`, once it is compiled."""
+    return _kernels.get(key)
+
+
+def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
+    """What Triton compiles a kernel for, of arguments as `specialised` says."""
+    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages, launch.contracts, launch.together)
+    return *how, device, *arguments
 
 
 def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
@@ -213,7 +220,7 @@ def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
     return taken if declared == len(taken) + 2 else None  # two pointers to scratch come after them
 
 
-def _specialised(argument: Any) -> object:
+def specialised(argument: Any) -> object:
     """What a kernel is compiled for of an argument."""
     if isinstance(argument, int):
         return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
-from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.launcher import DriverLaunch, Launched
 from tilec.backends.triton.runtime.straight import Operation, places, step_tensors
 from tilec.native import native
 
@@ -20,35 +21,54 @@ def native_plan(plan: Plan, names: Sequence[str], operations: Sequence[Operation
     if library is None or any(step_tensors(step) is None for step in plan.steps):
         return None
     try:
-        return _Maker(plan, names, device).made(library, operations)
+        return PlanMaker(plan, names, device, places(plan)).made(library, operations)
     except RuntimeError:  # there is no driver of the kind that it knows
         return None
 
 
-class _Maker:
-    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
+class PlanMaker:
+    """Steps of a plan as the library takes them. `placed`: places of tensors in the shared allocation, and its size."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device, placed: tuple[Mapping[str, int], int]):
         self._plan, self._device = plan, device
-        self._places, self._workspace = places(plan)
+        self._places, self._workspace = placed
         self._slots: dict[str, int] = {name: place for place, name in enumerate(names)}
-        self._known: dict[torch.dtype, torch.Tensor] = {}
 
     def made(self, library: Any, operations: Sequence[Operation]) -> Any:
-        steps = [found for s, o in zip(self._plan.steps, operations, strict=True) if (found := self._step(s, o))]
+        """The plan, of operations that have run once."""
+        return self.plan(library, [self._step(s, o) for s, o in zip(self._plan.steps, operations, strict=True)])
+
+    def plan(self, library: Any, steps: Sequence[tuple | None]) -> Any:
         outputs = [self._slot(name) for name in self._plan.outputs]
-        return library.plan(self._like(torch.uint8), self._workspace, len(self._slots), steps, outputs)
+        like = _like(torch.uint8, self._device)
+        return library.plan(like, self._workspace, len(self._slots), [s for s in steps if s], outputs)
 
     def _step(self, step: object, operation: Operation) -> tuple | None:
         match step:
-            case Allocate(tensor, shape, dtype, None):
-                if tensor in self._places:
-                    return None
-                return "empty", self._slot(tensor), list(shape), self._like(getattr(torch, dtype))
-            case Release(tensors):
-                return "free", [self._slot(t) for t in tensors if t not in self._places]
+            case Allocate(shape=shape, fill=None):
+                return self.empty(step, shape)
+            case Release():
+                return self.free(step)
             case Launch() if isinstance(operation, Launched) and (launched := operation.compiled()) is not None:
-                kernel, threads, shared, together, values = launched
-                arguments = [self._argument(kind, value) for kind, value in values]
-                return "launch", kernel, list(step.grid), threads, shared, together, arguments
+                return self.launch(launched, step.grid)
+        return self.python(step, operation)
+
+    def empty(self, step: Allocate, shape: Sequence[int]) -> tuple | None:
+        """An allocation, None where it has a place in the shared one."""
+        if step.tensor in self._places:
+            return None
+        return "empty", self._slot(step.tensor), list(shape), _like(getattr(torch, step.dtype), self._device)
+
+    def free(self, step: Release) -> tuple:
+        return "free", [self._slot(t) for t in step.tensors if t not in self._places]
+
+    def launch(self, launched: DriverLaunch, grid: Sequence[int]) -> tuple:
+        kernel, threads, shared, together, values = launched
+        arguments = [self._argument(kind, value) for kind, value in values]
+        return "launch", kernel, list(grid), threads, shared, together, arguments
+
+    def python(self, step: object, operation: Operation) -> tuple:
+        """A step as it is, over the tensors that it touches."""
         reads, writes = step_tensors(step) or ((), ())
         if isinstance(step, Launch):
             reads = step.tensors
@@ -66,8 +86,8 @@ class _Maker:
     def _slot(self, name: str) -> int:
         return self._slots.setdefault(name, len(self._slots))
 
-    def _like(self, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this type there."""
-        if dtype not in self._known:
-            self._known[dtype] = torch.empty(0, dtype=dtype, device=self._device)
-        return self._known[dtype]
+
+@cache
+def _like(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of this type there."""
+    return torch.empty(0, dtype=dtype, device=device)

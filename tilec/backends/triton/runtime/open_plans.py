@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from tilec import knobs
 from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.open_native import OpenNative, fits
+from tilec.backends.triton.runtime.straight import Operation
 from tilec.errors import TileError
 from tilec.ir.at_sizes import mentions, template, with_numbers
 from tilec.ir.program import reads
@@ -22,6 +25,32 @@ MakePlan = Callable[[Sequence[tuple[int, ...]], Setting, Mapping[str, torch.Tens
 
 ManySizes = tuple[tuple[int, ...], ...]
 MOST_LAYOUTS = 16  # combinations of strides for which plans are made with open sizes
+
+
+@dataclass(frozen=True)
+class OpenPlan:
+    """A plan of open sizes, `symbols`. `at`: that of a call, whose sizes it `holds` for. `natives`: what runs it, by
+    the inputs' devices and alignments; None where only the plan at its sizes can."""
+
+    plan: Plan
+    symbols: tuple[str, ...]
+    at: Callable[[Mapping[str, int]], Plan]
+    holds: Callable[..., bool]
+    natives: dict[object, OpenNative | None] = field(default_factory=dict)
+
+    def filled_in(
+        self,
+        sizes: Mapping[str, int],
+        inputs: Mapping[str, torch.Tensor],
+        operation: Callable[[object], Operation],
+    ) -> Any | None:
+        """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
+        like = tuple([(t.device, t.data_ptr() & 15) for t in inputs.values()])
+        if like not in self.natives:
+            able = fits(self.plan, tuple(inputs))
+            self.natives[like] = OpenNative(self.plan, self.symbols, inputs, operation) if able else None
+        found = self.natives[like]
+        return None if found is None else found.at(sizes)
 
 
 class OpenPlans:
@@ -42,9 +71,22 @@ class OpenPlans:
         flat = lowering.stages["flat"]
         read = {*flat.outputs, *(n for s in flat.statements for n in reads(s))}
         self._read = [name in read for name in names]
-        self._made: dict[object, tuple[Callable[[Mapping[str, int]], Plan], Callable[..., bool]] | None] = {}
+        self._made: dict[object, OpenPlan | None] = {}
         self._contiguous = template(tuple([contiguous(t.shape) for t in self._types]), self._recorder.names)
         self._shapes = template(tuple([t.shape for t in self._types]), self._recorder.names)
+
+    def find(self, sizes: Mapping[str, int], strides: Sequence[tuple[int, ...]], setting: Setting) -> OpenPlan | None:
+        """The plan that serves these sizes and strides, made where it is not there yet; None where that cannot be."""
+        if not self._usable():
+            return None
+        own = self._contiguous(sizes)
+        given = tuple([tuple(s) if r else c for s, c, r in zip(strides, own, self._read, strict=True)])
+        layout = None if given == own else self._layout(given, self._shapes(sizes))
+        key = setting, layout
+        if key not in self._made and len(self._made) < MOST_LAYOUTS:
+            self._open(setting, layout, given, sizes)
+        made = self._made.get(key)
+        return made if made is not None and made.holds(*[sizes[name] for name in self._recorder.names]) else None
 
     def plan(
         self,
@@ -54,16 +96,9 @@ class OpenPlans:
         inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Plan:
         """The plan for these sizes and strides."""
-        if self._usable():
-            own = self._contiguous(sizes)
-            given = tuple([tuple(s) if r else c for s, c, r in zip(strides, own, self._read, strict=True)])
-            layout = None if given == own else self._layout(given, self._shapes(sizes))
-            key = setting, layout
-            if key not in self._made and len(self._made) < MOST_LAYOUTS:
-                self._open(setting, layout, given, sizes)
-            made = self._made.get(key)
-            if made is not None and made[1](*[sizes[name] for name in self._recorder.names]):
-                return made[0](sizes)
+        made = self.find(sizes, strides, setting)
+        if made is not None:
+            return made.at(sizes)
         lowering = with_numbers(replace(self._lowering, recorder=None), sizes)
         return self._planner(lowering)(strides, setting, inputs)
 
@@ -76,10 +111,9 @@ class OpenPlans:
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)
         fixed = [n for t in self._types for n in t.shape if not is_symbolic(n)]
-        self._made[setting, layout] = (
-            template(plan, self._recorder.names),
-            predicate(self._recorder, self._recorder.names, fixed),
-        )
+        symbols = self._recorder.names
+        holds = predicate(self._recorder, symbols, fixed)
+        self._made[setting, layout] = OpenPlan(plan, symbols, template(plan, symbols), holds)
 
     def _layout(self, strides: ManySizes, shapes: ManySizes) -> str:
         """Which strides follow from the sizes inside them, and those that do not."""

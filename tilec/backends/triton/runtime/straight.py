@@ -135,21 +135,35 @@ class _Writer:
         return text, self._scope["call"]
 
 
-def places(plan: Plan) -> tuple[Mapping[str, int], int]:
-    """Where in the shared allocation its tensors stand, in bytes, and its size. A tensor is there from its allocation
-    to its release, at the lowest place that is free for so long."""
+Lifetime = tuple[str, int, int, int]  # an allocation's tensor, bytes of an element, first step and last
+
+
+def may_share(plan: Plan) -> list[Lifetime]:
+    """The allocations that kernels alone touch, in order: each is there from its step to its release."""
     asked = {n for step in plan.steps for n in (step_tensors(step) or ((), ()))[0]} | set(plan.outputs)
     ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
+    return [
+        (step.tensor, getattr(torch, step.dtype).itemsize, at, ends.get(step.tensor, len(plan.steps)))
+        for at, step in enumerate(plan.steps)
+        if isinstance(step, Allocate) and step.fill is None and step.tensor not in asked
+    ]
+
+
+def places_of(allocations: Sequence[Lifetime], shapes: Mapping[str, Sequence[int]]) -> tuple[Mapping[str, int], int]:
+    """Where in the shared allocation tensors of these shapes stand, in bytes, and its size: each at the lowest place
+    that is free for so long."""
     found: dict[str, tuple[int, int, int]] = {}  # place, bytes, end
-    for at, step in enumerate(plan.steps):
-        if not isinstance(step, Allocate) or step.fill is not None or step.tensor in asked:
-            continue
-        item = getattr(torch, step.dtype).itemsize
-        size = -(-max(math.prod(step.shape) * item, 1) // ALLOCATION_ALIGNMENT) * ALLOCATION_ALIGNMENT
+    for tensor, item, at, last in allocations:
+        size = -(-max(math.prod(shapes[tensor]) * item, 1) // ALLOCATION_ALIGNMENT) * ALLOCATION_ALIGNMENT
         place = 0
         for low, taken, end in sorted(found.values()):
             if end > at and low < place + size and place < low + taken:
                 place = low + taken
         if place + size <= SHARED_BYTES:
-            found[step.tensor] = place, size, ends.get(step.tensor, len(plan.steps))
+            found[tensor] = place, size, last
     return {name: place for name, (place, _, _) in found.items()}, max((p + n for p, n, _ in found.values()), default=0)
+
+
+def places(plan: Plan) -> tuple[Mapping[str, int], int]:
+    """The same of a plan with numbers."""
+    return places_of(may_share(plan), {s.tensor: s.shape for s in plan.steps if isinstance(s, Allocate)})

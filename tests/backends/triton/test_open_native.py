@@ -1,0 +1,77 @@
+"""A plan of open sizes that is filled in for a call is, number for number, the library's of the plan at its sizes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from support.no_device import stand_in
+
+import tilec
+from tilec.backends.triton.runtime import executable, native_plan, open_native
+from tilec.bench.overheads import LENGTH_CASES, LengthCase
+
+
+class Made:
+    """What stands for the library, and for its plan: `given` is what it was made of."""
+
+    def plan(self, *given: Any) -> Made:
+        made = Made()
+        like, workspace, slots, steps, outputs = given
+        numbers = [tuple(x for x in step if not callable(x) and type(x) is not torch.Tensor) for step in steps]
+        made.given = like.device, workspace, slots, numbers, outputs  # type: ignore[attr-defined]
+        made.shapes = {step[1]: step[2] for step in steps if step[0] == "empty"}  # type: ignore[attr-defined]
+        return made
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *_, outputs = self.given  # type: ignore[attr-defined]
+        return tuple(torch.empty(self.shapes.get(slot, ()), device="meta") for slot in outputs)  # type: ignore[attr-defined]
+
+
+OUTPUTS = {
+    "softmax": lambda n: (n, 256),
+    "layer norm": lambda n: (n, 256),
+    "attention": lambda n: (n, 64),
+    "product": lambda n: (n, 128),
+    "recurrence": lambda n: (n, 64),
+    "log product": lambda n: (n, 64),
+    "mean over rows": lambda n: (256,),
+    "bias + gelu": lambda n: (n, 256),
+}
+CASES = [c for c in LENGTH_CASES if c.name != "convolution"]  # whose kernels read what torch's own lines write
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_numbers_are_those_of_the_plan(case: LengthCase, gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    for module in (executable, native_plan, open_native):
+        monkeypatch.setattr(module, "native", Made)
+    filled = executable.TritonProgram._filled_in
+    served: list[int] = []
+
+    def checked(self, inputs, setting, device):
+        found = filled(self, inputs, setting, device)
+        if found is not None:
+            plan = self._open_plans.find(self._sizes, [t.stride() for t in inputs], setting).at(self._sizes)
+            call = executable.PlannedCall(plan, self._names, device)
+            call._compile(inputs)
+            wanted = native_plan.native_plan(plan, self._names, call._operations, device)
+            assert found.given == wanted.given
+            served.append(1)
+        return found
+
+    monkeypatch.setattr(executable.TritonProgram, "_filled_in", checked)
+    f = tilec.compile(case.source, backend="triton")
+    shape = OUTPUTS[case.name]
+    lengths = list(range(256, 768, 16))
+    Random(case.name).shuffle(lengths)
+    for n in lengths:
+        shapes = case.shapes(n)
+        inputs = [torch.empty(s, device="meta") for s in shapes]
+        if gradient:
+            inputs.append(torch.empty(shape(n), device="meta"))
+        (f.grad() if gradient else f)(*inputs)
+    assert len(served) > len(lengths) // 2
