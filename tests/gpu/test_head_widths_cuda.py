@@ -57,3 +57,43 @@ def test_one_query(guard: str, heads: int, columns: int, width: int) -> None:
     scores = 0.125 * q.double() @ k[:, seen].double().mT
     exact = scores.softmax(-1) @ v[:, seen].double()
     assert (value.double() - exact).norm() <= 8e-3 * exact.norm()
+
+
+RELATIVES = {  # declarations, guard, score, as torch has them
+    "window": ("", "i - j >= 0 & i - j < 200 ? ", "D[b, i, j]", lambda s, i, j, p: s),
+    "cap": ("", "i >= j ? ", "20 * tanh(D[b, i, j] / 20)", lambda s, i, j, p: 20 * torch.tanh(s / 20)),
+    "bias": (", P[N, M]", "", "D[b, i, j] + P[i, j]", lambda s, i, j, p: s + p),
+    "slopes": ("", "i >= j ? ", "D[b, i, j] - 0.03 * (i - j)", lambda s, i, j, p: s - 0.03 * (i - j)),
+}
+
+
+@pytest.mark.parametrize("dtype, widths", [(torch.bfloat16, (192, 128)), (torch.float16, (256, 256))])
+@pytest.mark.parametrize("name", RELATIVES)
+def test_relatives(name: str, dtype: torch.dtype, widths: tuple[int, int]) -> None:
+    """Other bodies and guards, keys and values that three heads share, lengths that no block divides; scores are
+    rounded twice."""
+    declared, guard, score, scored = RELATIVES[name]
+    text = f"""function (Q[B, R, N, E], K[B, M, E], V[B, M, F]{declared}) -> (O) {{
+        D[b, r, i, j : B, R, N, M] = 0.125 * sum(Q[b, r, i, e] * K[b, j, e]);
+        S[b, r, i, j : B, R, N, M] = {score.replace("[b, i, j]", "[b, r, i, j]")};
+        L[b, r, i : B, R, N] = logsumexp({guard}S[b, r, i, j]);
+        O[b, r, i, f : B, R, N, F] = sum({guard}exp(S[b, r, i, j] - L[b, r, i]) * V[b, j, f]);
+    }}"""
+    generator = torch.Generator("cuda").manual_seed(1)
+    n, m = 700, 650
+    shapes = ((40, 3, n, widths[0]), (40, m, widths[0]), (40, m, widths[1]), (40, 3, n, widths[1]), (n, m))
+    *given, cotangent, bias = (torch.randn(s, device="cuda", generator=generator).to(dtype) for s in shapes)
+    given = [t.requires_grad_() for t in given]
+    value = tilec.compile(text)(*given, *([bias] if declared else []))
+    ours = torch.autograd.grad(value, given, cotangent)
+    q, k, v = (t.detach().double().requires_grad_() for t in given)
+    i, j = torch.arange(n, device="cuda")[:, None], torch.arange(m, device="cuda")
+    scores = scored(0.125 * q @ k.mT[:, None], i, j, bias.double())
+    if guard:
+        unseen = (i < j) | (i - j >= 200) if name == "window" else i < j
+        scores = scores.masked_fill(unseen, -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    exact = weights @ v[:, None]
+    theirs = torch.autograd.grad(exact, (q, k, v), cotangent.double())
+    for mine, other in zip((value, *ours), (exact, *theirs), strict=True):
+        assert (mine.double() - other).norm() <= 1.5e-2 * other.norm()

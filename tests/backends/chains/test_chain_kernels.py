@@ -8,7 +8,7 @@ from support.chains import VARIANTS, both_ways, run
 import tilec
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling, feature_blocks
-from tilec.backends.triton.chains.launch import chain_launch
+from tilec.backends.triton.chains.launch import chain_launch, choose_chain_tiling
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
@@ -242,6 +242,16 @@ def test_wide_mixtures(dtype, widths, apart):
     found = recognise.chained(lowered.stages["flat"], lowered.types).kernels.values()
     outputs = [tuple(s.output for s in k.statements if s.output in ("DQ", "DK", "DV")) for k in found]
     assert sorted(outputs) == ([("DK",), ("DQ",), ("DV",)] if apart else [("DK", "DV"), ("DQ",)])
+
+
+def test_blocks_of_kernels_that_read_statistics_where_they_walk():
+    """Gradients of queries and of keys are two products into one sum each; the latter walk the statistics too."""
+    types = {n: TensorType((16, 2048, 192), "bfloat16") for n in "QKV"}
+    parts = partition(tilec.compile(VARIANTS["causal"].text).program, ("Q", "K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    chosen = {k.outputs[-1]: choose_chain_tiling(k, found.types, Setting()) for k in found.kernels.values()}
+    assert (chosen["DQ"].step, chosen["DK"].step) == (32, 64)
 
 
 @pytest.mark.parametrize("width, chains", [(3, 0), (8, 1)])

@@ -43,7 +43,13 @@ ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 64, 4, 3, boxed=False),) * 3,
     128: (Tiling(128, 64, 8, 3, boxed=False),) * 3,
-    256: (Tiling(64, 32, 4, 3),) * 3,
+    192: (Tiling(64, 32, 4, 3, boxed=False),) * 3,
+    256: (Tiling(64, 64, 4, 2),) * 3,
+}
+# the same where each point that a program walks has values of its own, such as statistics of rows
+TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    **TWO_PRODUCTS,
+    192: (Tiling(128, 64, 8, 2),) * 3,
 }
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
@@ -73,7 +79,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], se
     halves = all(i.dtype != "float32" for i in kernel.inners.values())
     mixtures = sum(r.target.feature is not None for r in kernel.targets)
     products = sum(i.left is not None for i in kernel.inners.values())
-    table = MIXTURES if mixtures > 1 else TWO_PRODUCTS if products > 1 else ONE_PRODUCT
+    two = TWO_PRODUCTS_OF_STATISTICS if _walks_values(kernel) else TWO_PRODUCTS
+    table = MIXTURES if mixtures > 1 else two if products > 1 else ONE_PRODUCT
     if not halves:
         chosen = next(t for n, t in FLOAT32_TILINGS.items() if widest <= n)
     elif kernel.looped is None:
@@ -95,6 +102,12 @@ def _width(kernel: ChainKernel) -> int:
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
     widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
     return max([32, *map(padded_features, widths)])
+
+
+def _walks_values(kernel: ChainKernel) -> bool:
+    """Whether bodies read values of the points that are walked."""
+    read = [a for r in kernel.targets for f in r.inner for a in accesses_in(f.value) if a.tensor not in kernel.inners]
+    return any(kernel.looped in index_variables(a) for a in read)
 
 
 def _walk_of(kernel: ChainKernel, types: Mapping[str, TensorType]) -> int:
