@@ -62,7 +62,12 @@ def residual_blocks(n: int) -> str:
     return f"{' '.join(lines)} Y = {x};"
 
 
-PROGRAMS = {f.__name__: f for f in (sinkhorn, normalised_twice, elementwise, products, layer_norms, residual_blocks)}
+def taps(n: int) -> str:
+    return f"Y[i, j : N, M] = {' + '.join(f'X[i + {k}, j] * {k}' for k in range(n))};"
+
+
+STATEMENTS = (sinkhorn, normalised_twice, elementwise, products, layer_norms, residual_blocks, taps)
+PROGRAMS = {f.__name__: f for f in STATEMENTS}
 COUNTS = (10, 20, 40, 80)
 LARGEST = 1.2  # exponent of the steps by the statements
 

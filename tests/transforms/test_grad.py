@@ -213,6 +213,22 @@ def test_deep_assignments_have_gradients_of_linear_size():
     assert size(120) < 3 * size(60)
 
 
+def test_unrolled_taps_have_gradients_of_linear_size():
+    """Of the taps that a term no longer reads, the outermost say where the others are inside."""
+
+    def size(taps: int) -> int:
+        body = " + ".join(f"X[i + {k}] * W[{k}]" for k in range(taps))
+        return len(show(grad(parse(f"function (X[N], W[M]) -> (O) {{ O[i : N] = {body}; }}"))))
+
+    assert size(12) < 2.5 * size(6)  # in one statement
+    assert size(80) < 2.5 * size(40)  # in parts
+
+
+def test_taps_between_others_are_not_asked_for():
+    found = lines("function (X[N]) -> (O) { O[i : N] = X[i] + X[i + 1/2] + X[i + 1] + X[i + 3]; }")
+    assert found[0] == "GX[i : N] = +(DO[i] * in(X[i + 1/2]) * in(X[i + 3]));"
+
+
 def test_a_deep_body_has_a_gradient_that_can_be_read_back():
     body = "A[i]"
     for _ in range(200):

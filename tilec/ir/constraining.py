@@ -10,13 +10,17 @@ rest of the statement allows a point; `constraining` then gives all of them, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
+from tilec.errors import AffineMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Pad, Statement, children
+from tilec.ir.rational import Fraction
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,45 @@ def _without(wanted: Iterable[Demand], known: frozenset[Access], plain: bool = T
 def always(wanted: Iterable[Demand]) -> Iterator[Access]:
     """The accesses among the demands that constrain every point."""
     return (d for d in wanted if isinstance(d, Access))
+
+
+def unmet(
+    wanted: Iterable[Access], provided: Iterable[Access], asks: Callable[[Access], Iterable[tuple[Expr, Hashable]]]
+) -> list[Access]:
+    """The accesses that constrain a point more than the provided ones do. `asks`: the indices of one, and what says
+    which range each lies inside."""
+    wanted = list(wanted)
+    met = {pair for a in provided for pair in asks(a)}
+    implied = _between({pair for a in wanted for pair in asks(a)} | met)
+    result: list[Access] = []
+    for a in wanted:
+        new = set(asks(a)) - implied
+        if not new <= met:
+            met |= new
+            result.append(a)
+    return result
+
+
+def _between(asked: Collection[tuple[Expr, Hashable]]) -> set[tuple[Expr, Hashable]]:
+    """Of indices and the ranges that they lie inside, those that follow from two others: that `X[i + 1]` is inside from
+    `X[i]` and `X[i + 2]`."""
+    ends: dict[object, tuple[Fraction, Fraction]] = {}
+    places = {pair: place for pair in asked if (place := _place(*pair)) is not None}
+    for line, x in places.values():
+        low, high = ends.get(line, (x, x))
+        ends[line] = min(low, x), max(high, x)
+    return {pair for pair, (line, x) in places.items() if ends[line][0] < x < ends[line][1]}
+
+
+@lru_cache(maxsize=4096)
+def _place(index: Expr, inside: Hashable) -> tuple[object, Fraction] | None:
+    """What indices that whole numbers apart have in common, and where among them this one is; None where sizes that are
+    not known yet are multiplied by variables."""
+    try:
+        form = linear(index)
+    except AffineMistake:
+        return None
+    return (form.terms, form.constant % 1, inside), form.constant
 
 
 def conditional(wanted: Iterable[Demand]) -> bool:

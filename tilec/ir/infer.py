@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.errors import InternalMistake, Span, TypeMistake
@@ -107,6 +107,11 @@ def expression_type(e: Expr, tensors: Mapping[str, TensorType]) -> ElementType:
     return _Typing(tensors).of(e)
 
 
+def expression_types(tensors: Mapping[str, TensorType]) -> Callable[[Expr], ElementType]:
+    """`expression_type` over these tensors for many expressions, parts of one another."""
+    return _Typing(tensors).of
+
+
 def statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorType:
     """Type of a bound statement's output. A guard only has to be typed; constraints hold integers alone.
 
@@ -163,13 +168,13 @@ class _Typing:
 
     def __init__(self, tensors: Mapping[str, TensorType]):
         self.tensors = tensors
-        self.known: dict[int, ElementType] = {}
+        self.known: dict[int, tuple[Expr, ElementType]] = {}  # with the node: another may come in its place in memory
 
     def of(self, e: Expr) -> ElementType:
-        result = self.known.get(id(e))
-        if result is None:
-            result = self.known[id(e)] = self._of(e)
-        return result
+        found = self.known.get(id(e))
+        if found is None:
+            found = self.known[id(e)] = e, self._of(e)
+        return found[1]
 
     def _of(self, e: Expr) -> ElementType:
         match e:

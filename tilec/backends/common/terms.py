@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tilec.ir.infer import expression_type
+from tilec.ir.infer import expression_types
 from tilec.ir.program import Call, Expr, Float, Inside, Int
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import ElementType, TensorType, is_floating
+
+Typed = Callable[[Expr], ElementType]
 
 
 def split_factors(
@@ -18,17 +20,20 @@ def split_factors(
     `whole` is the type of the body, that of e unless given: a product of integers inside a floating body wraps in its
     own type first, and is one factor.
     """
-    whole = whole or expression_type(e, types).dtype
+    typed = expression_types(types)
+    return _factors(e, typed, whole or typed(e).dtype)
 
+
+def _factors(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int] | None:
     def split(x: Expr) -> tuple[list[Expr], float | int] | None:
-        return split_factors(x, types, whole)
+        return _factors(x, typed, whole)
 
     match e:
         case Int(n) | Float(n):
             return [], n
         case Inside():
             return [], 1
-        case Call("neg" | "mul") if not _same_arithmetic(e, types, whole):
+        case Call("neg" | "mul") if not _same_arithmetic(typed(e), whole):
             return [e], 1
         case Call("neg", (a,)):
             inner = split(a)
@@ -36,12 +41,12 @@ def split_factors(
         case Call("mul", (a, b)):
             x, y = split(a), split(b)
             return None if x is None or y is None else (x[0] + y[0], x[1] * y[1])
-        case Call("div", (a, b)) if is_floating(expression_type(e, types).dtype):
+        case Call("div", (a, b)) if is_floating(typed(e).dtype):
             x = split(a)
             if isinstance(b, (Int, Float)):
                 return None if x is None or not b.value else (x[0], x[1] / b.value)
-            quotient = expression_type(e, types)
-            if not is_floating(expression_type(b, types).dtype) and not quotient.weak:
+            quotient = typed(e)
+            if not is_floating(typed(b).dtype) and not quotient.weak:
                 b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
@@ -49,14 +54,17 @@ def split_factors(
     return [e], 1
 
 
-def _same_arithmetic(e: Expr, types: Mapping[str, TensorType], whole: str) -> bool:
-    t = expression_type(e, types)
+def _same_arithmetic(t: ElementType, whole: str) -> bool:
     return is_floating(t.dtype) or t.weak or t.dtype == whole
 
 
 def split_terms(e: Expr, types: Mapping[str, TensorType], whole: str | None = None) -> tuple[list[Expr], float | int]:
     """Terms of a body, the factors where times is `+`, and the number that is added to them. `whole` as above."""
-    whole = whole or expression_type(e, types).dtype
+    typed = expression_types(types)
+    return _terms(e, typed, whole or typed(e).dtype)
+
+
+def _terms(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int]:
     match e:
         case Int(n) | Float(n):
             return [], n
@@ -64,15 +72,15 @@ def split_terms(e: Expr, types: Mapping[str, TensorType], whole: str | None = No
             return [], 1
         case Call("neg", (Int(n) | Float(n),)):
             return [], -n
-        case Call("add" | "sub") if not _same_arithmetic(e, types, whole):
+        case Call("add" | "sub") if not _same_arithmetic(typed(e), whole):
             return [e], 0
         case Call("add", (a, b)):
-            x, y = split_terms(a, types, whole), split_terms(b, types, whole)
+            x, y = _terms(a, typed, whole), _terms(b, typed, whole)
             return x[0] + y[0], x[1] + y[1]
         case Call("sub", (a, b)):
-            return split_terms(Call("add", (a, Call("neg", (b,)))), types, whole)
+            return _terms(Call("add", (a, Call("neg", (b,)))), typed, whole)
         case Call("ident" | "reverse_grad", (a, *_)):
-            return split_terms(a, types, whole)
+            return _terms(a, typed, whole)
     return [e], 0
 
 

@@ -14,7 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.constraining import Branch, Demand, PointNode, always, as_factor, assume, demands, without_identity
+from tilec.ir.constraining import (
+    Branch,
+    Demand,
+    PointNode,
+    always,
+    as_factor,
+    assume,
+    demands,
+    unmet,
+    without_identity,
+)
 from tilec.ir.functions import INFINITY, ONE
 from tilec.ir.program import (
     Access,
@@ -234,15 +244,8 @@ class Contraction:
     def missing(self, wanted: Iterable[Demand], provided: Iterable[Demand]) -> list[Demand]:
         """The demands that constrain the points more than the provided ones do."""
         wanted, provided = list(wanted), list(provided)
-        met = {pair for a in always(provided) for pair in self._pairs(a)}
-        result: list[Demand] = []
-        for d in sorted(wanted, key=lambda d: isinstance(d, Branch)):
-            if isinstance(d, Access):
-                pairs = set(self._pairs(d))
-                if not pairs <= met:
-                    met |= pairs
-                    result.append(d)
-                continue
+        result: list[Demand] = [*unmet(always(wanted), always(provided), self._pairs)]
+        for d in (d for d in wanted if isinstance(d, Branch)):
             given: list[Demand] = [*always(provided), *always(result)]
             also = [p for p in provided if isinstance(p, Branch) and p.condition == d.condition]
             yes = self.missing(d.yes, [*given, *(x for p in also for x in p.yes)])

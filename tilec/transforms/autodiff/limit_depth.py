@@ -6,10 +6,10 @@ any order grow linearly with the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.constraining import as_factor, demands
+from tilec.ir.constraining import Branch, Demand, always, as_factor, demands, unmet
 from tilec.ir.functions import STRUCTURAL, counts_positions
 from tilec.ir.program import (
     Access,
@@ -120,9 +120,15 @@ def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None
 
     body = _shallow(s.body, assign, lambda e: False, TOO_DEEP)
     if body is not s.body:
-        read = demands(body, *guard)
-        body = product(body, *(as_factor(d) for d in demands(s.body) if d not in read))
+        read, asked = demands(body, *guard), demands(s.body)
+        lost: list[Demand] = [*unmet(always(asked), always(read), _ranges)]
+        lost += [d for d in asked if isinstance(d, Branch) and d not in read]
+        body = product(body, *map(as_factor, lost))
     result.append(replace(s, body=body))
+
+
+def _ranges(a: Access) -> Iterator[tuple[Expr, tuple[str, int]]]:
+    return ((e, (a.tensor, d)) for d, e in enumerate(a.index))
 
 
 def _shallow(root: Expr, assign: Callable[[Expr], Expr], apart: Callable[[Expr], bool], levels: int) -> Expr:
