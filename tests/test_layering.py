@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -101,6 +102,11 @@ def module_name(path: Path) -> str:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Names of the modules that a file imports when it is loaded or run; those for type checking alone do not count."""
     found: set[str] = set()
@@ -118,7 +124,7 @@ def imports(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(tree(path))
     return found
 
 
@@ -205,8 +211,8 @@ EXCEPTIONS = {
 def definitions() -> dict[str, list[Definition]]:
     """The modules that define a name outside of functions and classes, and what it is there."""
     found: dict[str, list[Definition]] = defaultdict(list)
-    for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+    for path in FILES:
+        for node in tree(path).body:
             for name in _defined(node):
                 found[name].append((str(path.relative_to(ROOT)), _text(node)))
     return found
@@ -224,6 +230,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 def _text(node: ast.stmt) -> str:
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        node = copy.copy(node)
         node.body = node.body[1:]
     return ast.dump(node)
 
@@ -279,7 +286,7 @@ def test_names_are_the_fields_words() -> None:
     """The parts of every name in the compiler; a bench or an importer may call a matrix wide."""
     strays: dict[str, str] = {}
     for path in (p for d in ("backends", "transforms", "ir", "lattice", "language") for p in (ROOT / d).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             match node:
                 case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
                     pass
@@ -317,7 +324,7 @@ TEXT_READERS = {
 
 
 def _text_reads(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         match node:
             case ast.Import(names=names) if any(a.name == "re" for a in names):
                 yield f"{node.lineno}: import re"

@@ -291,6 +291,7 @@ def test_what_writes_no_page(options: list[str], page: Path) -> None:
     assert page.read_text() == before and Path("gpu-results.json").exists()
 
 
+@pytest.mark.slow  # test_workers has processes of their own too, with less to import
 def test_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task by name goes to a worker and comes back, through the file."""
     monkeypatch.setattr(workers, "START_METHOD", "spawn")

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from support.ranks import Received, in_ranks
 from support.sharded import check_ranks, distributed
+from support.tiers import slow_but
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -124,10 +125,10 @@ def check_case(source, arrays, ranks, placements, placement, collectives):
     assert " ".join(c.collective for c in told.communications) == collectives, str(told)
 
 
-LONG = {"scan of maxima", "scan of logarithms", "two steps back, across lanes", "time", "scan back in blocks"}
+FIRST = {case[4]: name for name, case in reversed(CASES.items())}  # of those with the same collectives
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in CASES])
+@pytest.mark.parametrize("name", slow_but(CASES, FIRST.values()))
 def test_what_is_communicated_is_told(name):
     source, arrays, placements, _, _ = CASES[name]
     check_bytes(source, arrays, RANKS, placements)

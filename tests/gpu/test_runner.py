@@ -51,7 +51,7 @@ def test_a_name_and_a_seed_say_all(kind: str) -> None:
 
 
 def test_sizes_are_awkward_and_small_for_the_interpreter() -> None:
-    names = [n for n in plan(1, ("float32",)) if n.startswith("sized")][:60]
+    names = [n for n in plan(1, ("float32",)) if n.startswith("sized")][:30]
     sizes = {n for name in names for a in make(name, 1).arrays for n in a.shape}
     assert sizes & {127, 129, 131, 257} and 1 in sizes
     small = [a.size for name in names for a in make(name, 1, small=True).arrays]
@@ -59,10 +59,10 @@ def test_sizes_are_awkward_and_small_for_the_interpreter() -> None:
 
 
 def test_a_sample_is_ok() -> None:
-    names = [n for n in plan(1, runner.DTYPES) if not n.startswith("sized")][:60]
+    names = [n for n in plan(1, runner.DTYPES) if not n.startswith("sized")][:40]
     verdicts = {name: examine(name, HERE) for name in names}
     assert {n: v for n, v in verdicts.items() if v.status not in runner.GOOD} == {}
-    assert sum(v.status == "ok" for v in verdicts.values()) > 50
+    assert sum(v.status == "ok" for v in verdicts.values()) > 32
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -333,7 +333,7 @@ def test_shards_are_parts(here: list[str]) -> None:
 
 def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.jsonl"
-    options = ["--backend", "torch", "--device", "cpu", "--seed", "3"]
+    options = ["--backend", "torch", "--device", "cpu", "--seed", "3", "--jobs", "1"]
     some = [sys.executable, runner.__file__, *options, "--only", "table/types/3/", "--state", str(state)]
     done = subprocess.run(some, capture_output=True, text=True)
     assert done.returncode == 0 and "[6/6] 6 ok" in done.stdout, done.stdout + done.stderr

@@ -68,19 +68,18 @@ def inputs(source: str, dtype: torch.dtype) -> list[torch.Tensor]:
     return [found[text.strip()[0]] for text in declared.replace("M, D", "").replace("N, D", "").split(",")]
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CASES)
-def test_runs(name: str) -> None:
+def test_runs(name: str, dtype: torch.dtype) -> None:
     source, kernels = CASES[name]
-    for dtype in (torch.float32, torch.float16) if "X" in source else (torch.float32,):
-        tensors = inputs(source, dtype)
-        f = tilec.compile(source, backend="triton")
-        got = f(*tensors)
-        wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        wanted = tilec.compile(source, backend="torch")(*wide)
-        torch.testing.assert_close(
-            got.double(), wanted.double(), rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-4
-        )
-        assert torch.equal(got, f(*tensors))
+    tensors = inputs(source, dtype)
+    f = tilec.compile(source, backend="triton")
+    got = f(*tensors)
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    wanted = tilec.compile(source, backend="torch")(*wide)
+    torch.testing.assert_close(got.double(), wanted.double(), rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-4)
+    assert torch.equal(got, f(*tensors))
     assert [k.name for k in f.lower(*tensors).kernels] == kernels
 
 
@@ -132,20 +131,20 @@ EPILOGUES = {  # source, shapes of what has elements of its own
 }
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_an_epilogue_of_runs(name: str) -> None:
+def test_an_epilogue_of_runs(name: str, dtype: torch.dtype, tolerance: float) -> None:
     source, shapes = EPILOGUES[name]
     g = torch.Generator().manual_seed(0)
     f = tilec.compile(source, backend="triton")
-    for dtype in (torch.float32, torch.bfloat16):
-        place = torch.randint(-2, 42, (POINTS,), generator=g)
-        tensors = [place if s is None else torch.randn(s, generator=g).to(dtype) for s in shapes]
-        wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        wanted = tilec.compile(source, backend="torch")(*wide)
-        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-        torch.testing.assert_close(f(*tensors).double(), wanted, rtol=tolerance, atol=tolerance * 20)
-        names = [k.name for k in f.lower(*tensors).kernels]
-        assert names[-1] == "A_segments" and not any(name.startswith("Y") for name in names)
+    place = torch.randint(-2, 42, (POINTS,), generator=g)
+    tensors = [place if s is None else torch.randn(s, generator=g).to(dtype) for s in shapes]
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    wanted = tilec.compile(source, backend="torch")(*wide)
+    torch.testing.assert_close(f(*tensors).double(), wanted, rtol=tolerance, atol=tolerance * 20)
+    names = [k.name for k in f.lower(*tensors).kernels]
+    assert names[-1] == "A_segments" and not any(name.startswith("Y") for name in names)
 
 
 ORDERS = {
@@ -160,6 +159,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize(("points", "count", "dtype"), [(5001, 5000, torch.int64), (2049, 3, torch.int32)])
 def test_sorted_in_passes(name: str, points: int, count: int, dtype: torch.dtype) -> None:

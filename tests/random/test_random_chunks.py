@@ -20,7 +20,7 @@ from tilec.transforms.autodiff.grad import grad
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
-@settings(max_examples=6 * SCALE, phases=PHASES)
+@settings(max_examples=4 * SCALE, phases=PHASES)
 @given(timed_programs())
 def test_gradients_in_chunks(case) -> None:
     source, arrays = case

@@ -58,7 +58,7 @@ def resized(case: Case, sizes: dict[str, int]) -> list[torch.Tensor]:
 
 
 def test_random_programs_at_many_sizes() -> None:
-    @settings(max_examples=40 * SCALE, phases=PHASES)
+    @settings(max_examples=24 * SCALE, phases=PHASES)
     @given(programs(Options(statements=4)))
     def agree(case: Case) -> None:
         names = sorted(set(re.findall(r"\bN\d+\b", case.source.split("->")[0])))

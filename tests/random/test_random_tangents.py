@@ -15,10 +15,10 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 30),
-    "contractions": (Options(kinds=("contraction",), statements=2), 25),
-    "smooth": (Options(smooth=True), 20),
-    "special": (Options(special=True, statements=3), 20),
+    "mixed": (Options(), 18),
+    "contractions": (Options(kinds=("contraction",), statements=2), 15),
+    "smooth": (Options(smooth=True), 12),
+    "special": (Options(special=True, statements=3), 12),
 }
 
 
@@ -39,7 +39,7 @@ def test_tangents_agree_at_every_stage_and_with_gradients(family):
 def test_tangents_of_recurrences():
     compared = []
 
-    @settings(max_examples=15 * SCALE, phases=PHASES)
+    @settings(max_examples=10 * SCALE, phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case

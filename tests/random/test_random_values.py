@@ -15,13 +15,13 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
 FAMILIES = {
-    "mixed": (Options(), 100),
-    "contractions": (Options(kinds=("contraction",), statements=2), 100),
-    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 60),
-    "smooth": (Options(smooth=True), 50),
-    "special": (Options(special=True), 50),
-    "chains": (Options(statements=8), 40),
-    "quasi-affine": (Options(quasi_affine=True, statements=2), 50),
+    "mixed": (Options(), 60),
+    "contractions": (Options(kinds=("contraction",), statements=2), 60),
+    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 40),
+    "smooth": (Options(smooth=True), 30),
+    "special": (Options(special=True), 30),
+    "chains": (Options(statements=8), 24),
+    "quasi-affine": (Options(quasi_affine=True, statements=2), 40),
 }
 
 

@@ -1,8 +1,13 @@
-"""Triton's interpreter makes the types of blocks anew at each operation, which takes most of its time. Here what
-follows from the name of a type is made once; what operations compute remains the interpreter's."""
+"""Triton's interpreter makes the types of blocks anew at each operation, and reads and rewrites each function of each
+kernel's file, which takes most of its time. Here what follows from the name of a type, or from a function's text, is
+made once; what operations compute remains the interpreter's."""
 
 from __future__ import annotations
 
+import ast
+import linecache
+from itertools import takewhile
+from types import CodeType
 from typing import Any
 
 import triton.language as tl
@@ -13,10 +18,12 @@ from triton.runtime import interpreter
 OWN_BLOCK, OWN_TENSOR, OWN_EQUAL = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
 OWN_UNWRAP, OWN_NUMPY_TYPE = core._unwrap_if_constexpr, interpreter._get_np_dtype
 OWN_BROADCAST = TritonSemantic.broadcast_impl_value
+OWN_REWRITE = interpreter.FunctionRewriter.rewrite_ast
 BLOCKS: dict[tuple, dict[str, Any]] = {}  # attributes, by element type and sizes
 TENSORS: dict[str, dict[str, Any]] = {}  # attributes besides the handle, by type
 NUMPY_TYPES: dict[str, Any] = {}
 UNWRAPPED: dict[type, bool] = {}  # the classes of which unwrapping gives something else
+CODES: dict[str, CodeType] = {}  # of the rewritten function, by its text
 
 
 def _block(self: Any, element_ty: tl.dtype, shape: Any) -> None:
@@ -60,8 +67,41 @@ def _broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl
     return OWN_BROADCAST(self, lhs, rhs)
 
 
+def _text(fn: Any) -> str:
+    """A function's text, from its first decorator on: up to the next line that begins in the first column."""
+    lines = linecache.getlines(fn.__code__.co_filename)[fn.__code__.co_firstlineno - 1 :]
+    start = next(i for i, line in enumerate(lines) if line.startswith("def "))
+    body = takewhile(lambda line: line[0] in " \n)", lines[start + 1 :])
+    return "".join([lines[start], *body])
+
+
+def _rewritten(self: interpreter.FunctionRewriter) -> Any:
+    try:
+        source = _text(self.fn)
+    except StopIteration:  # a function inside another
+        return OWN_REWRITE(self)
+    if source not in CODES:
+        tree = ast.fix_missing_locations(self.ast_transformer.visit(ast.parse(source)))
+        CODES[source] = compile(tree, self.fn.__code__.co_filename, "exec")
+    names, made = self.fn.__globals__, dict(self.kwargs)
+    for key, value in vars(interpreter).items():
+        names.setdefault(key, value)
+    exec(CODES[source], names, made)
+    return made[self.fn.__name__]
+
+
+def _call(self: interpreter.InterpretedFunction, *arguments: Any, **options: Any) -> Any:
+    """A function of the device, in a kernel, where the language is patched already."""
+    try:
+        return self.rewrite()(*arguments, **options)
+    except Exception as error:
+        raise interpreter.InterpreterError(repr(error)) from error
+
+
 def hasten() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
     tl.dtype.__eq__ = _equal
     core._unwrap_if_constexpr, interpreter._get_np_dtype = _unwrap, _numpy_type
     TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter.FunctionRewriter.rewrite_ast = _rewritten
+    interpreter.InterpretedFunction.__call__ = _call

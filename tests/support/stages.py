@@ -55,6 +55,8 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
         before = stage
         try:
             stage = step.run(before, setting)
+            if stage == before and step is not PASSES[0]:  # looked at already
+                continue
             verify(stage, bound=True)
             got = evaluate(stage, arrays)
         except Exception as error:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.gradcheck import check_gradient
+from support.tiers import slow_but
 
 import tilec
 from tilec.language import parse, show
@@ -127,16 +128,23 @@ def test_first_and_second_order(case):
     check_gradient(source, *inputs, order=2)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow) if c == "soft-DTW" else c for c in CASES]
-)  # torch's own check of second derivatives by each input takes 13 s for soft-DTW, which the oracle checks above
-def test_on_the_backend(case):
+def on_the_backend(case):
     source, *inputs = CASES[case]
     tensors = [torch.tensor(a) for a in inputs]
-    tensors = [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
-    function = tilec.compile(source)
-    assert torch.autograd.gradcheck(function, tensors)
-    assert torch.autograd.gradgradcheck(function, tensors)
+    return tilec.compile(source), [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_the_backend(case):
+    assert torch.autograd.gradcheck(*on_the_backend(case))
+
+
+SECOND = ("linear", "gated", "shuffle", "tanh of a matrix product", "Viterbi", "pointers", "a tree")
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, SECOND))  # the oracle checks all of them above
+def test_second_order_on_the_backend(case):
+    assert torch.autograd.gradgradcheck(*on_the_backend(case))
 
 
 def lines(source):
