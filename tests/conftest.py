@@ -30,12 +30,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    """Of each test marked `covering`, all cases but as few as hold every value of every parameter are slow."""
-    groups = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("covering") and not item.get_closest_marker("slow"):
-            groups[item.path, item.originalname].append(item)
-    for cases in groups.values():
+    """Of each test marked `covering`, all cases but as few as hold every value of every parameter are slow; of one
+    marked `one_in(n)`, of what is left then all but every n-th."""
+    for cases in _marked(items, "covering"):
         missing = {value for item in cases for value in _values(item)}
         while missing:
             first = max(cases, key=lambda item: len(missing & _values(item)))
@@ -43,6 +40,20 @@ def pytest_collection_modifyitems(items):
             cases.remove(first)
         for item in cases:
             item.add_marker(pytest.mark.slow)
+    for cases in _marked(items, "one_in"):
+        (n,) = cases[0].get_closest_marker("one_in").args
+        for k, item in enumerate(cases):
+            if k % n:
+                item.add_marker(pytest.mark.slow)
+
+
+def _marked(items, marker):
+    """The cases of each test with this marker that are not slow yet."""
+    groups = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
+            groups[item.path, item.originalname].append(item)
+    return groups.values()
 
 
 def pytest_collection_finish(session):

@@ -7,6 +7,7 @@ import math
 import pstats
 
 import pytest
+from support.tiers import slow_but
 
 import tilec
 
@@ -93,12 +94,12 @@ def exponent(counts: tuple[int, ...], program: str, gradient: bool, backend: str
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", slow_but(PROGRAMS, ("elementwise", "products", "residual_blocks")))
 def test_steps_grow_as_the_program_does(program: str) -> None:
     assert exponent(COUNTS[1:3], program, False) < LARGEST
 
 
-@pytest.mark.parametrize("program", ["sinkhorn", "normalised_twice"])
+@pytest.mark.parametrize("program", slow_but(("sinkhorn", "normalised_twice"), ("sinkhorn",)))
 def test_steps_of_kernels_grow_as_the_program_does(program: str) -> None:
     """Groups are sought near their seeds; a search through the whole program for each had an exponent of 1.4."""
     assert exponent(COUNTS[1:3], program, False, "triton") < LARGEST

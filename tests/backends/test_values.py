@@ -85,6 +85,7 @@ def test_agrees_with_the_oracle(case, options):
 
 
 @pytest.mark.parametrize("case", CONTRACTIONS + CONVOLUTIONS + LOGS + GENERAL, ids=lambda c: c[0])
+@pytest.mark.one_in(2)
 def test_any_strides_give_the_same(case):
     source, *shapes = case
     inputs = tensors(*shapes)
@@ -208,6 +209,7 @@ INFINITE = [
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("case", INFINITE, ids=lambda c: c[0])
+@pytest.mark.one_in(2)
 def test_infinities_count_only_at_valid_points(case, which, value):
     """Padding multiplies by zero at points that are not valid: 0 * inf must not appear there."""
     source, *shapes = case

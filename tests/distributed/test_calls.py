@@ -106,6 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_ranks_compute_what_one_does(name):
     source, arrays, placements, placement, collectives = CASES[name]
     check_case(source, arrays, RANKS, placements, placement, collectives)
@@ -212,6 +213,7 @@ def some(names):
 
 
 @pytest.mark.parametrize("name", some({"rows and terms", "window", "parts", "time and lanes", "table"}))
+@pytest.mark.one_in(2)
 def test_meshes(name):
     """Each dimension of a mesh divides in a way of its own."""
     source, arrays, mesh, placements, placement, collectives = ON_MESHES[name]

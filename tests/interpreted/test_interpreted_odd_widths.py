@@ -45,6 +45,7 @@ def long(monkeypatch, request):
     ids=str,
 )
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_layers(name, width, dtype):
     layer = LAYERS[name]
     given = inputs(layer, 11, width, dtype)

@@ -77,6 +77,7 @@ def test_naming_an_intermediate_changes_nothing(indexed):
 
 
 @pytest.mark.parametrize("case", CONDITIONALS)
+@pytest.mark.one_in(2)
 def test_accesses_in_branches(case):
     source, arrays, _ = CONDITIONALS[case]
     agree_with_gradient(parse(source), arrays)
@@ -103,6 +104,7 @@ def test_statements_with_fewer_points_than_elements():
 
 
 @pytest.mark.parametrize("case", FOUND)
+@pytest.mark.one_in(2)
 def test_found(case):
     source, arrays = FOUND[case]
     assert agree_with_gradient(parse(source), arrays) is not None

@@ -47,6 +47,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_reductions_in_two_launches(name: str, dtype: torch.dtype) -> None:
     source, shapes = CASES[name]
     generator = torch.Generator().manual_seed(0)
@@ -106,6 +107,7 @@ GROUP_NORM = """function (X[N, C, P], G[C], B[C]) -> (Y) {
 
 
 @pytest.mark.parametrize("pixels", (64, 128, 96))
+@pytest.mark.one_in(3)
 def test_walks_over_channels(pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 columns lie in one channel, or (96) in two."""
     chosen = rows.choose_row_tiling

@@ -50,6 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_classes_at_once(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
     f = tilec.compile(source, backend="triton")
@@ -82,6 +83,7 @@ BILINEAR = f"""function (I[N, H, W, C]) -> (O) {{
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.one_in(2)
 def test_two_steps_of_a_resize_in_one_kernel(dtype: torch.dtype) -> None:
     f = tilec.compile(BILINEAR, backend="triton")
     for shape in ((2, 5, 6, 33), (1, 1, 1, 32), (0, 2, 3, 32)):
@@ -161,6 +163,7 @@ def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.one_in(2)
 def test_drawn_at_random(seed: int) -> None:
     text, shape = drawn(seed)
     source = f"function (I[N, H, W, C]) -> (O) {{ {text} }}"

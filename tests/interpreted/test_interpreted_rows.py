@@ -42,6 +42,7 @@ def test_layers_in_float64(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.one_in(2)
 def test_rows_too_long_for_one_block(name, monkeypatch):
     """Every form on small sizes: columns in several blocks, a walk for each level of statistics, sums in many parts."""
 

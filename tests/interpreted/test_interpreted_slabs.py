@@ -105,6 +105,7 @@ def check(source, inputs, tolerance, monkeypatch, budget, gradient=True):
     "shape, budget", [((1, 13, 16), 700), pytest.param((3, 17, 24), 700, marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.one_in(2)
 def test_attention(name, shape, budget, monkeypatch):
     b, n, m = shape if name != "scores that are kept" or shape[0] > 1 else (1, 22, 16)
     source, asks = ATTENTIONS[name]
@@ -220,6 +221,7 @@ AGGREGATIONS = {
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.one_in(3)
 def test_aggregations_over_the_rows(name, monkeypatch):
     """Scores of which every row is read, and something of every column."""
     source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501

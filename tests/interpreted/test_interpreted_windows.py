@@ -48,6 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_neighbours_at_once(name: str) -> None:
     text, *shapes = CASES[name]
     source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
@@ -92,6 +93,7 @@ TAPS = {  # a sum over all places for each tap; whether zeros are read outside
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS)
+@pytest.mark.one_in(2)
 def test_all_taps_from_what_they_share(name: str, special: bool) -> None:
     source = f"function (I[N, H, W, C], D[N, P, Q, C]) -> (G) {{ {TAPS[name]} }}"
     i, d = image((4, 6, 15, 33)), image((4, 3, 7, 33) if name == "stride 2" else (4, 6, 15, 33))

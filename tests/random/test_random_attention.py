@@ -23,6 +23,7 @@ TILINGS = (Tiling(16, 16), Tiling(32, 16), Tiling(16, 32), Tiling(32, 32))
 
 
 @pytest.mark.parametrize("seed", range(12 * SCALE))
+@pytest.mark.one_in(2)
 def test_interpreted(seed, monkeypatch):
     monkeypatch.setattr(recognise, "LARGE", 0)
     rng = random.Random(seed)

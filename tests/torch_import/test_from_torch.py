@@ -155,8 +155,8 @@ CASES: dict[str, tuple[Callable, tuple]] = {
 
 
 QUICK = (
-    *("arithmetic", "whole numbers", "variances", "slices", "rotary", "elements by index", "scatter", "grouped"),
-    *("average pools", "layer norm", "masked attention", "cross-entropy", "a module"),
+    *("arithmetic", "variances", "slices", "elements by index", "scatter", "average pools", "masked attention"),
+    *("cross-entropy", "a module"),
 )
 
 
@@ -248,6 +248,7 @@ def test_what_has_no_translation_is_named() -> None:
         (lambda x: x.to(torch.complex64), (torch.ones(3),), "complex64"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_refused(function: Callable, arguments: tuple, message: str) -> None:
     with pytest.raises(tilec.Unsupported, match=message):
         tilec.from_torch(function, *arguments)

@@ -136,7 +136,7 @@ def on_the_backend(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_on_the_backend(case):
-    assert torch.autograd.gradcheck(*on_the_backend(case))
+    assert torch.autograd.gradcheck(*on_the_backend(case), fast_mode=True)
 
 
 SECOND = ("linear", "gated", "shuffle", "tanh of a matrix product", "Viterbi", "pointers", "a tree")
@@ -144,7 +144,7 @@ SECOND = ("linear", "gated", "shuffle", "tanh of a matrix product", "Viterbi", "
 
 @pytest.mark.parametrize("case", slow_but(CASES, SECOND))  # the oracle checks all of them above
 def test_second_order_on_the_backend(case):
-    assert torch.autograd.gradgradcheck(*on_the_backend(case))
+    assert torch.autograd.gradgradcheck(*on_the_backend(case), fast_mode=True)
 
 
 def lines(source):

@@ -63,6 +63,7 @@ def test_aggregations(aggregation, body, nested):
 
 @pytest.mark.parametrize("outer", ["sum", "mean", "prod", "max", "logsumexp"])
 @pytest.mark.parametrize("inner", ["sum", "mean", "prod", "min", "logsumexp"])
+@pytest.mark.one_in(2)
 def test_aggregations_within_aggregations(outer, inner):
     check_gradient(
         f"function (A[I, J, K]) -> (O) {{ O[i : I] = {outer}(exp(A[i, j, 0]) * {inner}(A[i, j, k])); }}",
@@ -170,8 +171,8 @@ def test_elementwise(name):
 
 
 def deep(leaf: str, *others: str) -> str:
-    """An expression of some twenty levels that stays in proportion."""
-    for k in range(10):
+    """An expression of a dozen levels that stays in proportion."""
+    for k in range(6):
         leaf = f"sin({leaf} + {others[k % len(others)]})"
     return leaf
 

@@ -25,6 +25,7 @@ def check(mine, theirs, tolerance):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.one_in(2)
 def test_value_and_gradients(name, monkeypatch):
     monkeypatch.setattr(recognise, "LARGE", 0)  # small matrices may as well be stored where they have no exponential
     mine, theirs, forward, backward = both_ways(VARIANTS[name], "float32", SIZES, Tiling(32, 16))
@@ -43,6 +44,7 @@ def test_16_bits(name):
     "sizes", [(1, 16, 16, 2, 2), (1, 64, 32, 16, 16), (3, 17, 90, 5, 40), (2, 53, 24, 20, 1)], ids=str
 )
 @pytest.mark.parametrize("tiling", [Tiling(16, 16), Tiling(64, 32)], ids=lambda t: f"{t.block}x{t.step}")
+@pytest.mark.one_in(2)
 def test_sizes_and_blocks(sizes, tiling):
     """Whole blocks and overhanging ones, more columns than rows, rows that see nothing."""
     for name in ("causal", "window", "ahead"):

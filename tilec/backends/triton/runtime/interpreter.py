@@ -1,5 +1,6 @@
 """What Triton's interpreter lacks: the device library, computed by torch on the CPU, a splat that keeps truth, casts
-and products of bfloat16, and reductions and scans by functions of our own that do not go element by element."""
+and products of bfloat16, numbers as bounds of loops, and reductions and scans by functions of our own that do not go
+element by element."""
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ def _splat(builder: Any, block: Any, scalar: TensorHandle) -> TensorHandle:
 
 
 OWN_DOT, OWN_CAST = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+OWN_TENSOR_PATCH = interpreter._patch_lang_tensor
 
 
 def _widened(x: TensorHandle) -> TensorHandle:
@@ -108,11 +110,18 @@ def _patch_builtins(module: object, *scope: Any) -> None:
             interpreter._patch_attr(module, name, member, *scope)
 
 
+def _patch_tensor(tensor: Any, *scope: Any) -> None:
+    """Triton 3.6 makes an integer of an array of one element, which NumPy 2.4 refuses."""
+    OWN_TENSOR_PATCH(tensor, *scope)
+    tensor.__index__ = lambda self: int(self.handle.data.item())
+
+
 def prepare_interpreter() -> InterpretedLibrary:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # each operation is repeated in 64 bits to find overflow, of which nothing is said
         builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_builtin = _patch_builtins
+    interpreter._patch_lang_tensor = _patch_tensor
     InterpreterBuilder.create_splat = _splat  # type: ignore[method-assign]
     InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]
     InterpreterBuilder.cast_impl = _cast  # type: ignore[method-assign]
