@@ -161,7 +161,7 @@ def test_chunks_are_as_long_as_the_budget_allows(monkeypatch) -> None:
     ("name", "steps"),
     [
         ("a Markov model", 256),
-        ("a tanh network", 256),
+        pytest.param("a tanh network", 256, marks=pytest.mark.slow),
         pytest.param("a Markov model", 1024, marks=pytest.mark.slow),
         pytest.param("a tanh network", 1024, marks=pytest.mark.slow),
     ],

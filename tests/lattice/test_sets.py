@@ -36,7 +36,7 @@ def points(s, shapes):
 CASES = st.one_of(statements(), scatters())
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(CASES, st.data())
 def test_bounds_with_a_variable_fixed(case, data):
     s, shapes = case
@@ -49,7 +49,7 @@ def test_bounds_with_a_variable_fixed(case, data):
     assert bounds(s, shapes, {v: value}) == expected
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(CASES, st.data())
 def test_is_box(case, data):
     s, shapes = case
@@ -65,7 +65,7 @@ def test_is_box(case, data):
     assert is_box(d, {v: (x, x) for v, x in point.items()}) == valid
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(CASES)
 def test_writes_that_meet(case):
     s, shapes = case
@@ -74,7 +74,7 @@ def test_writes_that_meet(case):
     assert writes_conflict(s, shapes) == (max(written.values(), default=0) > 1)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(CASES)
 def test_outputs_that_are_filled(case):
     s, shapes = case

@@ -37,7 +37,7 @@ def contributions(s, shapes):
         assume(False)
 
 
-@settings(max_examples=300)
+@settings(max_examples=160)
 @given(st.one_of(statements(), scatters()))
 def test_passes_keep_every_point(case):
     s, shapes = case
@@ -52,7 +52,7 @@ def test_passes_keep_every_point(case):
     assert defract_statement(defracted, shapes) == defracted
 
 
-@settings(max_examples=300)
+@settings(max_examples=160)
 @given(st.one_of(statements(), scatters()))
 def test_reduced_and_defracted_form(case):
     s, shapes = case
@@ -77,7 +77,7 @@ def test_reduced_and_defracted_form(case):
     assert len(names) == len(brute_force.elements(defracted, shapes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=160)
 @given(st.one_of(statements(), scatters()))
 def test_bounds_are_exact(case):
     s, shapes = case
