@@ -91,7 +91,10 @@ def _rewritten(self: interpreter.FunctionRewriter) -> Any:
 
 
 def _call(self: interpreter.InterpretedFunction, *arguments: Any, **options: Any) -> Any:
-    """A function of the device, in a kernel, where the language is patched already."""
+    """A function of the device, in a kernel, where what it calls of the language is patched already; those of Triton's
+    library read the language's core."""
+    if self.fn.__globals__.get("tl") is not tl:
+        interpreter._patch_lang(self.fn)
     try:
         return self.rewrite()(*arguments, **options)
     except Exception as error:
