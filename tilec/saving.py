@@ -7,7 +7,7 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
-- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than MOST_BESIDE bytes (the logits
+- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than MOST_HEAVY_BYTES (the logits
   of a linear layer that goes into a cross-entropy, of some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
@@ -47,7 +47,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.pipeline import bind_flat
-from tilec.transforms.autodiff.grad import grad_beside
+from tilec.transforms.autodiff.grad import grad_with_outputs
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
 from tilec.transforms.simplify.simplify import drop_dead, truth
@@ -57,7 +57,7 @@ SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
 HEAVIEST = 512  # operations a byte from which that is so although chains compute matrix values again at no cost
-MOST_BESIDE = 2**28  # bytes that such values may take together
+MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
 
@@ -181,7 +181,7 @@ class _Joint:
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         outputs = infer(bound or bind(program, inputs, values), inputs)
-        joint = grad_beside(program, wrt)
+        joint = grad_with_outputs(program, wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
@@ -250,7 +250,7 @@ class _Joint:
             small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
             compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
-            if not (small or compute_heavy) and work >= HEAVIEST * size and beside + size <= MOST_BESIDE:
+            if not (small or compute_heavy) and work >= HEAVIEST * size and beside + size <= MOST_HEAVY_BYTES:
                 beside += size
                 compute_heavy = True
             if small or compute_heavy:

@@ -152,7 +152,7 @@ class _Run(PointEvaluator):
         if any(map(counts_positions, walk(s.body))):
             value = self.value(s.body, at)  # now that the shape over which the draws are counted is known
         data = np.asarray(wrap(value.data, value.type.dtype))
-        good = self.sound(site.asked, at) & np.asarray(all(self.form_value(f, at)[1] for f in site.forms))
+        good = self.sound(site.accesses, at) & np.asarray(all(self.form_value(f, at)[1] for f in site.forms))
         data = np.where(good, data, np.zeros_like(data))
         return StoredTensor(data, value.type.dtype, value.type.weak, not value.type.scalar and not data.ndim)
 

@@ -87,7 +87,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Given:
+class TileInput:
     """What a slab is given as `name`: a tensor, whole or (`axis`) its part of that dimension."""
 
     name: str
@@ -103,7 +103,7 @@ class Slab:
     rows: int
     program: Program
     types: Types
-    given: tuple[Given, ...]
+    given: tuple[TileInput, ...]
     start: str | None
 
 
@@ -316,7 +316,7 @@ def slab_of(run: TileRegion, rows: int, types: Types, wanted: Sequence[str]) -> 
     for s in run.columns:
         t = found[s.output]
         found[s.output] = replace(t, dtype=accumulation_dtype(s.aggregation, t.dtype))
-    parts = tuple(Given(name, t, axis) for (t, axis), name in given.items())
+    parts = tuple(TileInput(name, t, axis) for (t, axis), name in given.items())
     return Slab(rows, program, found, parts, start if asked else None)
 
 

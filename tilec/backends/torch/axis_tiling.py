@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilec.backends.base import Lowering, Options
-from tilec.backends.common.axis_tiling import IN_PLACE, Given, Rules, TileRegion, bytes_by_row, run_over, slab_of
+from tilec.backends.common.axis_tiling import IN_PLACE, Rules, TileInput, TileRegion, bytes_by_row, run_over, slab_of
 from tilec.backends.common.code import FreshNames, indented, tuple_text
 from tilec.backends.torch.sharing import share
 from tilec.cost import size_in_bytes
@@ -111,7 +111,7 @@ def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: S
 
 def _lowering(
     run: TileRegion, rows: int, types: Types, wanted: Sequence[str]
-) -> tuple[Lowering, tuple[Given, ...], bool]:
+) -> tuple[Lowering, tuple[TileInput, ...], bool]:
     """The run over `rows` rows, what it is given, and whether it asks which row it is at."""
     slab = slab_of(run, rows, types, wanted)
     flat = share(slab.program, slab.types)

@@ -12,7 +12,7 @@ NO_POINTS_LOST = ("sum", "prod", "max", "min", "logsumexp", "any", "all")
 
 
 @dataclass
-class Asked:
+class Accesses:
     """Accesses that must lie inside, and conditionals with what each of their branches asks."""
 
     accesses: list[Access] = field(default_factory=list)
@@ -24,8 +24,8 @@ class BranchChoice:
     """`idle`: the branches (False, True) whose points change nothing, as they hold the aggregation's identity."""
 
     condition: Expr
-    yes: Asked
-    no: Asked
+    yes: Accesses
+    no: Accesses
     idle: tuple[bool, ...] = ()
 
     @property
@@ -34,12 +34,12 @@ class BranchChoice:
         return any(isinstance(e, (Access, Inside, Aggregate)) for e in walk(self.condition))
 
 
-def asked(e: Expr, own: str | None, identity: float | None = None) -> Asked:
+def branch_accesses(e: Expr, own: str | None, identity: float | None = None) -> Accesses:
     """All but padded accesses, nested aggregations' own and reads of the tensor `own` that the statement itself
     assigns. `identity` is the aggregation's, where e is its whole body or a branch of that."""
-    result = Asked()
+    result = Accesses()
     _visit(e, own, identity, result)
-    return Asked(result.accesses, merged_choices(result.choices))
+    return Accesses(result.accesses, merged_choices(result.choices))
 
 
 def merged_choices(choices: list[BranchChoice]) -> list[BranchChoice]:
@@ -54,11 +54,11 @@ def merged_choices(choices: list[BranchChoice]) -> list[BranchChoice]:
     return list(found.values())
 
 
-def _both(a: Asked, b: Asked) -> Asked:
-    return Asked([*a.accesses, *b.accesses], merged_choices([*a.choices, *b.choices]))
+def _both(a: Accesses, b: Accesses) -> Accesses:
+    return Accesses([*a.accesses, *b.accesses], merged_choices([*a.choices, *b.choices]))
 
 
-def _visit(e: Expr, own: str | None, identity: float | None, result: Asked) -> None:
+def _visit(e: Expr, own: str | None, identity: float | None, result: Accesses) -> None:
     match e:
         case Access():
             if e.tensor != own:
@@ -72,7 +72,9 @@ def _visit(e: Expr, own: str | None, identity: float | None, result: Asked) -> N
         case Call("select", (condition, a, b)):
             _visit(condition, own, None, result)
             idle = tuple(sense for sense, x in ((True, a), (False, b)) if identity is not None and _is(x, identity))
-            result.choices.append(BranchChoice(condition, asked(a, own, identity), asked(b, own, identity), idle))
+            result.choices.append(
+                BranchChoice(condition, branch_accesses(a, own, identity), branch_accesses(b, own, identity), idle)
+            )
         case Call():
             for a in e.args:
                 _visit(a, own, None, result)
@@ -101,7 +103,7 @@ class BranchPath:
     idle: bool = False
 
 
-def branch_paths(a: Asked) -> Iterator[BranchPath]:
+def branch_paths(a: Accesses) -> Iterator[BranchPath]:
     """Every way: their points are distinct."""
     yield from _ways(a.choices, BranchPath(tuple(a.accesses)))
 

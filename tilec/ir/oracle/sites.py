@@ -10,7 +10,7 @@ import numpy as np
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, UnboundIndex
 from tilec.ir.functions import RANDOM, STRUCTURAL
-from tilec.ir.oracle.branches import Asked, BranchChoice, asked, branch_paths, merged_choices
+from tilec.ir.oracle.branches import Accesses, BranchChoice, branch_accesses, branch_paths, merged_choices
 from tilec.ir.oracle.memory import Memory, PointValue, require_integers
 from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, take
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
@@ -26,7 +26,7 @@ class Site:
     forms: list[LinearForm]
     outer: Site | None
     inner: dict[int, Site] = field(default_factory=dict)
-    asked: Asked = field(default_factory=Asked)  # by conditionals: what stands in branches
+    accesses: Accesses = field(default_factory=Accesses)  # by conditionals: what stands in branches
     box: dict[str, tuple[int, int]] | None = None  # exact, once asked for
 
     def __post_init__(self) -> None:
@@ -105,16 +105,16 @@ class Sites(Memory):
         index = list(index)
         roots = [e for e, _ in index] + ([] if guard is None else [guard]) + [body]
         forms = [form(e, size, self.size) for e, size in index]
-        parts = [asked(root, self.own, identity if root is body else None) for root in roots]
+        parts = [branch_accesses(root, self.own, identity if root is body else None) for root in roots]
         for part in parts:
             for access in part.accesses:
                 forms.extend(self.access_forms(access))
         forms.extend(form(c.expr, self.size(c.bound), self.size) for c in constraints)
-        choices = Asked([], merged_choices([c for part in parts for c in part.choices]))
+        choices = Accesses([], merged_choices([c for part in parts for c in part.choices]))
         present = index_variables(*roots, *(c.expr for c in constraints))
         variables = present if bound is None else bound
         free = tuple(v for v in present if v not in variables)
-        return Site(variables, free, list(dict.fromkeys(forms)), outer, asked=choices)
+        return Site(variables, free, list(dict.fromkeys(forms)), outer, accesses=choices)
 
     def access_forms(self, access: Access) -> list[LinearForm]:
         known = self.forms.get(id(access))
@@ -138,9 +138,9 @@ class Sites(Memory):
                 if data or not self.reads_data(choice):
                     holds = self.value(choice.condition, Points(columns, site)).data != 0
                     columns = take(columns, np.broadcast_to(holds == sense, columns[""].shape))
-            if site.asked.choices:
+            if site.accesses.choices:
                 at = Points(columns, site)
-                columns = take(columns, np.broadcast_to(self.sound(site.asked, at, data), columns[""].shape))
+                columns = take(columns, np.broadcast_to(self.sound(site.accesses, at, data), columns[""].shape))
             yield columns
 
     def enclosed(self, site: Site, start: Columns) -> Iterator[tuple[tuple[tuple[BranchChoice, bool], ...], Columns]]:
@@ -151,9 +151,9 @@ class Sites(Memory):
                 yield (), columns
             return
         except UnboundIndex:
-            if not site.asked.choices:
+            if not site.accesses.choices:
                 raise
-        for way in branch_paths(site.asked):
+        for way in branch_paths(site.accesses):
             forms = [f for access in way.accesses for f in self.access_forms(access) if f.affine]
             try:
                 for columns in enumerate_points([*site.affine, *forms], site.variables, start):
@@ -162,7 +162,7 @@ class Sites(Memory):
                 if not way.idle:
                     raise
 
-    def sound(self, part: Asked, at: Points, data: bool = True) -> np.ndarray | bool:
+    def sound(self, part: Accesses, at: Points, data: bool = True) -> np.ndarray | bool:
         """Where the accesses that the taken branches hold lie inside; without `data`, where some elements allow it."""
         good: np.ndarray | bool = True
         for access in part.accesses:
@@ -210,7 +210,7 @@ class Sites(Memory):
                 low, high = ranges[v]
                 affine.append(LinearForm(((v, 1),), -low, 1, high - low + 1))
             variables = (*site.free, *site.variables)
-            whole = Site(variables, (), affine + site.quasi, site.outer, site.inner, site.asked)
+            whole = Site(variables, (), affine + site.quasi, site.outer, site.inner, site.accesses)
             box: dict[str, tuple[int, int]] = {}
             for columns in self.candidates(whole, {"": np.zeros(1, np.int64)}, data=False):
                 for v in variables if len(columns[""]) else ():

@@ -56,7 +56,7 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     return simplify(reverse.run(), reverse.results)
 
 
-def grad_beside(program: Program, wrt: Sequence[str]) -> Program:
+def grad_with_outputs(program: Program, wrt: Sequence[str]) -> Program:
     """Values and gradient in one: (inputs..., one cotangent an output) -> (outputs..., one gradient a name of `wrt`).
 
     What the gradient computes of the inputs alone and what the outputs are made of have one statement and one name.

@@ -17,7 +17,7 @@ from tilec.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Turn:
+class CircularShift:
     """Element v of the lane `variable` is read at (v + shift) % size."""
 
     variable: str
@@ -25,17 +25,17 @@ class Turn:
     size: int
 
 
-def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement, dict[Access, Turn]] | None:
+def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement, dict[Access, CircularShift]] | None:
     """The statement with plain reads in the place of those that turn in one lane, and how each turns; None where there
     are none, or two would read one row in two ways."""
     places = {d: e.name for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
-    circular_shifts: dict[Access, Turn] = {}
+    circular_shifts: dict[Access, CircularShift] = {}
     others: set[Access] = set()
 
     def visit(e: Expr) -> Expr:
         if not isinstance(e, Access) or e.tensor != s.output:
             return rebuild(e, visit)
-        found = [(d, _turn(i, places.get(d, ""), types[s.output].shape[d])) for d, i in enumerate(e.index)]
+        found = [(d, _shift_of(i, places.get(d, ""), types[s.output].shape[d])) for d, i in enumerate(e.index)]
         turned = [(d, turn) for d, turn in found if turn is not None]
         if len(turned) != 1:
             others.add(e)
@@ -50,7 +50,7 @@ def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement,
     return None if not circular_shifts or others & circular_shifts.keys() else (replace(s, body=body), circular_shifts)
 
 
-def _turn(e: Expr, variable: str, size: int) -> Turn | None:
+def _shift_of(e: Expr, variable: str, size: int) -> CircularShift | None:
     match e:
         case Call("mod", (inner, Int(n))) if n == size and variable:
             try:
@@ -59,5 +59,9 @@ def _turn(e: Expr, variable: str, size: int) -> Turn | None:
                 return None
             moved = form - linear(Index(variable))
             whole = not moved.terms and moved.constant.denominator == 1
-            return Turn(variable, as_int(moved.constant) % size, size) if whole and moved.constant % size else None
+            return (
+                CircularShift(variable, as_int(moved.constant) % size, size)
+                if whole and moved.constant % size
+                else None
+            )
     return None

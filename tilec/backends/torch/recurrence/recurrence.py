@@ -17,7 +17,7 @@ from tilec.backends.common.code import indented, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.circular_shift import Turn, untwisted
+from tilec.backends.torch.expr.circular_shift import CircularShift, untwisted
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.recurrence.aggregates import nested
@@ -151,7 +151,7 @@ class _Loop:
         skew: Skew,
         domain: Domain,
         loose: Loose,
-        circular_shifts: Mapping[Access, Turn] = MappingProxyType({}),
+        circular_shifts: Mapping[Access, CircularShift] = MappingProxyType({}),
     ):
         """`circular_shifts`: self-reads whose rows are to be turned, which only the host's loop does."""
         self.circular_shifts = circular_shifts
@@ -287,7 +287,7 @@ class _Loop:
         ]
         return loop
 
-    def _turning(self, host: HostStep, x: str, rows: str, turn: Turn) -> list[tuple[str, str]]:
+    def _turning(self, host: HostStep, x: str, rows: str, turn: CircularShift) -> list[tuple[str, str]]:
         """Lines that turn each of the rows into the scratch array x, and the lists of their two parts."""
         lane, ahead, rest = self.skew.names.index(turn.variable), turn.shift, turn.size - turn.shift
         host.before.append(f"{x} = np.empty({tuple_text(host.lanes)}, {host.dtype!r})")
