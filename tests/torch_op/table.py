@@ -1,26 +1,30 @@
 """Run the table of docs/torch.md and write it there.
 
-    python -m tests.torch_op.table --json cpu.json          every cell on the CPU (an hour; --only takes a part)
+    python -m tests.torch_op.table --json cpu.json          every cell on the CPU (--only takes a part)
     python -m tests.torch_op.table --device cuda --jobs 12 --json cuda.json
     python -m tests.torch_op.table --page cpu.json cuda.json
 
 Each cell is one transform in one mode of one program, against the same in torch's operations. Where ours fails, torch's
-own is run the same way: what it refuses of its own operations is told with its words.
+own is run the same way: what it refuses of its own operations is told with its words. A file of results holds every
+cell that is known: what was cut off goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
+import torch._inductor.compile_fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.torch_programs import EXAMPLES, compiled
@@ -175,7 +179,7 @@ def packaged(f: Callable, name: str, rows: list[str], device: str) -> dict[str, 
         return torch._inductor.aoti_load_package(path)(*inputs)
 
 
-def packages(name: str, rows: list[str], device: str) -> dict[str, str]:
+def packages(name: str, rows: list[str], device: str) -> Iterator[tuple[str, str]]:
     """The cells of rows that can be exported, by as few packages as hold all that can be packed."""
     try:
         found = packaged(compiled(name), name, rows, device)
@@ -183,36 +187,40 @@ def packages(name: str, rows: list[str], device: str) -> dict[str, str]:
         _leave_levels()
         if len(rows) > 1:
             half = len(rows) // 2
-            return packages(name, rows[:half], device) | packages(name, rows[half:], device)
+            yield from packages(name, rows[:half], device)
+            yield from packages(name, rows[half:], device)
+            return
         try:
             packaged(EXAMPLES[name].torch, name, rows, device)
         except Exception as theirs:
             _leave_levels()
-            return {rows[0]: f"torch: {told(theirs)}"}
-        return {rows[0]: f"fails: {told(error)}"}
-    results = {}
+            yield rows[0], f"torch: {told(theirs)}"
+            return
+        yield rows[0], f"fails: {told(error)}"
+        return
     for row in rows:
         wanted = expected(name, PACKAGES, row, device)
-        results[row] = compared(flat(found[row]), wanted, row)
-        if results[row] == "wrong":
+        result = compared(flat(found[row]), wanted, row)
+        if result == "wrong":
             with suppress(Exception):
                 theirs = flat(packaged(EXAMPLES[name].torch, name, [row], device)[row])
                 if compared(theirs, wanted, row) == "wrong":
-                    results[row] = "torch: other results than in eager mode"
-    return results
+                    result = "torch: other results than in eager mode"
+        yield row, result
 
 
-def package_cells(name: str, device: str) -> dict[str, str]:
+def package_cells(name: str, rows: Sequence[str], device: str) -> Iterator[tuple[str, str]]:
     """What is packed is what torch exports: of the others its reason is told."""
-    column, fitting = dict.fromkeys(ROWS, ""), []
+    fitting = []
     compiled(name)(*EXAMPLES[name].inputs(device=device))
-    for row in ROWS:
+    for row in rows:
         try:
             run(compiled(name), name, "export", row, device, outside=False)
             fitting.append(row)
         except Exception as error:
-            column[row] = refused(name, "export", row, device, False, error)
-    return column | (packages(name, fitting, device) if fitting else {})
+            yield row, refused(name, "export", row, device, False, error)
+    if fitting:
+        yield from packages(name, fitting, device)
 
 
 def on_cuda(name: str, way: str) -> str:
@@ -226,42 +234,73 @@ def on_cuda(name: str, way: str) -> str:
     return "ok" if all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in pairs) else "wrong"
 
 
-def cells(name: str, mode: str, device: str) -> dict[str, str]:
-    """The column of a mode for one program."""
+ON_CUDA = "CUDA: "
+
+
+def rows_of(mode: str, device: str) -> list[str]:
+    ways = [ON_CUDA + way for way in CUDA_WAYS if device == "cuda" and mode == "eager"]
+    return [*ROWS, *ways]
+
+
+def cells(name: str, mode: str, rows: Sequence[str], device: str) -> Iterator[tuple[str, str]]:
+    """These rows of a mode's column for one program, each as it is known."""
     if mode == PACKAGES:
-        return package_cells(name, device)
-    found = {row: outcome(name, mode, row, device) for row in ROWS}
-    if device == "cuda" and mode == "eager":
-        found |= {f"CUDA: {way}": on_cuda(name, way) for way in CUDA_WAYS}
-    return found
+        yield from package_cells(name, rows, device)
+        return
+    for row in rows:
+        way = row.removeprefix(ON_CUDA)
+        yield row, outcome(name, mode, row, device) if way == row else on_cuda(name, way)
 
 
-def everything(device: str, jobs: int, path: Path, only: str) -> None:
-    """All cells, by a process for each program and mode, so many at a time; what the file holds already is kept."""
+def work(results: Connection, name: str, mode: str, rows: Sequence[str], device: str) -> None:
+    """A process's part."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1  # no processes of its own
+    for cell in cells(name, mode, rows, device):
+        results.send(cell)
+
+
+AT_ONCE = 12  # rows of a process, and so of a package
+
+
+def everything(device: str, jobs: int, path: Path, only: str, chosen: Sequence[str]) -> None:
+    """All cells, by processes that share what is imported, so many at a time, the dear ones first; what the file holds
+    already is kept."""
     state = (
         json.loads(path.read_text()) if path.exists() else {"torch": torch.__version__, "device": device, "cells": {}}
     )
-    waiting = [
-        (n, m) for m in (*MODES, PACKAGES) for n in EXAMPLES if only in f"{n}/{m}" and f"{n}/{m}" not in state["cells"]
-    ]
-    running: dict[tuple[str, str], subprocess.Popen] = {}
+    waiting = []
+    for mode in (PACKAGES, *reversed(MODES)):
+        for name in EXAMPLES:
+            known = state["cells"].setdefault(f"{name}/{mode}", {})
+            rows = [r for r in rows_of(mode, device) if r not in known and (not chosen or r in chosen)]
+            if only in f"{name}/{mode}":
+                waiting += [(name, mode, rows[k : k + AT_ONCE]) for k in range(0, len(rows), AT_ONCE)]
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whoever forks must not have asked CUDA itself
+    forked = multiprocessing.get_context("fork")
+    running: dict[Connection, tuple[str, str, multiprocessing.process.BaseProcess]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            cell = waiting.pop(0)
-            command = [sys.executable, "-m", "tests.torch_op.table", "--device", device, "--cell", *cell]
-            running[cell] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for cell, process in list(running.items()):
+            name, mode, rows = waiting.pop(0)
+            there, here = forked.Pipe(duplex=False)
+            process = forked.Process(target=work, args=(here, name, mode, rows, device), daemon=True)
+            process.start()
+            here.close()
+            running[there] = name, mode, process
+        for there in wait([*running]):
+            name, mode, process = running[there]
             try:
-                out, _ = process.communicate(timeout=0.1)
-            except subprocess.TimeoutExpired:
+                row, result = there.recv()
+            except EOFError:
+                del running[there]
+                process.join()
+                print(name, mode, "ended with", process.exitcode, file=sys.stderr, flush=True)
                 continue
-            del running[cell]
-            if process.returncode:
-                print(*cell, "ended with", process.returncode, file=sys.stderr, flush=True)
-                continue
-            column = state["cells"]["/".join(cell)] = json.loads(out.strip().splitlines()[-1])
+            state["cells"][f"{name}/{mode}"][row] = result
             path.write_text(json.dumps(state, indent=1) + "\n")
-            print(*cell, sorted({v.split(":")[0] for v in column.values()}), file=sys.stderr, flush=True)
+            if result.partition(":")[0] in ("fails", "wrong"):
+                print(name, mode, row, result, file=sys.stderr, flush=True)
 
 
 def page(paths: list[Path]) -> str:
@@ -269,19 +308,21 @@ def page(paths: list[Path]) -> str:
     states: dict[str, dict] = {}
     for path in paths:
         state = json.loads(path.read_text())
-        states.setdefault(state["device"], state)["cells"].update(state["cells"])
+        known = states.setdefault(state["device"], state)["cells"]
+        for column, found in state["cells"].items():
+            known[column] = known.get(column, {}) | found
     parts, notes = [], []
     for device, state in sorted(states.items()):
         where = "On the CPU" if device == "cpu" else "On a GPU (H200)"
-        modes = [m for m in (*MODES, PACKAGES) if all(f"{n}/{m}" in state["cells"] for n in EXAMPLES)]
+        modes = [*MODES, PACKAGES]
         parts += [f"{where}, torch {state['torch'].split('+')[0]}:\n", "| | " + " | ".join(modes) + " |"]
         parts.append("| --- |" + " --- |" * len(modes))
-        for row in (*ROWS, *(f"CUDA: {way}" for way in CUDA_WAYS if device == "cuda")):
+        for row in rows_of("eager", device):
             cells = []
             for mode in modes:
-                every = {n: state["cells"][f"{n}/{mode}"].get(row) for n in EXAMPLES}
-                cells.append(_summary({n: v for n, v in every.items() if v}, notes))
-            parts.append("| " + " | ".join([row.removeprefix("CUDA: "), *cells]) + " |")
+                every = {n: state["cells"][f"{n}/{mode}"][row] for n in EXAMPLES if row in rows_of(mode, device)}
+                cells.append(_summary(every, notes))
+            parts.append("| " + " | ".join([row.removeprefix(ON_CUDA), *cells]) + " |")
         parts.append("")
     parts += [f"{k}. `{note}`" for k, note in enumerate(notes, 1)]
     return "\n".join(parts)
@@ -308,17 +349,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go; what it holds is not run again")
     parser.add_argument("--only", default="", metavar="TEXT", help="columns whose program/mode holds TEXT")
-    parser.add_argument("--cell", nargs=2, metavar=("PROGRAM", "MODE"), help="one column, printed as JSON")
+    parser.add_argument("--rows", nargs="+", default=(), metavar="ROW", help="these rows alone")
     parser.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="write the page of these results")
     given = parser.parse_args()
-    if given.cell:
-        print(json.dumps(cells(*given.cell, given.device)))
-    elif given.page:
+    if given.page:
         head, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, tail = rest.partition(END)
         PAGE.write_text(f"{head}{BEGIN}\n{page(given.page)}\n{END}{tail}")
     else:
-        everything(given.device, given.jobs, given.json or Path(f"table-{given.device}.json"), given.only)
+        everything(given.device, given.jobs, given.json or Path(f"table-{given.device}.json"), given.only, given.rows)
 
 
 if __name__ == "__main__":
