@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -158,12 +160,18 @@ from triton.runtime.cache import triton_key
 f = tilec.compile("Y = X + X")
 assert not triton_key.cache_info().misses
 text = f.lower(tilec.spec((1000,)), backend="triton", target="sm_90").asm("ptx")
-assert ".target sm_90" in text and triton_key.cache_info().misses == 1, triton_key.cache_info()
+assert ".target sm_90" in text
+print(triton_key.cache_info().misses)
 """
 
 
 @pytest.mark.skipif(bool(knobs.runtime.interpret), reason="nothing is compiled while kernels are interpreted")
-def test_triton_reads_its_library_once() -> None:
-    """Beside what comes before the first kernel, which waits for it."""
-    done = subprocess.run([sys.executable, "-c", FIRST_KERNEL], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_triton_reads_its_library_once(tmp_path: Path) -> None:
+    """For all processes: beside what comes before the first kernel, which waits for it."""
+    found = []
+    for _ in range(2):
+        command, how = [sys.executable, "-c", FIRST_KERNEL], {**os.environ, "TILEC_CACHE": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=how)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.strip())
+    assert found == ["1", "0"]

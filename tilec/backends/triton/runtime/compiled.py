@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -17,9 +18,9 @@ from typing import Any
 
 import torch
 import triton
+import triton.runtime.cache
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.cache import triton_key
 
 from tilec import knobs
 from tilec.backends.common.python_text import parsing
@@ -88,11 +89,16 @@ def file_of(launch: Launch) -> Path:
     digest = hashlib.sha256(launch.text.encode()).hexdigest()[:16]
     path = kernel_folder() / f"{launch.kernel}_{digest}.py"
     if not path.exists() or path.stat().st_size != len(launch.text.encode()):
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(launch.text)
-        os.replace(name, path)
+        _write(path, launch.text)
     return path
+
+
+def _write(path: Path, text: str) -> None:
+    """The file, which other processes see whole."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as f:
+        f.write(text)
+    os.replace(name, path)
 
 
 @cache
@@ -177,9 +183,29 @@ def loses_halves(ptx: str) -> bool:
     return False
 
 
-# Triton's key of its own version reads its whole library, which takes as long as compiling a kernel does: it is
-# computed beside the imports and the plan that come before the first one
-triton_version = threading.Thread(target=triton_key, name="triton_key", daemon=True)
+def _keep_triton_key() -> None:
+    """Let Triton's key of its own version, for which it reads its whole library, be that of an earlier process as long
+    as none of Triton's files has changed."""
+    told = hashlib.sha256()
+    for folder, inner, names in os.walk(Path(triton.__file__).parent):
+        inner[:] = sorted(name for name in inner if name != "__pycache__")
+        for path in sorted(os.path.join(folder, name) for name in names):
+            seen = os.stat(path)
+            told.update(f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+    stored = kernel_folder() / f"triton-{told.hexdigest()[:16]}.key"
+    try:
+        key = stored.read_text()
+    except OSError:
+        key = ""
+    if not key:
+        key = triton.runtime.cache.triton_key()
+        with contextlib.suppress(OSError):
+            _write(stored, key)
+    triton.runtime.cache.triton_key = lambda: key
+
+
+# it takes as long as compiling a kernel does, and comes beside the imports and the plan that are before the first one
+triton_version = threading.Thread(target=_keep_triton_key, name="triton_key", daemon=True)
 if not interpreting():
     triton_version.start()
 
