@@ -226,7 +226,8 @@ std::vector<Argument> arguments_of(const py::list& given) {
 }
 
 // A plan, of steps as tuples: ("empty", place, sizes, a tensor of its type), ("launch", kernel, grid, threads, bytes
-// of shared memory, cooperative, arguments), ("python", function, reads, writes), ("free", places).
+// of shared memory, cooperative, arguments), ("python", function, reads, writes), the same with what it calls of torch's
+// operators, ("free", places).
 std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::list steps, std::vector<int> outputs) {
   std::vector<Step> made;
   for (auto item : steps) {
@@ -252,6 +253,15 @@ std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::lis
       step.function = Ref(given[1].ptr());
       step.reads = given[2].cast<std::vector<std::pair<std::string, int>>>();
       step.writes = given[3].cast<std::vector<std::pair<std::string, int>>>();
+      if (given.size() > 4) {  // (name, overload, arguments, strides of results) each, then the step's results
+        step.kind = Step::ATEN;
+        for (auto call : given[4]) {
+          auto [name, overload, arguments, results] =
+              call.cast<std::tuple<std::string, std::string, py::list, py::list>>();
+          step.calls.calls.emplace_back(name, overload, arguments, results);
+        }
+        for (auto result : given[5]) step.calls.results.emplace_back(result.cast<py::tuple>());
+      }
     } else {
       step.kind = Step::FREE;
       step.slots = given[1].cast<std::vector<int>>();

@@ -5,7 +5,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
 #include <chrono>
@@ -15,10 +14,9 @@
 #include <utility>
 #include <vector>
 
-namespace tilec {
+#include "aten.h"
 
-using at::Tensor;
-using Tensors = std::vector<Tensor>;
+namespace tilec {
 
 // A thread that asks for the interpreter while it ends is ended where it stands, which a destructor does not survive.
 // Once `leaving`, threads give their references up without a word; those that `ask` are waited for before.
@@ -161,7 +159,7 @@ struct Argument {
 };
 
 struct Step {
-  enum Kind { EMPTY, LAUNCH, PYTHON, FREE } kind;
+  enum Kind { EMPTY, LAUNCH, ATEN, PYTHON, FREE } kind;
   // EMPTY
   int slot = 0;
   std::vector<int64_t> sizes{};
@@ -171,7 +169,9 @@ struct Step {
   unsigned grid[3] = {1, 1, 1}, threads = 0, shared = 0;
   bool cooperative = false;
   std::vector<Argument> arguments{};
-  // PYTHON: a function of a dictionary of tensors, and of the stream
+  // ATEN: what `function` calls of torch's operators
+  AtenCalls calls{};
+  // PYTHON, ATEN: a function of a dictionary of tensors, and of the stream
   Ref function{};
   std::vector<std::pair<std::string, int>> reads{}, writes{};
   // FREE
@@ -205,6 +205,9 @@ class Plan final : public Run {
           break;
         case Step::LAUNCH:
           if (step.grid[0] && step.grid[1] && step.grid[2]) launch(step, tensors, base, stream);
+          break;
+        case Step::ATEN:
+          if (!aten(step, tensors)) python(step, tensors, stream);
           break;
         case Step::PYTHON:
           python(step, tensors, stream);
@@ -248,6 +251,15 @@ class Plan final : public Run {
       driver.name_of(code, &name);
       TORCH_CHECK(false, "a kernel was not launched: ", name);
     }
+  }
+
+  bool aten(const Step& step, Tensors& tensors) const {
+    Tensors given;
+    given.reserve(step.reads.size() + step.calls.calls.size());
+    for (const auto& [name, slot] : step.reads) given.push_back(tensors[slot]);
+    Tensors made = step.calls(std::move(given));
+    for (size_t i = 0; i < made.size(); ++i) tensors[step.writes[i].second] = std::move(made[i]);
+    return !made.empty();
   }
 
   void python(const Step& step, Tensors& tensors, void* stream) const {

@@ -44,10 +44,11 @@ def library_steps(
         if _slow(c):
             return None
         lines, checked = library_lines(task, c)
-        if task.type.dtype == "float32":
+        switches = task.type.dtype == "float32"
+        if switches:
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
-        first: Step = _step(task, lines)
+        first: Step = _step(task, lines, switches)
         return [first, *repair_steps(dot, space, view, flat, int64_index)] if checked else [first]
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
     lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
@@ -91,6 +92,6 @@ def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]
     return Task(flat, flat, defracted, types, local, names, Options(memory_budget=2**40), True)
 
 
-def _step(task: Task, lines: list[str]) -> TorchLines:
+def _step(task: Task, lines: list[str], switches: bool = False) -> TorchLines:
     s = task.flat
-    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,))
+    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), switches)

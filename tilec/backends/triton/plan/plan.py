@@ -129,12 +129,14 @@ class Table:
 
 @dataclass(frozen=True)
 class TorchLines:
-    """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines."""
+    """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines.
+    `switches`: while they run they set what torch keeps for all."""
 
     lines: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     statements: tuple[str, ...]
+    switches: bool = False
 
 
 @dataclass(frozen=True)

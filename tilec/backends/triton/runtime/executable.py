@@ -31,6 +31,7 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.aten_calls import AtenStep
 from tilec.backends.triton.runtime.compiled import (
     check_device,
     compile_for,
@@ -91,7 +92,10 @@ class PlannedCall:
                 self._native = native_plan(self.plan, self._names, self._operations, self._device)
             if self._native is not None:
                 self._first = False
-                return self._native(*inputs)
+                outputs = self._native(*inputs)
+                if any(isinstance(o, AtenStep) for o in self._operations):  # by now it is known what they call
+                    self._native = native_plan(self.plan, self._names, self._operations, self._device)
+                return outputs
         outputs = self._steps(inputs, stream)
         if self._first:
             self._first = False
@@ -275,12 +279,8 @@ def _torch_lines(step: TorchLines) -> Operation:
     results = ", ".join(map(python_name, step.writes))
     header = f"def lines({', '.join(map(python_name, step.reads))}):"
     text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
-    function, reads, writes = _lines_function(text, ", ".join(step.statements)), step.reads, step.writes
-
-    def call(tensors: Tensors, stream: int) -> None:
-        tensors.update(zip(writes, function(*[tensors[n] for n in reads]), strict=True))
-
-    return call
+    function = _lines_function(text, ", ".join(step.statements))
+    return AtenStep(function, step.reads, step.writes, not step.switches)
 
 
 class TritonProgram:

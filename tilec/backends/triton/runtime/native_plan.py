@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
+from tilec.backends.triton.runtime.aten_calls import AtenStep
 from tilec.backends.triton.runtime.launcher import DriverLaunch, Launched
 from tilec.backends.triton.runtime.straight import Operation, places, step_tensors
 from tilec.native import native
@@ -51,7 +52,8 @@ class PlanMaker:
                 return self.free(step)
             case Launch() if isinstance(operation, Launched) and (launched := operation.compiled()) is not None:
                 return self.launch(launched, step.grid)
-        return self.python(step, operation)
+        calls = operation.calls if isinstance(operation, AtenStep) else None  # which hold for these sizes
+        return *self.python(step, operation), *(() if calls is None else (calls.calls, calls.results))
 
     def empty(self, step: Allocate, shape: Sequence[int]) -> tuple | None:
         """An allocation, None where it has a place in the shared one."""

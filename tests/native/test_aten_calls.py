@@ -1,0 +1,124 @@
+"""Steps of Python lines that are done again without Python: the same operators on tensors of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tilec.backends.torch.runtime as rt
+from tilec.backends.triton.runtime.aten_calls import AtenStep
+
+
+class Counted:
+    """A step's function, and how often Python ran it."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        self.function, self.count = function, 0
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.count += 1
+        return (self.function(*tensors),)
+
+
+def made(library, function: Counted, tensors: list[torch.Tensor]) -> tuple[AtenStep, Callable[..., tuple]]:
+    """The step, which has run once, and a plan of it alone."""
+    names = [f"t{k}" for k in range(len(tensors))]
+    step = AtenStep(function, names, ("out",), True)
+    step(dict(zip(names, tensors, strict=True)), 0)
+    reads = [(name, place) for place, name in enumerate(names)]
+    calls = () if step.calls is None else (step.calls.calls, step.calls.results)
+    steps = [("python", step, reads, [("out", len(names))], *calls)]
+    return step, library.plan(torch.empty(0), 0, len(names) + 1, steps, [len(names)])
+
+
+def convolution(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return rt.convolution(x.permute(0, 3, 1, 2), k.permute(3, 2, 0, 1), (2, 1), (1, 0), (1, 1), 1).permute(0, 2, 3, 1)
+
+
+def kernel_gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y, x = y.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)
+    return rt.convolution_kernel(y, x, (4, 3, 3, 2), (1, 1), (1, 1), (1, 1), 1).permute(2, 3, 1, 0).contiguous()
+
+
+STEPS = {
+    "a product of a batch": (lambda a, b: torch.matmul(a, b.mT).contiguous(), [(2, 3, 4), (2, 5, 4)]),
+    "a batch and one matrix": (lambda a, b: torch.matmul(a, b).contiguous(), [(2, 3, 4), (4, 5)]),
+    "axes as one": (lambda a, b: torch.mm(a.flatten(0, 1), b).reshape(2, 3, 5).contiguous(), [(2, 3, 4), (4, 5)]),
+    "a transposed result": (lambda a, b: torch.mm(a, b).t().contiguous(), [(3, 4), (4, 5)]),
+    "no result of its own": (lambda a: a.t().contiguous().view(-1), [(1, 4)]),
+    "a vector": (lambda a, b: torch.matmul(a, b), [(3, 4), (4,)]),
+    "another type in between": (lambda a, b: torch.mm(a.double(), b.double()).to(a.dtype), [(3, 4), (4, 5)]),
+    "nothing": (lambda a, b: torch.matmul(a, b).contiguous(), [(0, 4), (4, 5)]),
+    "a sum over nothing": (lambda a, b: torch.matmul(a, b).contiguous(), [(3, 0), (0, 5)]),
+    "a convolution": (lambda x, k: convolution(x, k).contiguous(), [(2, 6, 7, 3), (3, 2, 3, 4)]),
+    "the gradient of one": (kernel_gradient, [(2, 6, 7, 4), (2, 6, 6, 3)]),
+}
+
+
+def laid_out(shape: tuple[int, ...], dtype: torch.dtype, how: str) -> torch.Tensor:
+    if how == "columns":
+        return torch.randn(shape[::-1]).to(dtype).permute(*reversed(range(len(shape))))
+    if how == "part":
+        return torch.randn([n + 1 for n in shape]).to(dtype)[tuple(slice(1, None) for _ in shape)]
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["rows", "columns", "part"])
+@pytest.mark.parametrize("name", STEPS)
+def test_done_again(library, name: str, how: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    function, shapes = STEPS[name]
+    counted = Counted(function)
+    step, plan = made(library, counted, [laid_out(s, dtype, how) for s in shapes])
+    assert step.calls is not None
+    for _ in range(2):
+        tensors = [laid_out(s, dtype, how) for s in shapes]
+        (found,) = plan(*tensors)
+        wanted = function(*tensors)
+        assert found.shape == wanted.shape and found.stride() == wanted.stride() and found.dtype == dtype
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert counted.count == 1
+
+
+def test_python_where_a_result_is_otherwise(library) -> None:
+    """What torch's operators give may depend on more than the sizes, strides and types."""
+    counted = Counted(lambda a: a.clone())
+    _, plan = made(library, counted, [torch.randn(3, 4)])
+    x = torch.randn(4, 3).t()
+    (found,) = plan(x)
+    assert torch.equal(found, x) and counted.count == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda a: torch.zeros_like(a).add_(a), id="memory is written"),
+        pytest.param(lambda a: a.view(torch.int32), id="another type"),
+        pytest.param(lambda a: a * a.sum().item(), id="a number is read"),
+    ],
+)
+def test_left_to_python(library, function: Callable) -> None:
+    counted = Counted(function)
+    step, plan = made(library, counted, [torch.randn(3, 4)])
+    assert step.calls is None
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(plan(x)[0], function(x))
+    assert counted.count == 2
+
+
+def test_inputs_that_share_memory_are_left_to_python(library) -> None:
+    x = torch.randn(3, 4)
+    step, plan = made(library, Counted(torch.mm), [x, x.t()])
+    assert step.calls is None
+    torch.testing.assert_close(plan(x, x.t())[0], x @ x.t())
+
+
+def test_nothing_is_recorded(library) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.no_grad():
+        _, plan = made(library, Counted(lambda a, b: torch.mm(a, b)), [x, x.detach().clone().t()])
+        (found,) = plan(x, torch.randn(4, 3))
+    assert not found.requires_grad

@@ -1,0 +1,121 @@
+"""What a step of Python lines calls of torch's operators, so that it can be done again without Python.
+
+Tensors of the same sizes, strides and types lead to the same calls, as nothing in a step looks at their elements. What
+operators give as views is kept as sizes, strides and an offset, so that no more of them is called again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilec.native import native
+
+Viewed = tuple  # a tensor's place among those read and made; None, or a view's sizes; its strides and offset
+
+CONSTANTS = (bool, int, float, type(None), torch.dtype, torch.device, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class AtenCalls:
+    """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives."""
+
+    calls: list[tuple[str, str, list, list]]
+    results: list[Viewed]
+
+
+class AtenStep:
+    """A step of Python lines. `calls`: what it calls, once it has run; None where that is more than can be done
+    again."""
+
+    def __init__(
+        self, function: Callable[..., tuple], reads: Sequence[str], writes: Sequence[str], repeatable: bool
+    ) -> None:
+        self._function, self._reads, self._writes = function, tuple(reads), tuple(writes)
+        self._watched = not repeatable
+        self.calls: AtenCalls | None = None
+
+    def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
+        given = [tensors[name] for name in self._reads]
+        if self._watched or native() is None:
+            results = self._function(*given)
+        else:
+            with _Watch(given) as watch:
+                results = self._function(*given)
+            self.calls, self._watched = watch.found(results), True
+        tensors.update(zip(self._writes, results, strict=True))
+
+
+class _Watch(TorchDispatchMode):
+    """Writes down what is called."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._there = list(tensors)  # by place; kept, so that each has memory of its own
+        self._places = {_memory(t): place for place, t in enumerate(tensors)}
+        self._calls: list[tuple[str, str, list, list]] = []
+        self._known = len(self._places) == len(tensors)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = operator(*args, **given)
+        made = list(result) if isinstance(result, tuple | list) else [result]
+        if any(isinstance(t, torch.Tensor) and _memory(t) not in self._places for t in made):
+            self._add(operator, args, given, made)
+        elif not all(isinstance(t, torch.Tensor) for t in made):
+            self._known = False
+        self._known = self._known and not operator._schema.is_mutable
+        return result
+
+    def _add(self, operator: Any, args: tuple, given: dict[str, Any], made: list) -> None:
+        schema = operator._schema
+        arguments = [*args, *[given.get(a.name, a.default_value) for a in schema.arguments[len(args) :]]]
+        try:
+            self._calls.append(
+                (schema.name, schema.overload_name, [self._argument(a) for a in arguments], [_strides(t) for t in made])
+            )
+        except TypeError:
+            self._known = False
+        for t in made:
+            if t is not None:
+                self._places[_memory(t)] = len(self._there)
+            self._there.append(t)
+
+    def _argument(self, value: Any) -> object:
+        if isinstance(value, torch.Tensor):
+            return self._viewed(value)
+        if isinstance(value, list | tuple) and {type(v) for v in value} in ({int}, {bool}, set()):
+            return list(value)
+        if type(value) in CONSTANTS:
+            return value
+        raise TypeError(f"no constant of a call: {value!r}")
+
+    def _viewed(self, t: torch.Tensor) -> Viewed:
+        place = self._places[_memory(t)]
+        base = self._there[place]
+        if t.dtype != base.dtype:
+            raise TypeError("a view of another type")
+        if (t.shape, t.stride(), t.storage_offset()) == (base.shape, base.stride(), base.storage_offset()):
+            return place, None
+        return place, list(t.shape), list(t.stride()), t.storage_offset() - base.storage_offset()
+
+    def found(self, results: Sequence[torch.Tensor]) -> AtenCalls | None:
+        """All that was called."""
+        if not self._known or any(_memory(t) not in self._places for t in results):
+            return None
+        try:
+            return AtenCalls(self._calls, [self._viewed(t) for t in results])
+        except TypeError:
+            return None
+
+
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _strides(t: torch.Tensor | None) -> list[int] | None:
+    return None if t is None else list(t.stride())
