@@ -66,10 +66,11 @@ class Work:
     def backward(
         self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> Callable[[], TensorResults]:
-        """The backward pass of a call that takes the work's inputs, which has been made."""
+        """The backward pass of a call that takes the work's inputs, which has been made, as calls like it before."""
         *given, cotangent = inputs
         names = parse(self.source).input_names()
         leaves = [t.detach().requires_grad_(n in self.wrt) for n, t in zip(names, given, strict=False)]
+        call(*leaves)
         value = call(*leaves)
         by = [leaves[names.index(n)] for n in self.wrt]
         return lambda: torch.autograd.grad(value, by, cotangent, retain_graph=True)
