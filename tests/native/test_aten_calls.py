@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +124,22 @@ def test_nothing_is_recorded(library) -> None:
         _, plan = made(library, Counted(lambda a, b: torch.mm(a, b)), [x, x.detach().clone().t()])
         (found,) = plan(x, torch.randn(4, 3))
     assert not found.requires_grad
+
+
+ALONE = """
+import sys
+import torch
+import tilec
+from tilec.backends.triton.runtime.aten_calls import AtenStep
+
+step = AtenStep(lambda a, b: (torch.mm(a, b),), ("a", "b"), ("out",), True)
+step({"a": torch.ones(2, 3), "b": torch.ones(3, 2)}, 0)
+assert step.calls is not None
+print(*(name for name in ("torch._dynamo", "sympy") if name in sys.modules))
+"""
+
+
+def test_a_first_call_imports_no_compiler(library) -> None:
+    """Of torch's, which takes seconds."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

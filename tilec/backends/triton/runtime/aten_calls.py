@@ -15,17 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilec.native import native
 
-Viewed = tuple  # a tensor's place among those read and made; None, or a view's sizes; its strides and offset
-
-CONSTANTS = (bool, int, float, type(None), torch.dtype, torch.device, torch.memory_format)
+CONSTANT_TYPES = (bool, int, float, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
 @dataclass(frozen=True)
 class AtenCalls:
-    """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives."""
+    """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives. A tensor
+    is a tuple: its place among those read and made, then None, or a view's sizes, its strides and its offset."""
 
     calls: list[tuple[str, str, list, list]]
-    results: list[Viewed]
+    results: list[tuple]
 
 
 class AtenStep:
@@ -60,7 +59,7 @@ class _Watch(TorchDispatchMode):
         self._calls: list[tuple[str, str, list, list]] = []
         self._known = len(self._places) == len(tensors)
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def call(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         result = operator(*args, **given)
         made = list(result) if isinstance(result, tuple | list) else [result]
@@ -87,14 +86,14 @@ class _Watch(TorchDispatchMode):
 
     def _argument(self, value: Any) -> object:
         if isinstance(value, torch.Tensor):
-            return self._viewed(value)
+            return self._described(value)
         if isinstance(value, list | tuple) and {type(v) for v in value} in ({int}, {bool}, set()):
             return list(value)
-        if type(value) in CONSTANTS:
+        if type(value) in CONSTANT_TYPES:
             return value
         raise TypeError(f"no constant of a call: {value!r}")
 
-    def _viewed(self, t: torch.Tensor) -> Viewed:
+    def _described(self, t: torch.Tensor) -> tuple:
         place = self._places[_memory(t)]
         base = self._there[place]
         if t.dtype != base.dtype:
@@ -108,9 +107,13 @@ class _Watch(TorchDispatchMode):
         if not self._known or any(_memory(t) not in self._places for t in results):
             return None
         try:
-            return AtenCalls(self._calls, [self._viewed(t) for t in results])
+            return AtenCalls(self._calls, [self._described(t) for t in results])
         except TypeError:
             return None
+
+
+# torch wraps what a class brings with it for torch.compile's sake, which takes seconds to import
+_Watch.__torch_dispatch__ = _Watch.call  # type: ignore[assignment]
 
 
 def _memory(t: torch.Tensor) -> int:
