@@ -261,7 +261,7 @@ def work(results: Connection, name: str, mode: str, rows: Sequence[str], device:
         results.send(cell)
 
 
-AT_ONCE = 12  # rows of a process, and so of a package
+AT_ONCE = 12  # rows of a process; a package holds all that it can, since its headers take longest
 
 
 def everything(device: str, jobs: int, path: Path, only: str, chosen: Sequence[str]) -> None:
@@ -275,8 +275,9 @@ def everything(device: str, jobs: int, path: Path, only: str, chosen: Sequence[s
         for name in EXAMPLES:
             known = state["cells"].setdefault(f"{name}/{mode}", {})
             rows = [r for r in rows_of(mode, device) if r not in known and (not chosen or r in chosen)]
+            size = len(ROWS) if mode == PACKAGES else AT_ONCE
             if only in f"{name}/{mode}":
-                waiting += [(name, mode, rows[k : k + AT_ONCE]) for k in range(0, len(rows), AT_ONCE)]
+                waiting += [(name, mode, rows[k : k + size]) for k in range(0, len(rows), size)]
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # whoever forks must not have asked CUDA itself
     forked = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[str, str, multiprocessing.process.BaseProcess]] = {}
