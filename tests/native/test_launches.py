@@ -22,6 +22,7 @@ static int contexts;
 int cuCtxGetCurrent(void **context) { *context = &contexts; return 0; }
 int cuCtxSetCurrent(void *context) { contexts += context == &contexts; return 0; }
 int cuStreamIsCapturing(void *stream, int *capturing) { *capturing = 0; return 0; }
+int cuTensorMapReplaceAddress(void *map, void *address) { *(void **)map = address; return (uintptr_t)map % 64; }
 int cuGetErrorName(int code, const char **name) { *name = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "?"; return 0; }
 static int add(void **p) {
   const float *x = *(float **)p[0];
@@ -34,6 +35,13 @@ static int add(void **p) {
 int cuLaunchKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned one, unsigned two,
                    unsigned shared, void *stream, void **parameters, void **extra) {
   if (kernel == 9) return 700;
+  if (kernel == 7) { /* of a tensor map over x, whose last element is a number to add, and y */
+    const char *map = parameters[0];
+    const float *x = *(float **)map;
+    float *y = *(float **)parameters[1];
+    for (int k = 0; k < 3; ++k) y[k] = x[k] + map[127];
+    return 0;
+  }
   if (kernel == 8 && !contexts) return 201; /* until a context is made current */
   if (x != 2 || y != 3 || z != 4 || threads != 128 || one != 1 || two != 1 || shared != 48 || extra) return 1;
   return add(parameters);
@@ -77,6 +85,10 @@ x = torch.arange(6.0).view(2, 3)
 for _ in range(3):
     twice, once = plan(x)
     assert torch.equal(once, 3 * x + 6) and torch.equal(twice, 6 * x + 12) and x.sum() == 15
+mapped = [("map", (0, 8, bytes(127) + b"\\x05")), ("tensor", 1)]
+steps = [("empty", 1, [3], number), ("launch", 7, [1, 1, 1], 128, 0, False, mapped)]
+for x in (torch.arange(6.0), torch.arange(6.0) + 10):
+    assert torch.equal(library.plan(byte, 0, 2, steps, [1])(x)[0], x[2:5] + 5)
 try:
     library.plan(byte, 0, 1, [added(9, ("tensor", 0), ("tensor", 0), 1.0)], [])(x)
 except RuntimeError as error:
@@ -114,7 +126,7 @@ def test_parameters(source: str, inputs: list) -> None:
         kernel = compile_for(launch, dict.fromkeys(launch.tensors, "float32"), "sm_90")
         launched = Launched(launch)
         made = SimpleNamespace(function=7, metadata=kernel.metadata, src=kernel.src, asm=kernel.asm)
-        launched._compiled_kernel = CompiledKernel(made, _parameters(made, launch), print, (), print, True)
+        launched._compiled_kernel = CompiledKernel(made, _parameters(made, launch), (), 7)
         found = launched.compiled()
         assert found is not None
         function, threads, shared, together, values = found

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import tilec
 from tests.native.test_native_calls import NODES
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS
 from tests.torch_op.test_on_cuda import TWO, check
 from tests.torch_op.test_transforms import flat
+from tilec.backends.triton.runtime import native_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,3 +80,46 @@ def test_ways_on_the_second_device(function: Callable, name: str, way: str) -> N
     again = function(*example.inputs(device="cuda:0"))
     assert again.device.index == 0
     check([again], flat([example.torch(*example.inputs(device="cuda:0"))]))
+
+
+PRODUCTS = {
+    "a product": ("O[i, j] = sum(A[i, k] * B[k, j])", [(256, 128), (128, 512)]),
+    "a product and its epilogue": ("O[i, j] = exp(sum(A[i, k] * B[k, j]) / 64)", [(256, 128), (128, 512)]),
+    "a batch": ("O[b, i, j] = sum(A[b, i, k] * B[b, k, j])", [(3, 128, 64), (3, 64, 256)]),
+    "a convolution": (
+        "function (A[N, H, W, C], B[R, S, C, D]) -> (O) {"
+        " O[n, y, x, d : N, H, W, D] = +(A[n, y + r - 1, x + s - 1, c] * B[r, s, c, d]); }",
+        [(4, 16, 16, 64), (3, 3, 64, 128)],
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "triton"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_need_no_python(library, monkeypatch: pytest.MonkeyPatch, name: str, backend: str | None) -> None:
+    """A library's, and kernels that read by tensor maps, wherever the tensors lie; forward and backward."""
+    kinds: list[list[str]] = []
+    make = native_plan._Maker.made
+    source, shapes = PRODUCTS[name]
+
+    def made(self, library, operations):
+        steps = [self._step(s, o) for s, o in zip(self._plan.steps, operations, strict=True)]
+        kinds.append(["aten" if step[0] == "python" and len(step) > 4 else step[0] for step in steps if step])
+        return make(self, library, operations)
+
+    monkeypatch.setattr(native_plan._Maker, "made", made)
+    f = tilec.compile(source, backend=backend)
+    kept = []
+    for _ in range(4):
+        a, b = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
+        kept += [a, b]  # so that others lie elsewhere
+        a.requires_grad_(), b.requires_grad_()
+        y = f(a, b)
+        cotangent = torch.randn_like(y)
+        found = [y, *torch.autograd.grad(y, (a, b), cotangent)]
+        wide = [t.detach().double().requires_grad_() for t in (a, b)]
+        exact = tilec.compile(source, backend="torch")(*wide)
+        wanted = [exact, *torch.autograd.grad(exact, wide, cotangent.double())]
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=0.02, atol=0.02 * theirs.abs().max().item())
+    assert kinds and "python" not in {kind for plan in kinds[-2:] for kind in plan}

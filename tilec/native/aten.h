@@ -20,13 +20,13 @@ using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
 // A tensor among those that are there, or a view of it: `offset` elements after its first one.
-struct Viewed {
+struct StridedView {
   size_t place;
   bool whole;
   std::vector<int64_t> sizes, strides;
   int64_t offset;
 
-  explicit Viewed(const py::tuple& given) : place(given[0].cast<size_t>()), whole(given[1].is_none()), offset(0) {
+  explicit StridedView(const py::tuple& given) : place(given[0].cast<size_t>()), whole(given[1].is_none()), offset(0) {
     if (whole) return;
     sizes = given[1].cast<std::vector<int64_t>>();
     strides = given[2].cast<std::vector<int64_t>>();
@@ -84,21 +84,21 @@ class AtenCall {
 
   c10::OperatorHandle operator_;
   std::vector<c10::IValue> stack_;
-  std::vector<std::pair<size_t, Viewed>> tensors_;
+  std::vector<std::pair<size_t, StridedView>> tensors_;
   std::vector<std::optional<std::vector<int64_t>>> strides_;  // none: no tensor
 };
 
 // All of a step's, of the tensors that it reads; nothing where one gave what it did not before.
 struct AtenCalls {
   std::vector<AtenCall> calls;
-  std::vector<Viewed> results;
+  std::vector<StridedView> results;
 
   Tensors operator()(Tensors there) const {
     at::AutoDispatchBelowADInplaceOrView plain;
     for (const AtenCall& call : calls)
       if (!call(there)) return {};
     Tensors found;
-    for (const Viewed& result : results) found.push_back(result(there));
+    for (const StridedView& result : results) found.push_back(result(there));
     return found;
   }
 };

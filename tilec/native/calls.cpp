@@ -212,7 +212,12 @@ std::vector<Argument> arguments_of(const py::list& given) {
   for (auto item : given) {
     auto [kind, value] = item.cast<std::pair<std::string, py::object>>();
     Argument a{Argument::NUMBER, 0};
-    if (kind == "fp32") {
+    if (kind == "map") {
+      auto [slot, offset, bytes] = value.cast<std::tuple<int64_t, int64_t, std::string>>();
+      TORCH_CHECK(bytes.size() == sizeof(TensorMap), "no tensor map");
+      a.kind = Argument::MAP, a.value = slot, a.offset = offset;
+      std::memcpy(&a.map, bytes.data(), sizeof a.map);
+    } else if (kind == "fp32") {
       float number = value.cast<float>();
       std::memcpy(&a.value, &number, sizeof number);
     } else {

@@ -126,6 +126,7 @@ struct Driver {
   int (*make_current)(void*) = nullptr;
   int (*capturing)(void*, int*) = nullptr;
   int (*name_of)(int, const char**) = nullptr;
+  int (*replace_address)(void*, void*) = nullptr;  // of a tensor map; older drivers have none
 
   static const Driver& get() {
     static const Driver driver;
@@ -147,15 +148,24 @@ struct Driver {
     find(make_current, "cuCtxSetCurrent");
     find(capturing, "cuStreamIsCapturing");
     find(name_of, "cuGetErrorName");
+    replace_address = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cuTensorMapReplaceAddress"));
   }
 };
 
 inline std::string Driver::path = "libcuda.so.1";
 
-// One argument of a kernel: an address in a tensor or in the workspace, or a number.
+constexpr size_t MOST_MAPS = 8;  // tensor maps of a kernel
+
+struct alignas(64) TensorMap {
+  char bytes[128];
+};
+
+// One argument of a kernel: an address in a tensor or in the workspace, a number, or a tensor map.
 struct Argument {
-  enum Kind { TENSOR, WORKSPACE, NUMBER } kind;
-  int64_t value;  // the tensor's place, the offset in the workspace, or the number's bits
+  enum Kind { TENSOR, WORKSPACE, NUMBER, MAP } kind;
+  int64_t value;         // the tensor's place, the offset in the workspace, or the number's bits
+  int64_t offset = 0;    // of a map: bytes from the tensor's first element
+  TensorMap map{};       // over another address
 };
 
 struct Step {
@@ -182,8 +192,12 @@ class Plan final : public Run {
  public:
   Plan(at::Device device, int64_t workspace, int slots, std::vector<Step> steps, std::vector<int> outputs)
       : device_(device), workspace_(workspace), slots_(slots), steps_(std::move(steps)), outputs_(std::move(outputs)) {
-    for (const Step& step : steps_)
+    for (const Step& step : steps_) {
       if (step.kind == Step::LAUNCH && !context_) Driver::get().current(&context_);
+      size_t maps = 0;
+      for (const Argument& a : step.arguments) maps += a.kind == Argument::MAP;
+      TORCH_CHECK(!maps || (maps <= MOST_MAPS && Driver::get().replace_address), "tensor maps that Python launches");
+    }
   }
 
   Tensors operator()(const Tensors& inputs) const override {
@@ -227,8 +241,17 @@ class Plan final : public Run {
     size_t count = step.arguments.size();
     c10::SmallVector<int64_t, 32> values(count);
     c10::SmallVector<void*, 32> places(count + 1);
+    TensorMap maps[MOST_MAPS];
+    size_t used = 0;
     for (size_t i = 0; i < count; ++i) {
       const Argument& a = step.arguments[i];
+      if (a.kind == Argument::MAP) {
+        places[i] = &(maps[used] = a.map);
+        auto* address = static_cast<char*>(tensors[a.value].data_ptr()) + a.offset;
+        int code = driver.replace_address(&maps[used++], address);
+        TORCH_CHECK(!code, "a tensor map takes no address: ", code);
+        continue;
+      }
       values[i] = a.kind == Argument::NUMBER      ? a.value
                   : a.kind == Argument::WORKSPACE ? reinterpret_cast<int64_t>(base) + a.value
                                                   : reinterpret_cast<int64_t>(tensors[a.value].data_ptr());

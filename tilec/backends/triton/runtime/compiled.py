@@ -204,16 +204,26 @@ def _keep_triton_key() -> None:
     triton.runtime.cache.triton_key = lambda: key
 
 
-# it takes as long as compiling a kernel does, and comes beside the imports and the plan that are before the first one
-triton_version = threading.Thread(target=_keep_triton_key, name="triton_key", daemon=True)
+def _make_driver() -> None:
+    """Triton's part for the device, which a C compiler makes for each of its cache directories."""
+    with contextlib.suppress(Exception):  # which comes again where it is asked for
+        triton.runtime.driver.active.utils  # noqa: B018
+
+
+# these take as long as compiling a kernel does, and come beside the imports and the plan that are before the first one
+PREPARATIONS = [threading.Thread(target=_keep_triton_key, name="triton_key", daemon=True)]
+if torch.cuda.is_initialized():
+    PREPARATIONS.append(threading.Thread(target=_make_driver, name="triton_driver", daemon=True))
 if not interpreting():
-    triton_version.start()
+    for thread in PREPARATIONS:
+        thread.start()
 
 
 def assembled(compiler: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """The kernel that a compiler makes with these options, without ptxas's optimiser where that would break it."""
-    if triton_version.is_alive():
-        triton_version.join()
+    for thread in PREPARATIONS:
+        if thread.is_alive():
+            thread.join()
     kernel = parsing(lambda: compiler(**options))
     if loses_halves(getattr(kernel, "asm", {}).get("ptx", "")):
         kernel = parsing(lambda: compiler(**options, ptx_options="--opt-level 0"))

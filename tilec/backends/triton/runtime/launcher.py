@@ -7,13 +7,15 @@ driver's call.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+import triton
 
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.backends.triton.runtime.compiled import (
@@ -26,6 +28,7 @@ from tilec.backends.triton.runtime.compiled import (
     rounds_to_tf32,
     tensor_map,
 )
+from tilec.native import native
 
 NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
@@ -47,30 +50,56 @@ class Launched:
         self._lock = threading.Lock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
-        run = self._run or self._compiled(tensors, ({},))
+        run = self._run or self._launching(tensors, ({},))
         if run is not None:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
 
     @property
     def ready(self) -> bool:
         """Is it compiled?"""
-        return self._run is not None
+        return self._compiled_kernel is not None
 
     def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
         """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
         Pointer stands for its tensor's address."""
+        if self._run is None:
+            with self._lock:
+                self._take_launcher()
         assert self._run is not None and not self._maps
         return self._run, self._grid, self._middle, self._values
 
     def compiled(self) -> DriverLaunch | None:
         """The compiled kernel as the driver launches it; None where Triton does more than that."""
         ready = self._compiled_kernel
-        return None if ready is None or self._maps else ready.given(self._launch.arguments)
+        if ready is None:
+            return None
+        arguments = [
+            (name, self._encoded_map(place) if place in self._maps else v)
+            for place, (name, v) in enumerate(self._launch.arguments)
+        ]
+        return None if any(v is None for _, v in arguments) else ready.given(arguments)
+
+    def _encoded_map(self, place: int) -> EncodedMap | None:
+        """A tensor map as the kernel takes it: the driver's, then sizes and strides. None where it is not Triton
+        3.6's."""
+        made, name, offset, number = self._maps[place]
+        with self._lock:
+            self._take_launcher()
+            somewhere = torch.empty(1, device="cuda")
+            before, made.base.value = made.base.value, somewhere.data_ptr()
+            encoded, *numbers = self._encode(made, number)
+            made.base.value = before
+        if not self._lasting or type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
+            return None
+        found = ctypes.string_at(id(encoded) + 128, 128)  # behind the object's head, aligned as it must be
+        half = len(numbers) // 2
+        types = ["i32"] * half + ["i64"] * half
+        return EncodedMap(name, offset, found, tuple(zip(types, numbers, strict=True)))
 
     def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
         """Launch as often as that; the argument at `place` counts."""
         moments = [{place: moment} for moment in range(count)]
-        run = self._run or self._compiled(tensors, moments if interpreting() else moments[:1])
+        run = self._run or self._launching(tensors, moments if interpreting() else moments[:1])
         if run is not None:
             arguments = list(self._arguments(tensors))
             for moment in range(count):
@@ -79,17 +108,28 @@ class Launched:
 
     def compile(self, tensors: dict[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
-        self._compiled(tensors, ({},))
+        with self._lock:
+            self._compile(tensors, ({},))
 
-    def _compiled(
+    def _compile(self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]) -> None:
+        if self._compiled_kernel is None:
+            for numbers in given:
+                guarded(self._launch, partial(self._first, tensors, numbers))
+
+    def _launching(
         self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]
     ) -> Callable[..., Any] | None:
         """Compile, or else interpret a launch for each of `given`: numbers that take an argument's place."""
         with self._lock:  # autograd runs backward passes in threads of its own
-            if self._run is None:
-                for numbers in given:
-                    guarded(self._launch, partial(self._first, tensors, numbers))
+            self._compile(tensors, given)
+            self._take_launcher()
             return self._run
+
+    def _take_launcher(self) -> None:
+        ready = self._compiled_kernel
+        if self._run is None and ready is not None:
+            run, self._middle, self._encode, self._lasting = guarded(self._launch, lambda: ready.launcher)
+            self._run = run  # last: it tells other threads that the rest is there
 
     def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
         addresses = tuple([tensors[name].data_ptr() for name in self._names])
@@ -126,25 +166,22 @@ class Launched:
         if ready is None:
             compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
             kernel = assembled(compiler, options_of(launch))
-            with LAUNCHER_LOADING:
-                ready = _kernels[key] = CompiledKernel(kernel, _parameters(kernel, launch), *_entry(kernel, rounded))
+            parameters = _parameters(kernel, launch)
+            function = None if launch.maps or parameters is None or native() is None else _loaded(kernel)
+            ready = CompiledKernel(kernel, parameters, tuple(rounded), function)
+            if function is None:
+                ready = replace(ready, function=ready.launcher and kernel.function)
+            _kernels[key] = ready
         for made, *_ in self._maps.values():
             made.base = Address(made.base.dtype)
-        self._adopt(ready)
-
-    def _adopt(self, ready: CompiledKernel) -> None:
         self._compiled_kernel = ready
-        self._middle, self._encode, self._lasting = ready.middle, ready.encode, ready.lasting
-        self._run = ready.run  # last: it tells other threads that the rest is there
 
     def known(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Is the kernel for tensors of these types and alignments compiled by now, for this launch or one before?"""
-        if self._run is None and not self._launch.maps:
+        if self._compiled_kernel is None and not self._launch.maps:
             arguments = [tensors[v.tensor] if isinstance(v, Pointer) else v for _, v in self._launch.arguments]
-            ready = None if interpreting() else compiled_kernel(self._key(arguments))
-            if ready is not None:
-                self._adopt(ready)
-        return self._run is not None
+            self._compiled_kernel = None if interpreting() else compiled_kernel(self._key(arguments))
+        return self.ready
 
     def _key(self, arguments: Sequence[Any]) -> tuple:
         """What Triton compiles a kernel for."""
@@ -171,24 +208,42 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class EncodedMap:
+    """A tensor map over some address, which is to be that of a tensor and so many bytes; `numbers` are its sizes and
+    strides, with types, which a kernel takes after it."""
+
+    tensor: str
+    offset: int
+    encoded: bytes
+    numbers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel and what launches it (`_entry`). `parameters`: the types of those of its arguments that it takes, None
-    where Triton does more than launch it."""
+    """A kernel and its handle on the device. `parameters`: the types of those of its arguments that it takes, None
+    where Triton does more than launch it; `rounded`: of its tensor maps, those that round."""
 
     kernel: Any
     parameters: Mapping[str, str] | None
-    run: Callable[..., Any]
-    middle: tuple[Any, ...]
-    encode: Callable[[Any, int], list]
-    lasting: bool
+    rounded: tuple[bool, ...]
+    function: int | None
+
+    @cached_property
+    def launcher(self) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
+        """What launches it in Python (`_entry`), for which Triton runs a C compiler."""
+        with LAUNCHER_LOADING:
+            return _entry(self.kernel, self.rounded)
 
     def given(self, arguments: Iterable[tuple[str, Any]]) -> DriverLaunch | None:
-        """How the driver launches it with these arguments, without tensor maps among them."""
-        if self.parameters is None:
+        """How the driver launches it with these arguments, tensor maps among them encoded."""
+        if self.parameters is None or self.function is None:
             return None
-        taken = [(self.parameters[name], v) for name, v in arguments if name in self.parameters]
+        taken: list[tuple[str, Any]] = []
+        for name, v in arguments:
+            if name in self.parameters:
+                taken += [("map", v), *v.numbers] if isinstance(v, EncodedMap) else [(self.parameters[name], v)]
         how, scratch = self.kernel.metadata, [("i64", 0), ("i64", 0)]
-        return self.kernel.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
+        return self.function, 32 * how.num_warps, how.shared, how.launch_cooperative_grid, [*taken, *scratch]
 
 
 # a handle, threads, bytes of shared memory, whether all programs run at once, and arguments with their types
@@ -208,16 +263,31 @@ def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tupl
     return *how, device, *arguments
 
 
+def _loaded(kernel: Any) -> int | None:
+    """The handle of a kernel's code on the device, without Triton's launcher; None where Triton has a word to say."""
+    device, how = torch._C._cuda_getDevice(), kernel.metadata
+    try:
+        utils = triton.runtime.driver.active.utils
+        if how.shared > utils.get_device_properties(device)["max_shared_mem"]:
+            return None
+        _, function, _, _, most = utils.load_binary(kernel.name, kernel.kernel, how.shared, device)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return function if 32 * how.num_warps <= most else None
+
+
 def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
     how, types = kernel.metadata, kernel.src.signature
     if how.num_ctas != 1 or how.global_scratch_size or how.profile_scratch_size or how.launch_pdl:
         return None
-    taken = {name: types.get(name) for name, _ in launch.arguments if types.get(name) != "constexpr"}
-    if any(not isinstance(v, Pointer) and taken[n] not in NUMBER_TYPES for n, v in launch.arguments if n in taken):
+    given = [(name, v) for name, v in launch.arguments if types.get(name) != "constexpr"]
+    if any(types.get(name) not in NUMBER_TYPES for name, v in given if not isinstance(v, Pointer | Descriptor)):
         return None
+    count = sum(1 + 2 * len(v.shape) if isinstance(v, Descriptor) else 1 for _, v in given)
     text = kernel.asm.get("ptx", "")
     declared = text.partition(".entry")[2].partition(")")[0].count(".param")
-    return taken if declared == len(taken) + 2 else None  # two pointers to scratch come after them
+    # two pointers to scratch come after them
+    return {name: types.get(name) for name, _ in given} if declared == count + 2 else None
 
 
 def specialised(argument: Any) -> object:
@@ -244,7 +314,7 @@ TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it
 
 
 def _entry(
-    kernel: Any, rounded: list[bool]
+    kernel: Any, rounded: Sequence[bool]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
     """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), how a tensor map becomes
     arguments, and whether these hold the address that the map had then (or the one that it has at the launch).

@@ -10,7 +10,7 @@ import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
 from tilec.backends.triton.runtime.aten_calls import AtenStep
-from tilec.backends.triton.runtime.launcher import DriverLaunch, Launched
+from tilec.backends.triton.runtime.launcher import DriverLaunch, EncodedMap, Launched
 from tilec.backends.triton.runtime.straight import Operation, places, step_tensors
 from tilec.native import native
 
@@ -80,6 +80,8 @@ class PlanMaker:
         return "python", operation, *named
 
     def _argument(self, kind: str, value: Any) -> tuple[str, object]:
+        if isinstance(value, EncodedMap):
+            return "map", (self._slot(value.tensor), value.offset, value.encoded)
         if not isinstance(value, Pointer):
             return kind, value
         place = self._places.get(value.tensor)
