@@ -20,8 +20,8 @@ CONSTANT_TYPES = (bool, int, float, type(None), torch.dtype, torch.device, torch
 
 @dataclass(frozen=True)
 class AtenCalls:
-    """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives. A tensor
-    is a tuple: its place among those read and made, then None, or a view's sizes, its strides and its offset."""
+    """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives. A
+    tensor is a tuple: its place among those read and made, then None, or a view's sizes, its strides and its offset."""
 
     calls: list[tuple[str, str, list, list]]
     results: list[tuple]
