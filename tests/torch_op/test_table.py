@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.torch_op.cuda_ways import CUDA_WAYS
-from tests.torch_op.table import BEGIN, END, MODES, PACKAGES, PAGE, ROWS
+from tests.torch_op.table import BEGIN, END, MODES, ON_CUDA, PACKAGES, PAGE, rows_of
 
 CELL = re.compile(r"(ok|torch \[[\d, ]+\]|ok; torch \[[\d, ]+\]: [a-z, ]+)?")
 
@@ -14,10 +13,10 @@ def test_the_page_is_whole() -> None:
     text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     tables = re.findall(r"((?:^\|.*\n)+)", text, re.MULTILINE)
     assert len(tables) == 2
-    for table, modes, more in zip(tables, ((*MODES, PACKAGES), MODES), ((), CUDA_WAYS), strict=True):
+    for table, device in zip(tables, ("cpu", "cuda"), strict=True):
         head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-        assert head[1:] == [*modes]
-        assert [row[0] for row in rows] == [*ROWS, *more]
+        assert head[1:] == [*MODES, PACKAGES]
+        assert [row[0] for row in rows] == [row.removeprefix(ON_CUDA) for row in rows_of("eager", device)]
         for row in rows:
             assert all(CELL.fullmatch(cell) for cell in row[1:]), row
             assert row[1] == "ok"  # in eager mode everything is there
