@@ -199,7 +199,7 @@ def test_training_of_what_is_exported_with_open_sizes() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ("dual numbers", "forward-mode jacobian"))
-@pytest.mark.parametrize("name", ("softmax", pytest.param("recurrence", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("name", ("softmax", "log product", pytest.param("recurrence", marks=pytest.mark.slow)))
 def test_tangents_in_what_is_exported(name: str, way: str) -> None:
     """The graph enters a level of forward mode, and makes batches, of which Python knows nothing."""
     inputs, transform = EXAMPLES[name].inputs(), TRANSFORMS[way]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch._C import _functorch
@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 DEVICE_TYPES = ("cpu", "cuda")
 _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
+_OLD_BATCH = torch._C._dispatch_key_parse("Batched")
 _PRE_DISPATCH = torch._C._dispatch_key_parse("PreDispatch")
 
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
@@ -46,18 +47,21 @@ def recording(tensors: Sequence[torch.Tensor]) -> bool:
 
 @contextmanager
 def known_tangents(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let Python know of tangents at a level that an exported graph enters by itself."""
+    """Let Python know of tangents at a level that an exported graph enters by itself, and of a batch of them."""
     before = forward_ad._current_level
-    if before < 0 and torch._C._is_fwd_grad_enabled() and any(map(_dual, tensors)):
-        forward_ad._current_level = 0  # the only level that torch has
-    try:
+    with ExitStack() as stack:
+        stack.callback(setattr, forward_ad, "_current_level", before)
+        if before < 0 and torch._C._is_fwd_grad_enabled():
+            found = [d for d in map(_tangent, tensors) if d is not None]
+            if found:
+                forward_ad._current_level = 0  # the only level that torch has
+            if any(torch._C._dispatch_keys(d).has(_OLD_BATCH) for d in found):
+                stack.enter_context(torch._C._IncludeDispatchKeyGuard(_VMAP_MODE))
         yield
-    finally:
-        forward_ad._current_level = before
 
 
-def _dual(t: torch.Tensor) -> bool:
-    return torch._VF._unpack_dual(t, level=0)[1] is not None  # type: ignore[attr-defined]
+def _tangent(t: torch.Tensor) -> torch.Tensor | None:
+    return torch._VF._unpack_dual(t, level=0)[1]  # type: ignore[attr-defined]
 
 
 def asking(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
