@@ -99,7 +99,7 @@ PRODUCTS = {
 def test_products_need_no_python(library, monkeypatch: pytest.MonkeyPatch, name: str, backend: str | None) -> None:
     """A library's, and kernels that read by tensor maps, wherever the tensors lie; forward and backward."""
     kinds: dict[int, list[str]] = {}  # of each plan as it was made last
-    make, plans = native_plan._Maker.made, []
+    make, plans = native_plan.PlanMaker.made, []
     source, shapes = PRODUCTS[name]
 
     def made(self, library, operations):
@@ -108,7 +108,7 @@ def test_products_need_no_python(library, monkeypatch: pytest.MonkeyPatch, name:
         plans.append(self._plan)
         return make(self, library, operations)
 
-    monkeypatch.setattr(native_plan._Maker, "made", made)
+    monkeypatch.setattr(native_plan.PlanMaker, "made", made)
     f = tilec.compile(source, backend=backend)
     kept = []
     for _ in range(4):
