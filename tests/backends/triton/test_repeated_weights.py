@@ -12,10 +12,18 @@ LOG_PRODUCT = "function (A[I, K], X[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A
 
 @pytest.mark.parametrize(
     ("sizes", "strides", "products"),
-    [((77, 129, 33), (33, 1), True), ((77, 129, 33), (0, 0), False), ((256, 128, 64), (0, 0), True)],
+    [
+        ((77, 129, 33), (33, 1), True),
+        ((77, 129, 33), (0, 0), False),
+        ((256, 128, 64), (0, 0), True),
+        ((432, 64, 64), (0, 0), False),
+        ((256, 64, 48), (0, 0), False),
+        ((256, 48, 64), (0, 0), True),
+    ],
 )
 def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int], products: bool) -> None:
-    """Beside uneven rows they are no product of exponentials, which Triton 3.6 would not compile."""
+    """Where tiles do not divide them, or beside uneven rows, they are no product of exponentials, which Triton 3.6 would
+    not compile."""
     i, k, j = sizes
     gradient = tilec.compile(LOG_PRODUCT, backend="triton").grad()
     lowered = gradient.lower(tilec.spec((i, k)), tilec.spec((k, j)), tilec.spec((i, j)), target="sm_90")

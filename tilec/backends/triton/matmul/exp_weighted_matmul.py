@@ -38,6 +38,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Statement, reads
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
 FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
+LARGEST_TILE, SMALLER_TILES = 128, (1, 2, 4, 8, 16, 32, 64)  # rows or columns
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
@@ -128,10 +129,13 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
 
 
 def repeated_among_uneven(s: Statement, view: StridedView) -> bool:
-    """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) beside rows whose strides are
-    no multiples of 16: Triton 3.6 does not compile products of such weights."""
-    steps = [(step, n) for t in reads(s) for step, n in zip(view.strides[t], view.types[t].shape, strict=True) if n > 1]
-    return any(step == 0 for step, _ in steps) and any(step > 1 and step % 16 for step, _ in steps)
+    """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) where tiles do not divide its
+    axes, or beside rows whose strides are no multiples of 16: Triton 3.6 does not compile products of such weights."""
+    read = [list(zip(view.strides[t], view.types[t].shape, strict=True)) for t in reads(s)]
+    repeated = [axes for axes in read if any(step == 0 and n > 1 for step, n in axes)]
+    if any(n % LARGEST_TILE and n not in SMALLER_TILES for axes in repeated for _, n in axes):
+        return True
+    return bool(repeated) and any(step > 1 and step % 16 for axes in read for step, n in axes if n > 1)
 
 
 class WeightedWriter(ExponentialWriter):
