@@ -22,8 +22,8 @@ LOG_PRODUCT = "function (A[I, K], X[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A
     ],
 )
 def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int], products: bool) -> None:
-    """Where tiles do not divide them, or beside uneven rows, they are no product of exponentials, which Triton 3.6 would
-    not compile."""
+    """Where tiles do not divide them, or beside uneven rows, they are no product of exponentials: Triton 3.6 would not
+    compile it."""
     i, k, j = sizes
     gradient = tilec.compile(LOG_PRODUCT, backend="triton").grad()
     lowered = gradient.lower(tilec.spec((i, k)), tilec.spec((k, j)), tilec.spec((i, j)), target="sm_90")
