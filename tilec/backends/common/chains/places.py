@@ -147,7 +147,8 @@ class Places:
 
     def feature_positions(self, axis: str) -> Value:
         """Of a block of features."""
-        return self.b.apply("add", self.b.positions(axis), self.b.number(self.starts[axis]))
+        place, start = self.b.positions(axis), self.starts[axis]
+        return self.b.apply("add", place, self.b.number(start)) if start else place
 
     def feature_axes(self, n: int) -> list[str]:
         """The blocks that so many features lie in."""
