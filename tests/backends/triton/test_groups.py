@@ -253,3 +253,10 @@ def test_programs_of_16_bit_maps_have_more_elements(dtype, elements):
         return int(bm) * 256
 
     assert block(200_000) == elements and block(2000) == 1024
+
+
+@pytest.mark.parametrize(("width", "masked"), [(65536, False), (66000, True)])
+def test_walks_of_whole_blocks_are_not_masked(width, masked):
+    f = tilec.compile(LAYERS["layer norm"].source, backend="triton")
+    given = [tilec.spec(s, "float32") for s in ((64, width), (width,), (width,))]
+    assert ("col_in" in f.lower(*given, target="sm_90").source()) == masked

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
-from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -25,14 +24,12 @@ from tilec.backends.triton.rows.alignment_peeling import (
     rows_alike,
     rows_begin,
 )
-from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, levels
+from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together, is_short
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Inside, Statement, index_variables, value_accesses, variables_of
+from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, TensorType
-
-LARGEST_SHORT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,7 @@ class RowWriter:
         vectors, and are walked."""
         self.group, self.types, self.tiling, self.maxima, self.heads = group, types, tiling, maxima, heads
         self.aligned = aligned
+        self.filled = aligned is None and fills_blocks(group, tiling)
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
@@ -266,7 +264,8 @@ class RowWriter:
             self._position_inside(variables, outer)
             return
         k.assign(name, f"{start} + tl.arange(0, {block})")
-        k.assign(f"{name}_in", f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
+        if name != "col" or not self.filled:
+            k.assign(f"{name}_in", f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
         if name == "col" and self.tiling.columns >= 4:
             k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, variables, block))
@@ -284,7 +283,8 @@ class RowWriter:
         inner = tuple(v for v in columns if v not in outer)
         many = [v for v in columns if self.group.extent[v] > 1]
         count = k.count([v for v in inner if v in many])
-        k.assign("col_in", f"first + tl.arange(0, BN) < {k.count(many)}")
+        if not self.filled:
+            k.assign("col_in", f"first + tl.arange(0, BN) < {k.count(many)}")
         name = k.names.fresh("outer")
         k.assign(name, f"first // ({count})")
         k.assign("col", f"first % ({count}) + tl.arange(0, BN)")
@@ -294,7 +294,7 @@ class RowWriter:
         k.decode(Axis("col", inner, "BN"))
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
-        places = ["row", "col"], {"row": "row_in", "col": "col_in"}
+        places = ["row", "col"], {"row": "row_in"} if self.filled else {"row": "row_in", "col": "col_in"}
         return (
             Frame(self.k, *places, *inner)
             if self.aligned is None
@@ -309,6 +309,7 @@ class RowWriter:
         evaluator = TritonScalars(frame, *roots, given=self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
+        ends = [] if self.filled else [frame.spread("col_in", "col")]
         for s in statements:
             target = Access(s.output, s.index or ())
             if target in self.values:
@@ -327,11 +328,11 @@ class RowWriter:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 rowwise = s.output in self.maxima.values()
                 self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
-                code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                code = self._spread(s, evaluator, value, [*tests, *ends], accumulator)
                 self.k.add(*self.running.stepped(s.output, code))
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
-                code = self._spread(s, evaluator, value, [*tests, frame.spread("col_in", "col")], accumulator)
+                code = self._spread(s, evaluator, value, [*tests, *ends], accumulator)
                 pending.append(_Reduction(s, accumulator, code))
             else:
                 self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
@@ -374,17 +375,8 @@ class RowWriter:
         while not suffix or any(self.k.names.fresh(n) != n for n in (f"acc{suffix}", f"top{suffix}", f"total{suffix}")):
             self.count += 1
             suffix = f"_{self.count}"
-        dtype = "int32" if s.output in self.places and self._is_short(s) else self.types[s.output].dtype
+        dtype = "int32" if s.output in self.places and is_short(s, self.group.extent) else self.types[s.output].dtype
         return replace(Accumulator.of(s.aggregation, dtype), suffix=suffix)
-
-    def _is_short(self, s: Statement) -> bool:
-        """Whether a statistic's values are numbers of places that 31 bits hold, the largest of those aside."""
-        box = Domain(s, dict.fromkeys(self.group.extent, 0), self.group.extent, (), None)
-        body = s.body
-        while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[1], Inside):
-            body = body.args[0]
-        low, high = box.interval(linear(body))
-        return 0 <= low and high < LARGEST_SHORT
 
     def _spread(
         self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
@@ -394,7 +386,8 @@ class RowWriter:
         code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
         mask = " & ".join(dict.fromkeys(tests))
         name = self.k.names.fresh("value")
-        self.k.assign(name, f"tl.where({mask}, tl.broadcast_to({code}, (BM, BN)), {accumulator.identity_text})")
+        block = f"tl.broadcast_to({code}, (BM, BN))"
+        self.k.assign(name, f"tl.where({mask}, {block}, {accumulator.identity_text})" if mask else block)
         return name
 
     def _add(
@@ -424,7 +417,7 @@ class RowWriter:
         written = {v for v in index_variables(*(s.index or ())) if group.extent[v] > 1}
         axes = [a for a, names in (("row", group.rows), ("col", group.columns)) if written & set(names)]
         shape = tuple_text([{"row": "BM", "col": "BN"}[a] if a in axes else "1" for a in ("row", "col")])
-        tests = [frame.spread(frame.tails[a], a) for a in axes]
+        tests = [frame.spread(frame.tails[a], a) for a in axes if a in frame.tails]
         tests += ["(down == 0)"] if "row" not in axes else []
         tests += ["(over == 0)"] if "col" not in axes and self.tiling.form == "tiled" else []
         value = self.values[Access(s.output, s.index or ())]

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tilec.backends.common.code import FreshNames
+from tilec.backends.common.domain import Domain
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.plan.lines import CodeLine, assign
+from tilec.ir.index import linear
+from tilec.ir.program import Call, Inside, Statement
 from tilec.ir.types import is_floating
 
 JOINT = {4: "add_four_", 2: "add_two_"}
+LARGEST_SHORT = 2**31 - 1
+
+
+def is_short(s: Statement, extent: Mapping[str, int]) -> bool:
+    """Whether the numbers of places that a statement gives have 31 bits, the largest number of these aside."""
+    body = s.body
+    while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[1], Inside):
+        body = body.args[0]
+    low, high = Domain(s, dict.fromkeys(extent, 0), extent, (), None).interval(linear(body))
+    return 0 <= low and high < LARGEST_SHORT
 
 
 def go_together(a: Accumulator, b: Accumulator) -> bool:

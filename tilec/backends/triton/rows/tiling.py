@@ -14,6 +14,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, index_variables, value_accesses, variables_of, walk
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, TensorType
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
@@ -83,6 +84,12 @@ def choose_row_tiling(
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+
+
+def fills_blocks(group: Group, tiling: RowTiling) -> bool:
+    """Whether a walk's blocks of columns are all whole, of sizes that are known."""
+    count = group.count(group.columns)
+    return tiling.form == "looped" and not is_symbolic(count) and count % tiling.columns == 0
 
 
 def _full_reads(group: Group) -> set[str]:
