@@ -260,3 +260,28 @@ def test_walks_of_whole_blocks_are_not_masked(width, masked):
     f = tilec.compile(LAYERS["layer norm"].source, backend="triton")
     given = [tilec.spec(s, "float32") for s in ((64, width), (width,), (width,))]
     assert ("col_in" in f.lower(*given, target="sm_90").source()) == masked
+
+
+IMAGE = "function (I[N, H, W, C]) -> (O) {"
+WALKS = {  # what is walked, and how
+    "a pool": (
+        f"{IMAGE} O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3; }}",
+        {"float32": "tl.static_range(0, 3)", "bfloat16": "tl.static_range(0, 3)"},
+    ),
+    "means": (
+        f"{IMAGE} O[n, c : N, C] = mean(I[n, y, x, c]); }}",
+        {"float32": "range(red_from, red_end, BR)", "bfloat16": "tl.range(red_from, red_end, BR, num_stages=3)"},
+    ),
+    "moments": (
+        f"{IMAGE} M[c : C] = mean(I[n, y, x, c]); O[c : C] = mean((I[n, y, x, c] - M[c]) * (I[n, y, x, c] - M[c])); }}",
+        {"float32": "BM, num_stages=4)", "bfloat16": "BM, num_stages=4)"},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", WALKS)
+def test_how_memory_is_walked(name, dtype):
+    source, walks = WALKS[name]
+    text = tilec.compile(source, backend="triton").lower(tilec.spec((32, 112, 112, 64), dtype), target="sm_90").source()
+    assert walks[dtype] + ":" in text

@@ -312,7 +312,9 @@ def _tiled(
             assign("red_from", f"{k.program(2)} * {part}"),
             assign("red_end", f"tl.minimum(red_from + {part}, {count})"),
         ]
-    return ReductionWalk(tuple(before), ((("first", f"range({start}, {end}, BR)"),),), enter)
+    stages = tiling.stages
+    over = f"tl.range({start}, {end}, BR, num_stages={stages})" if stages > 1 else f"range({start}, {end}, BR)"
+    return ReductionWalk(tuple(before), ((("first", over),),), enter)
 
 
 def _pointed(

@@ -34,7 +34,7 @@ PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 class PointwiseTiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
     walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
-    is laid out for that; `lanes`: points of its reduction side by side."""
+    is laid out for that; `lanes`: points of its reduction side by side; `stages`: of the walk over it."""
 
     axes: tuple[tuple[tuple[str, ...], int], ...]
     reduction: int | None
@@ -42,6 +42,7 @@ class PointwiseTiling:
     warps: int = 4
     outer: bool = False
     lanes: KVector | None = None
+    stages: int = 1
 
 
 def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
@@ -83,6 +84,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
+    read = accesses_in(space.statement.body, space.statement.guard)
+    if many and not along and all(view.types[a.tensor].dtype in NARROW for a in read):
+        return PointwiseTiling(((tuple(outputs), bo),), br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
 
 

@@ -21,6 +21,7 @@ from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, ins
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement, accesses_in
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -30,6 +31,7 @@ STRIPE_WASTE = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
+MOST_TAP_POINTS = 36  # of all neighbours, up to which all taps of a window are written out
 MORE_READS = 1.2  # of four neighbours at once over those of eight
 
 
@@ -120,7 +122,11 @@ class StripeWriter(OutputsKernel):
                 k.scopes.append(Scope())
                 k.assign(name, f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + at_{name}")
                 k.decode(Axis(name, variables, None))
-                yield f"at_{name}", f"range(0, {k.count(variables)})", frozenset((*variables, name))
+                n = space.count(variables)
+                points = n * self.stripe.count * self.stripe.taps
+                whole = self.exact and not is_symbolic(n) and points <= MOST_TAP_POINTS
+                over = f"tl.static_range(0, {n})" if whole else f"range(0, {k.count(variables)})"
+                yield f"at_{name}", over, frozenset((*variables, name))
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         stripe = self.stripe

@@ -25,7 +25,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
     rows_begin,
 )
 from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together, is_short
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, unrolls
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
@@ -193,7 +193,9 @@ class RowWriter:
                 self._pass(heads, [], "range(0, 1, BN)", True)
             stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
             walked = [s for s in statistics if s not in heads]
-            self._pass(walked, stored, f"range(0, {end}, BN)")
+            twice = self.filled and unrolls(group, self.tiling)
+            walk = f"tl.range(0, {end}, BN, loop_unroll_factor=2)" if twice else f"range(0, {end}, BN)"
+            self._pass(walked, stored, walk)
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:

@@ -71,7 +71,7 @@ def _by_vectors(tiling: RowTiling, aligned: Alignment | None) -> tuple[RowTiling
     if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
         return tiling, None
     parts = tiling.parts // aligned.vector * aligned.vector
-    return replace(tiling, columns=min(tiling.columns, 1024), parts=parts), aligned
+    return replace(tiling, columns=min(tiling.columns, 1024), parts=parts, stages=1), aligned
 
 
 def _second_stage(

@@ -51,8 +51,10 @@ def choose_row_tiling(
         down = min(power_of_two(rows), max(together, 2048 // block, 1))
         across = -(-columns // block)
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
-        parts = min(-(-rows // down), programs) if group.sums else 0
-        return RowTiling("tiled", down, block, parts, 4)
+        if not group.sums:
+            return RowTiling("tiled", down, block, 0, 4)
+        stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
+        return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
     full = _full_reads(group)
     heavy = len(full) > 1 and not group.sums
     halves = all(types[name].dtype in NARROW for name in full if name in types)
@@ -66,12 +68,8 @@ def choose_row_tiling(
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
-        bytes_in_registers = sum(
-            size_in_bytes(replace(types[name], shape=(down * needed,))) for name in full if name in types
-        )
-        return RowTiling(
-            "whole", down, needed, parts, warps, min(4, 1 + STAGED // max(bytes_in_registers, 1)) if parts else 1
-        )
+        stages = _stages(group, types, down * needed, STAGED) if parts else 1
+        return RowTiling("whole", down, needed, parts, warps, stages)
     down = min(power_of_two(rows), together)
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
@@ -86,10 +84,23 @@ def choose_row_tiling(
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
 
+def _stages(group: Group, types: Mapping[str, TensorType], elements: int, most: int) -> int:
+    """How many blocks of so many elements are under way at once, in so many bytes at most beside the first."""
+    each = sum(size_in_bytes(replace(types[name], shape=(elements,))) for name in _full_reads(group) if name in types)
+    return min(4, 1 + most // max(each, 1))
+
+
 def fills_blocks(group: Group, tiling: RowTiling) -> bool:
     """Whether a walk's blocks of columns are all whole, of sizes that are known."""
     count = group.count(group.columns)
     return tiling.form == "looped" and not is_symbolic(count) and count % tiling.columns == 0
+
+
+def unrolls(group: Group, tiling: RowTiling) -> bool:
+    """Whether two blocks of a walk go together: of one row, eight elements a thread, so that registers hold both."""
+    return (
+        tiling.rows == 1 and tiling.columns <= 256 * tiling.warps and group.count(group.columns) >= 4 * tiling.columns
+    )
 
 
 def _full_reads(group: Group) -> set[str]:
