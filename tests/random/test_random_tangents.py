@@ -39,7 +39,7 @@ def test_tangents_agree_at_every_stage_and_with_gradients(family):
 def test_tangents_of_recurrences():
     compared = []
 
-    @settings(max_examples=10 * SCALE, phases=PHASES)
+    @settings(max_examples=15 * SCALE, phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case
