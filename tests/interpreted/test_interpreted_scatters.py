@@ -1,6 +1,7 @@
 """Scatters, interpreted: runs of every length, all aggregations and types, what needs no order, the same every time."""
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import tilec
 from tilec.backends.triton.plan.plan import Plan
 from tilec.backends.triton.runtime.executable import PlannedCall
-from tilec.backends.triton.scatter import sort
+from tilec.backends.triton.scatter import scatter, sort
 from tilec.backends.triton.schedule import planner
 
 pytestmark = pytest.mark.skipif(
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 CPU = torch.device("cpu")
 POINTS = 1100  # more than one program combines of a run
-SORTED = ["Y_at_kernel", "Y_sorted", "Y_searched", "Y_pieces", "Y_segments"]
-PASSED = ["Y_at_kernel", "Y_digits", "Y_bases", "Y_moved", "Y_searched", "Y_pieces", "Y_segments"]
+SORTED = ["Y_at_kernel", "sort_compared", "Y_pieces", "Y_segments"]
+PASSED = ["Y_at_kernel", "sort_digits", "sort_bases", "sort_moved", "sort_starts", "Y_pieces", "Y_segments"]
 CASES = {  # source, kernels
     "rows": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = +(X[m, d]); }", SORTED),
     "rows of another tensor": (
@@ -83,6 +84,88 @@ def test_runs(name: str, dtype: torch.dtype) -> None:
     assert [k.name for k in f.lower(*tensors).kernels] == kernels
 
 
+FEW = {
+    "rows with places of their own": "function (X[M, D], T[M]) -> (Y) { Y[m, (T[m] + d) % 7 : M, 7] = +(X[m, d]); }",
+    "a diagonal": "function (X[M, D], T[M]) -> (Y) { Y[m, m, T[m] : M, M, 11] = +(X[m, d]); }",
+    "rows and columns": "function (X[M, D], T[M]) -> (Y) { Y[m, T[m] + 1, d : M, 11, D] = >(X[m, d]); }",
+    **{name: source for name, (source, _) in CASES.items()},
+    "an element of another": "function (X[M, D], T[M]) -> (Y) { Y[clamp(T[T[m]], 1, 4), d : 9, D] = +(X[m, d]); }",
+    "beside": "function (X[M, D], T[M]) -> (Y) { Y[T[m + 2], d : 9, D] = >(X[m, d]); }",
+    "every other": "function (X[M, D], T[M]) -> (Y) { Y[(m + d)/2, T[m] : 30, 9] = <(X[m, d]); }",
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("points", [1, 40])
+def test_few_points_are_looked_at_by_each_element(name: str, points: int) -> None:
+    source = FEW[name]
+    for dtype in (torch.float64, torch.float16, torch.int32) if "X" in source else (torch.float32,):
+        tensors = [t if len(t) < 50 else t[:points] % (points + 2) for t in inputs(source, dtype)]
+        f = tilec.compile(source, backend="triton")
+        wide = [t.double() if t.is_floating_point() else t for t in tensors]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tilec.TileWarning)  # of no point at all
+            got, wanted = f(*tensors), tilec.compile(source, backend="torch")(*wide)
+        torch.testing.assert_close(got.double(), wanted.double(), rtol=2e-3, atol=1e-4)
+        if "default" not in source:
+            assert len(f.lower(*tensors).kernels) <= 1
+
+
+def test_each_element_looks_at_the_points_of_its_row() -> None:
+    f = tilec.compile(
+        "function (X[N, K], T[N, K], Z[V]) -> (Y) { Y[n, T[n, k] : N, V] = +(X[n, k]); }", backend="triton"
+    )
+    x, t, z = torch.randn(3000, 6), torch.randint(-1, 9, (3000, 6)), torch.zeros(8)
+    wanted = torch.zeros(3000, 10).scatter_add(1, t + 1, x)[:, 1:9]
+    torch.testing.assert_close(f(x, t, z), wanted)
+    assert len(f.lower(x, t, z).kernels) == 1
+
+
+def test_kernels_of_the_sort_are_those_of_every_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launches(source: str, *tensors: torch.Tensor) -> dict[str, str]:
+        kernels = tilec.compile(source, backend="triton").lower(*tensors).kernels
+        return {k.name: k.source for k in kernels if k.name.startswith("sort_")}
+
+    for few in (0, 5000):
+        monkeypatch.setattr(sort, "FEW", few)
+        first = launches(
+            "function (X[M], T[M]) -> (Y) { Y[T[m] : 60] = +(X[m]); }",
+            torch.zeros(1100),
+            torch.zeros(1100, dtype=torch.int64),
+        )
+        second = launches(
+            "function (V[N, D], A[N]) -> (O) { O[A[n] + 1, d : 300000, D] = >(V[n, d]); }",
+            torch.zeros(400, 3, dtype=torch.float16),
+            torch.zeros(400, dtype=torch.int64),
+        )
+        assert first.items() <= second.items() and first
+
+
+def test_a_single_point_added_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
+    f = tilec.compile("function (T[M], A[M]) -> (Y) { Y[A[m] : 900] = +(T[m] * 2); }", backend="triton")
+    found = f(torch.tensor([4]), torch.tensor([7]))
+    assert found[7] == found.sum() == 8
+    assert [k.name for k in f.lower(torch.tensor([4]), torch.tensor([7])).kernels] == ["Y_each"]
+
+
+def test_points_are_sorted_once_for_all_that_write_at_the_same_places() -> None:
+    source = """function (X[M, D], T[M], Z[N, D]) -> (Y, C) {
+        A[T[m], d : N, D] = >(X[m, d]);
+        S[T[k], d : N, D] = +(exp(X[k, d] - A[T[k], d]));
+        B[T[k] + 1, d : N, D] = +(X[k, d]);
+        C[T[k], d : N, D] = +(T[k] > 3 ? X[k, d]);
+        Y = A + log(S) + B;
+    }"""
+    f = tilec.compile(source, backend="triton")
+    given = torch.randn(700, 3), torch.randint(-2, 42, (700,)), torch.zeros(40, 3)
+    for found, wanted in zip(f(*given), tilec.compile(source, backend="torch")(*given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    names = [k.name for k in f.lower(*given).kernels]
+    assert [name for name in names if name.endswith("_at_kernel")] == ["A_at_kernel", "B_at_kernel", "C_at_kernel"]
+    assert names.count("sort_compared") == 3
+
+
 def test_a_run_of_all_points_and_none() -> None:
     x = torch.ones(POINTS, 3)
     f = tilec.compile("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 4, D] = +(X[m, d]); }", backend="triton")
@@ -96,6 +179,7 @@ def test_a_run_of_all_points_and_none() -> None:
 def test_programs_of_two_axes_in_line(monkeypatch):
     """As where there are more columns than a grid's second axis is long."""
     monkeypatch.setattr(planner, "MOST_DOWN", 1)
+    monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     f = tilec.compile("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 4, D] = +(X[m, d]); }", backend="triton")
     x = torch.randn(5, 700, generator=torch.Generator().manual_seed(0))
     found = f(x, torch.tensor([0, 3, 0, 7, -1]))
@@ -161,24 +245,40 @@ ORDERS = {
 
 @pytest.mark.covering
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize(("points", "count", "dtype"), [(5001, 5000, torch.int64), (2049, 3, torch.int32)])
-def test_sorted_in_passes(name: str, points: int, count: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("points", "count", "dtype", "few"),
+    [
+        (5001, 5000, torch.int64, 0),
+        (2049, 3, torch.int32, 0),
+        (2049, 3, torch.int32, 5000),
+        (301, 200000, torch.int64, 5000),
+    ],
+)
+def test_sorted(
+    name: str, points: int, count: int, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sort, "FEW", few)
     place = ORDERS[name](points, count, torch.Generator().manual_seed(0)).to(dtype)
     f = tilec.compile("function (X[M], T[M], N[V]) -> (Y) { Y[T[m] : V] = +(X[m]); }", backend="triton")
     x, n = torch.arange(points, dtype=torch.float32), torch.empty(count)
     inside = (place >= 0) & (place < count)
     wanted = torch.zeros(count).index_add_(0, place[inside].long(), x[inside])
     assert torch.equal(f(x, place, n), wanted)
-    assert sort.Sort("Y", "", "", "", "", points, count, False).digits[0] == (2 if count > 2047 else 1)
+    names = [k.name for k in f.lower(x, place, n).kernels]
+    assert ("sort_moved" in names) is (few == 0) and ("sort_starts" in names) is (few == 0 or count > 1000)
 
 
+@pytest.mark.parametrize("few", [0, 1000])
 @pytest.mark.parametrize(("count", "wide"), [(2, False), (900, True), (3000, False)])
-def test_the_sort_is_stable_in_any_number_of_passes(count: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sort_is_stable_in_any_number_of_passes(
+    count: int, wide: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
-        "ONE_BLOCK": 16,
-        "SORTED_TOGETHER": 32,
-        "MOST_BITS": 5,
+        "FEW": few,
+        "BITS": (4, 5),
+        "MOVED_TOGETHER": 32,
         "BLOCKS_AT_ONCE": 4,
+        "MOST_COMPARED": 10000,
     }.items():
         monkeypatch.setattr(sort, name, value)
     for points in (10 * 32 - 5, 7):

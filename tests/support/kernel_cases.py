@@ -126,8 +126,15 @@ NEAREST = """function (X[N, D], Y[M, D]) -> (O) {
 }"""
 
 
+MESSAGES = "function (X[N, D], W[M], A[M], B[M]) -> (Y) { Y[B[m], d : N, D] = +(X[A[m], d] * W[m]); }"
+
+
 def _large():
-    """Programs that go through their intermediates piece by piece, or never store them."""
+    """Programs that go through their intermediates piece by piece, or never store them; and that sort."""
+    for points in (4000, 40000):
+        edges = (((3000, 64), "float32"), ((points,), "float32"), ((points,), "int64"), ((points,), "int64"))
+        yield KernelCase(f"large/messages over {points} edges", MESSAGES, edges)
+        yield KernelCase(f"large/gradient/messages over {points} edges", MESSAGES, edges, True)
     for width in (3, 64):
         points = (((2048, width), "float32"), ((3000, width), "float32"))
         yield KernelCase(f"large/nearest of {width} coordinates", NEAREST, points)

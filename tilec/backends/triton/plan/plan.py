@@ -160,6 +160,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Once:
+    """Steps that make the tensors `makes`, as others with an equal `key` would under names of their own. They are made
+    once (`materialize.py`): none is left in a plan."""
+
+    key: object
+    makes: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class SubPlan:
     """A program of its own within a plan, whose tensors it alone knows: it is given `inputs` and makes its plan's
     outputs, both under the names that they have outside. `types` of what it names; `program`: the statements."""
@@ -215,7 +225,7 @@ class Slabs:
         return -(-self.size // self.rows)
 
 
-Step = Allocate | Request | Launch | Repeat | Table | TorchLines | Release | SubPlan | Slabs
+Step = Allocate | Request | Once | Launch | Repeat | Table | TorchLines | Release | SubPlan | Slabs
 
 
 @dataclass(frozen=True)

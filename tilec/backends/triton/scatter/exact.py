@@ -68,10 +68,10 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     evaluator, valid = _valid(frame, runs, wanted)
     kind = triton_type(runs.view.types[s.output].dtype)
     value = evaluator.tensor(evaluator.value(s.body), runs.view.types[s.output].dtype)
-    address = f"{k.pointer(s.output)} + ({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
+    at = f"({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
     k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
-    k.store(address, "value", "valid", operation, RELAXED)
+    k.store(f"{k.pointer(s.output)} + tl.broadcast_to({at}, (BM, BN))", "value", "valid", operation, RELAXED)
     return _launch(k, runs, -(-runs.points // rows))
 
 

@@ -11,23 +11,49 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from tilec.backends.common.code import python_name
-from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major, size_of
+from tilec.backends.common.domain import (
+    Condition,
+    Domain,
+    build_domain,
+    free,
+    point_conditions,
+    row_major,
+    size_of,
+)
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.plan.plan import Allocate, Release, Step, TorchLines
+from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.segments import Runs, segment_steps
 from tilec.backends.triton.scatter.sort import Sort, sort_steps
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, rebuild, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Statement,
+    rebuild,
+    substitute,
+    walk,
+)
 from tilec.ir.types import TensorType
+from tilec.transforms.util.naming import all_variables, fresh_variable
 
 StatementPlanner = Callable[..., list[Step]]
+FEW_AT_AN_ELEMENT = (
+    256  # that may be written at an element: it looks at all of them, in one kernel and with nothing to sort
+)
+FEW_TERMS = 2**24  # looked at in the time that sorting takes at least
+TERMS_OF_A_POINT = 512  # looked at in the time that a point takes to be sorted
 
 
 def scattered(
@@ -84,6 +110,12 @@ def scattered(
     assert space is not None
     view, later = StridedView(term, types, strides), tuple(epilogue)
     runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, later)
+    kept = [_whole(row, n, domain) for row, n in zip(rows[:split], out.shape[:split], strict=True)]
+    seen = math.prod(n for v, n in domain.extent.items() if v not in (*kept, *columns))
+    terms = FEW_TERMS + TERMS_OF_A_POINT * points * math.prod(domain.extent[v] for v in columns)
+    if seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms and s.default is None and aggregation != "assign":
+        chosen = _selected(s, [row for row, v in zip(rows, kept, strict=False) if v is None], wanted)
+        return None if epilogue else carry(chosen, chosen, types, strides)
     exact = None if summed else exact_steps(runs, place, wanted)
     if exact is not None:
         return None if epilogue else exact
@@ -108,11 +140,31 @@ def scattered(
     own = build_space(_without_keyed(view.statement, numbering, whole_guard), view.types)
     assert own is not None
     runs = replace(runs, space=own, view=view, keyed=numbering, columns=across)
-    return [*before, *_sorted(runs, position, types, strides, carry), *([Release(after)] if after else [])]
+    return [*before, *_sorted(runs, keyed, position, types, strides, carry), *([Release(after)] if after else [])]
+
+
+def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:
+    """Each element as an aggregate of the points that are written there. `named`: axes whose places are data."""
+    used = all_variables(s)
+    index: list[Expr] = list(s.index or ())
+    tests: list[Expr] = []
+    for a, e in enumerate(index):
+        if linear(e) in named:
+            index[a] = Index(fresh_variable("v", used))
+            tests.append(Call("eq", (_as_value(linear(e).to_value()), index[a])))
+    tests += [] if s.guard is None else [Call("ne", (s.guard, Int(0)))]
+    constraints = tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted)
+    guard = reduce(lambda a, b: Call("and", (a, b)), tests)
+    return replace(s, index=tuple(index), guard=guard, constraints=constraints)
 
 
 def _sorted(
-    runs: Runs, position: Statement, types: Mapping[str, TensorType], strides: Strides, carry: StatementPlanner
+    runs: Runs,
+    keyed: tuple[str, ...],
+    position: Statement,
+    types: Mapping[str, TensorType],
+    strides: Strides,
+    carry: StatementPlanner,
 ) -> list[Step]:
     """Steps that sort the points by position and combine their runs."""
     s, at = runs.statement, position.output
@@ -121,13 +173,16 @@ def _sorted(
     shape = tuple(size_of(n) for n in position.sizes or ())
     types = {**types, at: TensorType(shape, sort.dtype)}
     strides = {**strides, at: contiguous(shape)}
+    steps = (Allocate(at, shape, sort.dtype), *carry(position, position, types, strides), *sort_steps(sort))
+    number: dict[str, Expr] = {v: Index(str(k)) for k, v in enumerate(keyed)}
+    forms = (position.body, *(position.index or ()), *(() if position.guard is None else (position.guard,)))
+    conditions = tuple((substitute(c.expr, number), c.bound) for c in position.constraints)
+    key = (tuple(substitute(e, number) for e in forms), conditions, position.sizes, runs.count, runs.int64_index)
     return [
-        Allocate(at, shape, sort.dtype),
-        *carry(position, position, types, strides),
-        *sort_steps(sort),
+        Once(key, (placed, order, starts), (*steps, Release((at,)))),
         *([_contiguous_default(s, content)] if s.default is not None else []),
         *segment_steps(runs),
-        Release((at, placed, order, starts, *([content] if s.default is not None else []))),
+        Release((placed, order, starts, *([content] if s.default is not None else []))),
     ]
 
 
@@ -171,12 +226,17 @@ def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain
     """Trailing axes that are one variable each, which walks all of the axis and stands nowhere else in the index."""
     found: list[int] = []
     for a in reversed(range(len(rows))):
-        v = rows[a].bare
-        used = sum(v in free(row) for row in rows) if v is not None else 0
-        if v is None or used != 1 or domain.low[v] != 0 or domain.extent[v] != shape[a]:
+        v = _whole(rows[a], shape[a], domain)
+        if v is None or sum(v in free(row) for row in rows) != 1:
             break
         found.insert(0, a)
     return tuple(found)
+
+
+def _whole(row: Affine, size: int, domain: Domain) -> str | None:
+    """The variable that is all of the row's index and walks all of its axis."""
+    v = row.bare
+    return v if v is not None and domain.low[v] == 0 and domain.extent[v] == size else None
 
 
 def free_guard(s: Statement) -> frozenset[str]:

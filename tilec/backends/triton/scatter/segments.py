@@ -260,8 +260,3 @@ class _Writer:
             k.assign("value", f"tl.where({mask}, {read}, other=0), {absent})")
         k.add(*a.step("value"))
         k.close("first", f"range(0, {most}, BR)")
-
-
-def place_type(count: int) -> str:
-    """The narrowest type of the places of that many runs: torch sorts by bytes of it."""
-    return "int16" if count < 2**15 - 1 else "int32" if count < 2**31 - 1 else "int64"

@@ -1,4 +1,4 @@
-"""What products of exponentials read, made once: the greatest terms of rows and columns, and exponentials.
+"""What several statements read, made once: what products of exponentials ask for, and the order of scattered points.
 
 Each product asks for its own (`Prepared`). A logsumexp and its gradients ask for the same greatest terms, and what they
 ask for walks the same points: so equal ones are one tensor, and where a row's greatest term and the exponentials
@@ -17,6 +17,7 @@ from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, to
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
+    Once,
     Pointer,
     Release,
     Repeat,
@@ -83,6 +84,21 @@ def settled(steps: Sequence[Step]) -> list[Step]:
             result += _made(maker) if maker.place == place else []
     own = {s.statement.output for s in asked}
     return _neighbours(_released([_renamed(s, names) for s in result], own))
+
+
+def made_once(steps: Sequence[Step]) -> list[Step]:
+    """The steps with what several would make made by the first and let go after the last that reads it."""
+    first: dict[object, Once] = {}
+    names: Renamed = {}
+    result: list[Step] = []
+    for step in steps:
+        if not isinstance(step, Once):
+            result.append(_renamed(step, names))
+        elif (twin := first.setdefault(step.key, step)) is step:
+            result += step.steps
+        else:
+            names |= dict(zip(step.makes, twin.makes, strict=True))
+    return _released(result, {*names, *(name for once in first.values() for name in once.makes)})
 
 
 def _written(step: Step) -> tuple[str, ...]:
@@ -224,7 +240,7 @@ def _renamed(step: Step, names: Renamed) -> Step:
 
 
 def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
-    """With what was prepared let go after the last launch that reads it."""
+    """With what was asked for let go after the last launch that reads it."""
     last: dict[str, int] = {}
     for place, step in enumerate(steps):
         if isinstance(step, Launch):
