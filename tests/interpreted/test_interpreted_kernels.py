@@ -156,6 +156,34 @@ def test_strided_inputs_are_read_where_they_lie():
     check(function("X[M, N]", "O[i : M] = +(X[i, j]);"), normal(7).expand(4, 7))
 
 
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
+def test_repeated_elements(axes, dtype):
+    """Tensors of stride 0 along one axis or both, in sizes that no block divides."""
+
+    def repeated(rows, columns):
+        whole = normal(rows, columns).to(dtype)
+        return whole[: 1 if 0 in axes else rows, : 1 if 1 in axes else columns].expand(rows, columns)
+
+    check(function("A[M, K], B[K, N]", MATMUL), repeated(37, 19), normal(19, 21).to(dtype))
+    check(function("A[M, K], B[K, N]", MATMUL), normal(37, 19).to(dtype), repeated(19, 21))
+    check(function("X[M, N], Y[M, N]", "O[j, i : N, M] = X[i, j] * Y[i, j] + X[i, j];"), repeated(21, 19), normal(21, 19))
+    check(function("X[M, N], Y[M, N]", "O[i : M] = <(X[i, j] + Y[i, j]);"), repeated(21, 19), normal(21, 19))
+    check(function("X[M, N], Y[M, N]", "O[j : N] = +(X[i, j] * Y[i, j]);"), repeated(300, 19), normal(300, 19))
+
+
+@pytest.mark.parametrize("summed", [(0, 1), (0,), (1,)])
+def test_gradients_of_sums_of_log_products(summed):
+    """Their cotangent repeats its elements."""
+    a, b = normal(77, 129).requires_grad_(), normal(129, 33).requires_grad_()
+    f = tilec.compile("C[i, j] = logsumexp(A[i, k] + B[k, j])", backend="triton")
+    got = torch.autograd.grad(f(a, b).sum(summed).pow(2).sum(), (a, b))
+    wide = a.double(), b.double()
+    wanted = torch.autograd.grad(torch.logsumexp(wide[0][:, :, None] + wide[1], 1).sum(summed).pow(2).sum(), (a, b))
+    for x, y in zip(got, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-3)
+
+
 def test_the_source_runs_alone(tmp_path):
     source = function(IMAGES, STRIDED)
     i, k = normal(1, 9, 9, 3), normal(3, 3, 3, 4)
