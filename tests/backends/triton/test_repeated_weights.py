@@ -6,6 +6,7 @@ import pytest
 
 import tilec
 from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.runtime.compiled import explained
 
 LOG_PRODUCT = "function (A[I, K], X[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A[i, k] + X[k, j]); }"
 
@@ -22,3 +23,11 @@ def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int])
     assert launches
     assert not any("* 0," in line for launch in launches for line in launch.text.splitlines() if "load(DO" in line)
 
+
+
+def test_what_does_not_compile_is_told_of_launches_in_one() -> None:
+    specs = tilec.spec((64, 64)), tilec.spec((64, 64)), tilec.spec((64, 64))
+    plan = tilec.compile(LOG_PRODUCT, backend="triton").grad().lower(*specs, target="sm_90")._executable.plan
+    launch = next(launch for launch in plan.launches() if len(launch.statements) > 1 and launch.file.own)
+    message = str(explained(launch, RuntimeError("reason")))
+    assert all(f"{name}[" in message for name in launch.statements)
