@@ -167,9 +167,10 @@ def test_repeated_elements(axes, dtype):
 
     check(function("A[M, K], B[K, N]", MATMUL), repeated(37, 19), normal(19, 21).to(dtype))
     check(function("A[M, K], B[K, N]", MATMUL), normal(37, 19).to(dtype), repeated(19, 21))
-    check(function("X[M, N], Y[M, N]", "O[j, i : N, M] = X[i, j] * Y[i, j] + X[i, j];"), repeated(21, 19), normal(21, 19))
-    check(function("X[M, N], Y[M, N]", "O[i : M] = <(X[i, j] + Y[i, j]);"), repeated(21, 19), normal(21, 19))
-    check(function("X[M, N], Y[M, N]", "O[j : N] = +(X[i, j] * Y[i, j]);"), repeated(300, 19), normal(300, 19))
+    two = "X[M, N], Y[M, N]"
+    check(function(two, "O[j, i : N, M] = X[i, j] * Y[i, j] + X[i, j];"), repeated(21, 19), normal(21, 19))
+    check(function(two, "O[i : M] = <(X[i, j] + Y[i, j]);"), repeated(21, 19), normal(21, 19))
+    check(function(two, "O[j : N] = +(X[i, j] * Y[i, j]);"), repeated(300, 19), normal(300, 19))
 
 
 @pytest.mark.parametrize("summed", [(0, 1), (0,), (1,)])

@@ -24,7 +24,6 @@ def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int])
     assert not any("* 0," in line for launch in launches for line in launch.text.splitlines() if "load(DO" in line)
 
 
-
 def test_what_does_not_compile_is_told_of_launches_in_one() -> None:
     specs = tilec.spec((64, 64)), tilec.spec((64, 64)), tilec.spec((64, 64))
     plan = tilec.compile(LOG_PRODUCT, backend="triton").grad().lower(*specs, target="sm_90")._executable.plan
