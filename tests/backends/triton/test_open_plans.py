@@ -76,7 +76,7 @@ def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.
 
 
 def at_any_unrolling(plan: Plan) -> Plan:
-    """The plan but for how many points of a loop are written out: a power of two where the loop's length is open, so that
+    """The plan but for how many points of a loop are written out: a power of two where the length is open, so that
     lengths share a kernel. They are added in the same order."""
 
     def plain(step: object) -> object:
