@@ -19,9 +19,9 @@ from tilec.transforms.bind.bind import size_inputs
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (programs(Options()), 36),
-    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 36),
-    "special": (programs(Options(special=True, statements=3)), 20),
+    "mixed": (programs(Options()), 60),
+    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 60),
+    "special": (programs(Options(special=True, statements=3)), 30),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_batch_is_a_loop(family):
 def test_a_batch_of_recurrences_is_a_loop():
     compared = []
 
-    @settings(max_examples=14 * SCALE, phases=PHASES)
+    @settings(max_examples=25 * SCALE, phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case
@@ -94,7 +94,7 @@ def test_a_batch_of_recurrences_is_a_loop():
 def test_a_batch_of_gradients_is_a_loop():
     compared = []
 
-    @settings(max_examples=16 * SCALE, phases=PHASES)
+    @settings(max_examples=32 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -119,7 +119,7 @@ def test_gradients_of_a_batch_are_a_loop():
     """By what is batched they are each element's, by what is shared their sum."""
     compared = []
 
-    @settings(max_examples=16 * SCALE, phases=PHASES)
+    @settings(max_examples=32 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -157,7 +157,7 @@ def test_gradients_of_a_batch_are_a_loop():
 def test_tangents_of_a_batch():
     compared = []
 
-    @settings(max_examples=16 * SCALE, phases=PHASES)
+    @settings(max_examples=20 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
