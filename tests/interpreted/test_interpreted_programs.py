@@ -11,7 +11,7 @@ from support.found import FOUND
 from support.naming import agree
 from support.narrowed import narrowed
 from support.programs import PHASES, Case, Options, programs
-from support.stages import REFUSALS, gradient, run_backend, setting_of
+from support.stages import REFUSALS, element_types, gradient, run_backend, setting_of
 
 import tilec
 from tilec.ir.evaluate import evaluate
@@ -38,8 +38,9 @@ def same(program, arrays):
         expected = evaluate(program, arrays)
     except REFUSALS:
         return None
-    types = lower(program, setting.types, setting.values).types
-    rough = any(t.dtype == "float32" for t in types.values()) or "rand" in show(program)  # draws are float32
+    lowering = lower(program, setting.types, setting.values)
+    floats = element_types(lowering.stages["flat"], lowering.types)
+    rough = "float32" in floats or "rand" in show(program)  # draws are float32
     run_backend(program, arrays, setting, expected, "triton", rough)
     return expected
 

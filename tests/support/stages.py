@@ -63,7 +63,7 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
             raise Disagreement(f"{step.stage}: {type(error).__name__}: {error}\n{show(before)}") from error
         _compare(step.stage, program.outputs, expected, got, False, f"{show(before)}\n{show(stage)}")
         inferred = infer(stage, setting.types)
-        rough = rough or "float32" in _element_types(stage, inferred)
+        rough = rough or "float32" in element_types(stage, inferred)
         for name, e, output in zip(program.outputs, expected, stage.outputs, strict=True):
             t = inferred[output]
             if t.shape != e.shape or (not is_floating(t.dtype) and t.dtype != e.dtype.name):
@@ -74,7 +74,7 @@ def check(program: Program, arrays: Sequence[np.ndarray], backend: str | None = 
     return expected
 
 
-def _element_types(program: Program, types: Mapping[str, TensorType]) -> set[str]:
+def element_types(program: Program, types: Mapping[str, TensorType]) -> set[str]:
     """Those of the tensors and of the values on the way to them: `max(0.5, I)` is float32 where I holds integers."""
     typed = expression_types(types)
     roots = (r for s in program.statements for r in (s.body, s.guard, s.init) if r is not None)
