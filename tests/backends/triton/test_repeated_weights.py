@@ -30,3 +30,15 @@ def test_what_does_not_compile_is_told_of_launches_in_one() -> None:
     launch = next(launch for launch in plan.launches() if len(launch.statements) > 1 and launch.file.own)
     message = str(explained(launch, RuntimeError("reason")))
     assert all(f"{name}[" in message for name in launch.statements)
+
+
+@pytest.mark.parametrize("lane", ["n", "(n - 1) % N"])
+@pytest.mark.parametrize("strides", [(0, 0), (1, 0), (0, 1)])
+def test_recurrences_with_repeated_cotangents_compile(lane: str, strides: tuple[int, int]) -> None:
+    """Their steps have tests of their own beside those of a block's tails."""
+    source = f"function (X[T, N], W[N]) -> (H) {{ H[t, n : T, N] = tanh(H[t - 1, {lane}] * W[n] + X[t, n]); }}"
+    gradient = tilec.compile(source, backend="triton").grad()
+    lowered = gradient.lower(tilec.spec((3, 2)), tilec.spec((2,)), tilec.spec((3, 2)), target="sm_90")
+    executable = lowered._executable
+    executable._shown[Setting()] = executable._make_plan([(2, 1), (1,), strides], Setting(), {})
+    assert lowered.asm("ptx")

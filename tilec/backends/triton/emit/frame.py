@@ -267,9 +267,12 @@ class Frame:
         variables = free_of(access)
         tests = [*self.access_tests(access), *self.tail_tests(variables)]
         still = self.dimensions(variables) - self.dimensions(self._moving(access.tensor, forms))
-        if tests and still and not self.access_tests(access):
+        tails = {
+            self.spread(self.tails[a], a): a for a in self.axes if a in self.dimensions(variables) & set(self.tails)
+        }
+        if tests and still and tails.keys() >= set(tests):
             # no block reads one address twice: it costs, and some such loads Triton 3.6 does not compile
-            inside = [self.spread(self.tails[a], a) for a in self.axes if a in still & set(self.tails)]
+            inside = [t for t, a in tails.items() if a in still]
             moving = [t for t in dict.fromkeys(tests) if t not in inside]
             over = self.dimensions(variables) - still if moving else frozenset()
             mask = f", mask={' & '.join(moving)}, other={0 if other is None else other}" if moving else ""
