@@ -102,6 +102,15 @@ FOUND = {
         "function (A[N]) -> (T) { T[p : 5] = p > 1 ? A[2 - min((p - 1)/2, 0)] : 0; }",
         [F[:3]],
     ),
+    "a gather of a part of an input": (
+        "function (A[N], I[M]) -> (S) { V[i : 3] = A[i]; G[j] = V[I[j]]; S[] = +(G[j]); }",
+        [np.arange(1.0, 5.0), np.array([0, 3, 1, -1])],
+    ),
+    "neighbours in a part of an input": (
+        "function (A[N], B[M, K]) -> (S, T) {"
+        " V[i : 3] = A[i + 1]; S[j : 3] = +(V[j + k - 1] * B[j, k]), k < 3; T[j] = +(exp(B[j, k]) * V[k]), k < 3; }",
+        [np.arange(1.0, 6.0), np.arange(12.0).reshape(3, 4) / 8],
+    ),
     "sums over rows of which one has fewer": (
         "function (A[N, M], D[4, 3, 2]) -> (S, T)"
         " { S[] = +(k >= 1 ? D[j, i, k]); T[] = +(-D[j, i, k] * (k >= 2 ? 1 : in(A[i, i]))); }",

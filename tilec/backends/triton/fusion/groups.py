@@ -169,6 +169,8 @@ def _assembled(
     fresh_names = Names.of(program)
     views = {s.output: s for s in program.statements if _is_view(s, program, types)}
     views = {v: s for v, s in views.items() if around.readers.get(v, set()) <= of.keys()}
+    outside = [s for s in program.statements if not _reads_within(s, views, types)]
+    views = {v: s for v, s in views.items() if not any(v in reads(s) for s in outside)}
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -200,7 +202,7 @@ def _assembled(
 
 
 def _is_view(s: Statement, program: Program, types: Types) -> bool:
-    """Whether a statement only gives an input another shape or order, which several groups may read through."""
+    """Whether a statement only gives all of an input another shape or order, which several groups may read through."""
     own = [linear(e).bare for e in s.index or ()]
     plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
     if not plain or not isinstance(s.body, Access) or s.output in program.outputs or None in own:
@@ -213,7 +215,17 @@ def _is_view(s: Statement, program: Program, types: Types) -> bool:
     ):
         return False
     space = build_space(s, types)
-    return space is not None and space.covers and not space.valid
+    whole = math.prod(source.shape) == math.prod(types[s.output].shape)
+    return whole and space is not None and space.covers and not space.valid
+
+
+def _reads_within(s: Statement, views: Mapping[str, Statement], types: Types) -> bool:
+    """Whether a statement reads nothing outside of these views: there may be an element of what they are of."""
+    indices = [
+        e for x in expressions(s) for a in walk(x) if isinstance(a, Access) and a.tensor in views for e in a.index
+    ]
+    space = build_space(s, types) if indices else None
+    return not indices or (all(linear(e).is_affine for e in indices) and space is not None and not space.valid)
 
 
 def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:
