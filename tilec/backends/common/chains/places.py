@@ -16,6 +16,8 @@ from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import NARROW, TensorType
 
 WHOLE_FEATURES = 128  # of one block, whatever part of it is used
+# multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
+BLOCKED_FEATURES = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def feature_blocks(extent: int) -> tuple[int, ...]:
     """Blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and 64."""
     whole = feature_block(extent)
     first, rest = whole // 2, feature_block(extent - whole // 2)
-    return (whole,) if whole <= WHOLE_FEATURES or rest == first else (first, rest)
+    one = whole <= WHOLE_FEATURES or rest == first or extent % BLOCKED_FEATURES
+    return (whole,) if one else (first, rest)
 
 
 def padded_features(extent: int) -> int:
