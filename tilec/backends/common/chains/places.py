@@ -39,6 +39,7 @@ def feature_block(extent: int) -> int:
 
 def feature_blocks(extent: int) -> tuple[int, ...]:
     """Blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and 64."""
+    extent = int(extent)  # not left open: axes are named after it, and masks hold it
     whole = feature_block(extent)
     first, rest = whole // 2, feature_block(extent - whole // 2)
     one = whole <= WHOLE_FEATURES or rest == first or extent % BLOCKED_FEATURES

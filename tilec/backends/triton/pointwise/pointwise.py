@@ -323,7 +323,9 @@ def _pointed(
     """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
     their reads overlap."""
     outer, lanes = tiling.outer, tiling.lanes
-    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
+    # by powers of two, which are the same where an extent is open: it decides the order of a sum
+    evenly = [(_unroll(k.space, v, POWERS), at, v) for at, v in enumerate(reductions)]
+    inner = max(evenly)[2] if lanes is None else lanes.inner
     windows = tuple(v for v in reductions if v != inner)
     integer = "tl.int64" if k.int64_index else "tl.int32"
     loops: list[tuple[tuple[str, str], ...]] = []
@@ -361,14 +363,16 @@ def _pointed(
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
+POWERS = (8, 4, 2, 1)  # of two, up to that
 
 
-def _unroll(space: Space, v: str) -> int:
+def _unroll(space: Space, v: str, numbers: Sequence[int] | None = None) -> int:
     """The largest number up to that many which divides the variable's extent in every class, a power of two where that
     is open. A body that calls the device's library has work enough to wait behind, and is too long for more."""
     extents = [1] if calls_library(space) else [e[v] for e in space.extent]
-    divisors = (8, 4, 2, 1) if any(map(is_symbolic, extents)) else range(MOST_AT_ONCE, 0, -1)
-    return next(n for n in divisors if not any(e % n for e in extents))
+    if numbers is None:
+        numbers = POWERS if any(map(is_symbolic, extents)) else range(MOST_AT_ONCE, 0, -1)
+    return next(n for n in numbers if not any(e % n for e in extents))
 
 
 def _store(
