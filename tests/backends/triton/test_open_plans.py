@@ -71,20 +71,8 @@ def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.
         if name in AS_VALUES:
             assert without_values(made) == without_values(wanted)
         else:
-            assert at_any_unrolling(made) == at_any_unrolling(wanted)
+            assert made == wanted
     assert served, "where it was made, it serves"
-
-
-def at_any_unrolling(plan: Plan) -> Plan:
-    """The plan but for how many points of a loop are written out: a power of two where the length is open, so that
-    lengths share a kernel. They are added in the same order."""
-
-    def plain(step: object) -> object:
-        if not isinstance(step, Launch):
-            return step
-        return replace(step, constants=tuple((n, v) for n, v in step.constants if n != "UNROLL"))
-
-    return replace(plan, steps=tuple(plain(step) for step in plan.steps))
 
 
 def without_values(plan: Plan) -> list[object]:

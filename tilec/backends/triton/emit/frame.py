@@ -228,12 +228,6 @@ class Frame:
                 text += f" + {self.spread(name, name)} * 0"
         return text
 
-    def _moving(self, tensor: str, forms: Sequence[Affine]) -> frozenset[str]:
-        """The variables along which the address moves: no others stride over anything but repeated elements."""
-        strides, shape = self.kernel.strides[tensor], self.types[tensor].shape
-        moving = [form for form, stride, n in zip(forms, strides, shape, strict=True) if stride and n != 1]
-        return frozenset(v for form in moving for v in free(form))
-
     def _together(self, moves: dict[Expr, int]) -> dict[Expr, int]:
         """The moves, those of all variables of an axis as one of its last where memory runs through them as the axis
         does: a position's parts then need not be known to read there."""
@@ -266,21 +260,6 @@ class Frame:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
         variables = free_of(access)
         tests = [*self.access_tests(access), *self.tail_tests(variables)]
-        still = self.dimensions(variables) - self.dimensions(self._moving(access.tensor, forms))
-        tails = {
-            self.spread(self.tails[a], a): a for a in self.axes if a in self.dimensions(variables) & set(self.tails)
-        }
-        if tests and still and tails.keys() >= set(tests):
-            # no block reads one address twice: it costs, and some such loads Triton 3.6 does not compile
-            inside = [t for t, a in tails.items() if a in still]
-            moving = [t for t in dict.fromkeys(tests) if t not in inside]
-            over = self.dimensions(variables) - still if moving else frozenset()
-            mask = f", mask={' & '.join(moving)}, other={0 if other is None else other}" if moving else ""
-            text = f"tl.load({self.address(access.tensor, forms, over)}{mask}{self.how})"
-            if other is not None and inside:
-                zero = f"tl.full((), {other}, {triton_type(self.types[access.tensor].dtype)})"
-                text = f"tl.where({' & '.join(inside)}, {text}, {zero})"
-            return self.assign(python_name(access.tensor).lower(), text, variables)
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:

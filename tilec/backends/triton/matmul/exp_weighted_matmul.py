@@ -33,11 +33,12 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
 )
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Statement
+from tilec.ir.program import Access, Call, Expr, Float, Statement, reads
 
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
 FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
+LARGEST_TILE, SMALLER_TILES = 128, (1, 2, 4, 8, 16, 32, 64)  # rows or columns
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
@@ -64,6 +65,8 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     """The statement as such a sum, None where it is none or too small."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
+        return None
+    if repeated_among_uneven(s, view):
         return None
     split = split_factors(s.body, view.types)
     element = expression_type(s.body, view.types).dtype
@@ -123,6 +126,16 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     inside = added_terms(weight, dtype) if weight else None
     first = found.left == (left,)
     return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
+
+
+def repeated_among_uneven(s: Statement, view: StridedView) -> bool:
+    """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) where tiles do not divide its
+    axes, or beside rows whose strides are no multiples of 16: Triton 3.6 does not compile products of such weights."""
+    read = [list(zip(view.strides[t], view.types[t].shape, strict=True)) for t in reads(s)]
+    repeated = [axes for axes in read if any(step == 0 and n > 1 for step, n in axes)]
+    if any(n % LARGEST_TILE and n not in SMALLER_TILES for axes in repeated for _, n in axes):
+        return True
+    return bool(repeated) and any(step > 1 and step % 16 for axes in read for step, n in axes if n > 1)
 
 
 class WeightedWriter(ExponentialWriter):

@@ -27,7 +27,9 @@ from tilec.knobs import VERIFY
 
 
 class MalformedKernel(AssertionError):
-    """A mistake of the compiler's own: lines that are no function."""
+    """A mistake of the compiler's own: lines that are no function. `undefined`: names that nothing defines."""
+
+    undefined: frozenset[str] = frozenset()
 
 
 def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) -> frozenset[str]:
@@ -45,7 +47,9 @@ def free_names(name: str, parameters: Sequence[str], lines: Sequence[CodeLine]) 
 def check_defined(name: str, free: Set[str], defined: Set[str]) -> None:
     """Raise MalformedKernel where a kernel's file does not define what its functions take from it."""
     if undefined := free - defined:
-        raise MalformedKernel(f"{name}: nothing defines {', '.join(sorted(undefined))}")
+        error = MalformedKernel(f"{name}: nothing defines {', '.join(sorted(undefined))}")
+        error.undefined = frozenset(undefined)
+        raise error
 
 
 def given_names(lines: Sequence[CodeLine]) -> list[str]:

@@ -44,7 +44,7 @@ from tilec.backends.triton.pointwise.tiling import (
 )
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Access, Call, Index, Int, Statement
-from tilec.ir.symbolic import is_symbolic
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
 
@@ -323,9 +323,7 @@ def _pointed(
     """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
     their reads overlap."""
     outer, lanes = tiling.outer, tiling.lanes
-    # by powers of two, which are the same where an extent is open: it decides the order of a sum
-    evenly = [(_unroll(k.space, v, POWERS), at, v) for at, v in enumerate(reductions)]
-    inner = max(evenly)[2] if lanes is None else lanes.inner
+    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
     windows = tuple(v for v in reductions if v != inner)
     integer = "tl.int64" if k.int64_index else "tl.int32"
     loops: list[tuple[tuple[str, str], ...]] = []
@@ -363,16 +361,15 @@ def _pointed(
 
 
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
-POWERS = (8, 4, 2, 1)  # of two, up to that
 
 
-def _unroll(space: Space, v: str, numbers: Sequence[int] | None = None) -> int:
-    """The largest number up to that many which divides the variable's extent in every class, a power of two where that
-    is open. A body that calls the device's library has work enough to wait behind, and is too long for more."""
-    extents = [1] if calls_library(space) else [e[v] for e in space.extent]
-    if numbers is None:
-        numbers = POWERS if any(map(is_symbolic, extents)) else range(MOST_AT_ONCE, 0, -1)
-    return next(n for n in numbers if not any(e % n for e in extents))
+def _unroll(space: Space, v: str) -> int:
+    """The largest number up to that many which divides the variable's extent in every class. A body that calls the
+    device's library has work enough to wait behind, and its text eight times over is too much for registers."""
+    if calls_library(space):
+        return 1
+    extent = gcd(*(e[v] for e in space.extent))
+    return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
 
 
 def _store(

@@ -10,6 +10,7 @@ import torch
 
 from tilec import knobs
 from tilec.backends.base import Lowering
+from tilec.backends.triton.plan.check_lines import MalformedKernel
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.open_native import OpenNative, fits
@@ -107,7 +108,12 @@ class OpenPlans:
         counts from the start. Raises Pinned for sizes that it needs as numbers."""
         if layout is None:
             strides = [contiguous(t.shape) for t in self._types]
-        plan = self._planner(self._lowering)(strides, setting, None)
+        try:
+            plan = self._planner(self._lowering)(strides, setting, None)
+        except MalformedKernel as error:
+            if error.undefined <= {*self._recorder.names}:
+                raise Pinned(error.undefined) from error  # a kernel's text holds these sizes
+            raise
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)
         fixed = [n for t in self._types for n in t.shape if not is_symbolic(n)]
