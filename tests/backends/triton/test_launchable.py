@@ -26,7 +26,10 @@ def test_a_grid_without_programs_is_no_launch():
 
 def test_only_the_first_axis_of_a_grid_is_long():
     *_, launch = launches(
-        tilec.compile(SEGMENTS, backend="triton"), tilec.spec((40,), "int64"), tilec.spec((40, 2**24)), tilec.spec((5,))
+        tilec.compile(SEGMENTS, backend="triton"),
+        tilec.spec((4000,), "int64"),
+        tilec.spec((4000, 2**24)),
+        tilec.spec((5,)),
     )
     assert launch.grid == (5 * 2**16, 1, 1)
 
