@@ -168,9 +168,8 @@ def _assembled(
     known = dict(types)
     fresh_names = Names.of(program)
     views = {s.output: s for s in program.statements if _is_view(s, program, types)}
-    views = {v: s for v, s in views.items() if around.readers.get(v, set()) <= of.keys()}
-    outside = [s for s in program.statements if not _reads_within(s, views, types)]
-    views = {v: s for v, s in views.items() if not any(v in reads(s) for s in outside)}
+    readers = {v: [statements[r] for r in around.readers.get(v, set())] for v in views}
+    views = {v: s for v, s in views.items() if all(r.output in of and _reads_within(r, v, types) for r in readers[v])}
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -219,13 +218,12 @@ def _is_view(s: Statement, program: Program, types: Types) -> bool:
     return whole and space is not None and space.covers and not space.valid
 
 
-def _reads_within(s: Statement, views: Mapping[str, Statement], types: Types) -> bool:
-    """Whether a statement reads nothing outside of these views: there may be an element of what they are of."""
-    indices = [
-        e for x in expressions(s) for a in walk(x) if isinstance(a, Access) and a.tensor in views for e in a.index
-    ]
-    space = build_space(s, types) if indices else None
-    return not indices or (all(linear(e).is_affine for e in indices) and space is not None and not space.valid)
+def _reads_within(s: Statement, tensor: str, types: Types) -> bool:
+    """Whether a statement reads nothing outside of the tensor: there may be an element of what it is a view of."""
+    accesses = [a for x in expressions(s) for a in walk(x) if isinstance(a, Access) and a.tensor == tensor]
+    space = build_space(s, types)
+    affine = all(linear(e).is_affine for a in accesses for e in a.index)
+    return affine and space is not None and not space.valid
 
 
 def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:

@@ -25,9 +25,9 @@ def fits(plan: Plan, names: Sequence[str]) -> bool:
     known = set(names)
     for step in plan.steps:
         match step:
-            case Allocate(tensor, fill=None) | Table(tensor) if not isinstance(step, Table) or not depends_on_sizes(
-                step
-            ):
+            case Allocate(tensor, fill=None):
+                known.add(tensor)
+            case Table(tensor) if not depends_on_sizes(step):
                 known.add(tensor)
             case TorchLines() if not depends_on_sizes(step):
                 known -= set(step.writes)

@@ -49,9 +49,8 @@ from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 StatementPlanner = Callable[..., list[Step]]
-FEW_AT_AN_ELEMENT = (
-    256  # that may be written at an element: it looks at all of them, in one kernel and with nothing to sort
-)
+# that may be written at an element: it looks at all of them, in one kernel and with nothing to sort
+FEW_AT_AN_ELEMENT = 256
 FEW_TERMS = 2**24  # looked at in the time that sorting takes at least
 TERMS_OF_A_POINT = 512  # looked at in the time that a point takes to be sorted
 

@@ -26,6 +26,16 @@ FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points: programs that all run at onc
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
 SEARCHED = 256  # positions whose first points a program looks for
 
+# a pass after the first moves nothing where the first found the keys in order
+UNSORTED: tuple[CodeLine, ...] = (
+    assign("unsorted", "1"),
+    If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
+)
+DIGIT: tuple[CodeLine, ...] = (
+    assign("key", "tl.load(keys + place, mask=inside, other=0)"),
+    assign("digit", "((key >> (number * BITS)) & (DIGITS - 1)).to(tl.int32)"),
+)
+
 
 @dataclass(frozen=True)
 class Sort:
@@ -195,13 +205,11 @@ def _counted(kind: str) -> list[CodeLine]:
         assign("one", "tl.arange(0, DIGITS)"),
         assign("place", "block * BLOCK + lane"),
         assign("inside", "place < points"),
-        assign("unsorted", "1"),
-        If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
+        *UNSORTED,
         If(
             "unsorted != 0",
             (
-                assign("key", "tl.load(keys + place, mask=inside, other=0)"),
-                assign("digit", "((key >> (number * BITS)) & (DIGITS - 1)).to(tl.int32)"),
+                *DIGIT,
                 assign("own", "before + block * DIGITS"),
                 StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
                 BARRIER,
@@ -248,8 +256,7 @@ def _bases(kind: str) -> list[CodeLine]:
                 ),
             ),
             (
-                assign("unsorted", "1"),
-                If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
+                *UNSORTED,
                 If(
                     "unsorted != 0",
                     (
@@ -284,8 +291,7 @@ def _moved(kind: str) -> list[CodeLine]:
         If(
             "tl.load(totals) != 0",
             (
-                assign("key", "tl.load(keys + place, mask=inside, other=0)"),
-                assign("digit", "((key >> (number * BITS)) & (DIGITS - 1)).to(tl.int32)"),
+                *DIGIT,
                 assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
                 assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
                 assign("source", "block * BLOCK + packed % BLOCK"),
