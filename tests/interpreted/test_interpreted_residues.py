@@ -141,6 +141,14 @@ def test_parts_a_step_apart(name: str) -> None:
     assert len(f.lower(*inputs).kernels) == (2 if name == "three outputs" else 1)
 
 
+def test_a_part_without_elements() -> None:
+    """Of one element, none is a third of the way: that part of the gradient writes nothing."""
+    source = "function (I[N]) -> (A, B) { A[y : 4] = I[3*y - 2]; B[y : 3] = I[y] * I[y]; }"
+    leaf = torch.tensor([3.0], requires_grad=True)
+    (got,) = torch.autograd.grad(tilec.compile(source, backend="triton")(leaf), leaf, (torch.ones(4), torch.ones(3)))
+    assert got.tolist() == [6.0]
+
+
 def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
     """A resize by an index, or a strided window that is written, and a shape of its input."""
     rng = random.Random(seed)

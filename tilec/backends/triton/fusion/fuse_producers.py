@@ -166,7 +166,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
         return None
     spaces = [build_space(parts[t], types) for t in tensors]
     summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces if x is not None and len(x.classes) == 1}
-    if None in spaces or len(summed) != 1:
+    if any(x is None or len(x.classes) != 1 for x in spaces) or len(summed) != 1:
         return None
     used = {v for s in parts.values() for v in all_variables(s)} | set(names)
     (counts,) = summed
