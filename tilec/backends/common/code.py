@@ -55,6 +55,19 @@ def literal(value: bool | int | float) -> str:
     return repr(value)
 
 
+def permuted(text: str, order: Sequence[int]) -> str:
+    """Python text of a tensor with its dimensions in this order."""
+    return text if list(order) == sorted(order) else f"{text}.permute({', '.join(map(str, order))})"
+
+
+def sliced(text: str, parts: Sequence[str]) -> str:
+    """Python text of a part of a tensor: the slice of each dimension, `:` for all of it."""
+    kept = list(parts)
+    while kept and kept[-1] == ":":
+        kept.pop()
+    return f"{text}[{', '.join(kept)}]" if kept else text
+
+
 def tuple_text(items: Sequence[object]) -> str:
     return "(" + ", ".join(map(str, items)) + ("," if len(items) == 1 else "") + ")"
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import assignable, tuple_text
+from tilec.backends.common.code import assignable, permuted, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
@@ -144,11 +144,7 @@ def _write(
     fill = f"torch.full({shape}, {identity}, " if partial else f"torch.empty({shape}, "
     before.append(f"{task.out} = {fill}dtype=torch.{dtype}, device=device)")
     kept = [v for v in frame.order if v in m.outputs]
-    target = task.out
-    if tuple(kept) != m.outputs:
-        target += f".permute({', '.join(str(m.outputs.index(v)) for v in kept)})"
-    target = loops.part(target, kept)
-    target = assignable(target)
+    target = assignable(loops.part(permuted(task.out, [m.outputs.index(v) for v in kept]), kept))
     if not m.reductions:
         whole = all(v in value.variables or domain.extent[v] == 1 for v in m.outputs)
         whole = whole and bool(value.variables or not m.outputs)  # one without axes does not fill a view that has some

@@ -96,7 +96,6 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
 def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[str] = ()) -> list[str]:
     """The text of a program as a function, after those of the slabs that it is cut into."""
     flat, types = lowering.stages["flat"], lowering.types
-    reduced = {s.output: s for s in lowering.stages["reduced"].statements}
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
@@ -111,7 +110,7 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
 
     def task(s: Statement) -> Task:
         kept = s.output in flat.outputs
-        return Task(s, reduced[s.output], defracted[s.output], types, local, names, options, kept)
+        return Task(s, defracted[s.output], types, local, names, options, kept)
 
     steps = in_slabs(flat, types, options)
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))

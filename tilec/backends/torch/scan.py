@@ -50,7 +50,7 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     found = _scan(s, domain)
     if found is None:
         return None
-    terms, task = _terms(task, s, domain, found)
+    terms = _terms(task, s, domain, found)
     lines = lines_for(terms)
     axis = next(a for a, e in enumerate(s.index or ()) if e == Index(found.output))
     name = terms.out
@@ -115,11 +115,8 @@ def _reached(domain: Domain, found: TorchScan, size: int) -> tuple[int, int]:
     return (max(first, 0), size) if found.rising else (0, min(last + 1, size))
 
 
-def _terms(task: Task, s: Statement, domain: Domain, found: TorchScan) -> tuple[Task, Task]:
+def _terms(task: Task, s: Statement, domain: Domain, found: TorchScan) -> Task:
     """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
-    name = s.output + "_terms"
-    while name in task.types:
-        name += "_"
     k, low, count = found.summed, domain.low[found.summed], domain.extent[found.summed]
     place = (Affine.variable(k) - low).to_expr()
     index = tuple(place if e == Index(found.output) else e for e in s.index or ())
@@ -130,8 +127,6 @@ def _terms(task: Task, s: Statement, domain: Domain, found: TorchScan) -> tuple[
     kept = tuple(c for c in s.constraints if found.output not in index_variables(c.expr))
     element = expression_type(s.body, task.types)
     dtype = element.dtype if s.aggregation in ("max", "min") else task.type.dtype
+    name = task.unused("_terms")
     made = replace(s, output=name, index=index, sizes=sizes, constraints=kept, default=None, attributes=())
-    types = {**task.types, name: TensorType(tuple(n.value for n in sizes if isinstance(n, Int)), dtype)}
-    local = {**task.local, name: task.names.fresh(task.out + "_terms")}
-    part = replace(task, flat=made, reduced=made, defracted=made, types=types, local=local, returned=False)
-    return part, task
+    return task.before(made, TensorType(tuple(n.value for n in sizes if isinstance(n, Int)), dtype), "_terms")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import permuted, sliced, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
@@ -74,26 +74,17 @@ def _reduced_first(
 ) -> list[str]:
     """Two statements: the aggregation over what the output index lacks, then the scatter of its result."""
     s = task.flat
-    name = _unused(s.output + "_parts", task)
+    name = task.unused("_parts")
     sizes = tuple(Int(domain.extent[v]) for v in kept)
     shifted = tuple((Affine.variable(v) - domain.low[v]).to_expr() for v in kept)
     first = replace(s, output=name, index=shifted, sizes=sizes, default=None)
-    shape = tuple(n.value for n in sizes)
-    inner = TensorType(shape, accumulation_dtype(s.aggregation, task.type.dtype))
-    types = {**task.types, name: inner}
-    local = {**task.local, name: task.names.fresh(task.local[s.output] + "_parts")}
-    part = replace(task, flat=first, reduced=first, defracted=first, types=types, local=local, returned=False)
+    dtype = accumulation_dtype(s.aggregation, task.type.dtype)
+    part = task.before(first, TensorType(tuple(n.value for n in sizes), dtype), "_parts")
     second = replace(s, body=Access(name, shifted), guard=None, constraints=())
-    whole = replace(task, flat=second, reduced=second, defracted=second, types=types, local=local)
+    whole = replace(part, flat=second, defracted=second, returned=task.returned)
     rest = whole.flat_domain
     assert rest is not None
-    return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest)), f"del {local[name]}"]
-
-
-def _unused(name: str, task: Task) -> str:
-    while name in task.types:
-        name += "_"
-    return name
+    return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest)), f"del {part.out}"]
 
 
 def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
@@ -125,24 +116,22 @@ def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> l
         lines += part.lines(total, "sum", None, shift=buffer)
         infinite = f"torch.isinf({buffer})"
         lines.append(f"{buffer} = torch.where({infinite}, {buffer}, {buffer} + torch.log({total}))")
-    result = buffer if rows == count else f"{buffer}[:{count}]"
-    result += f".view({tuple_text([shape[a] for a in (*positions.rest, *positions.plain)])})"
     axes = (*positions.rest, *positions.plain)
-    permutation = [axes.index(a) for a in range(len(shape))]
-    if permutation != sorted(permutation):
-        result += f".permute({', '.join(map(str, permutation))})"
+
+    def in_order(rows_of: str) -> str:
+        """The rows that stand for elements, as the output."""
+        kept = rows_of if rows == count else f"{rows_of}[:{count}]"
+        view = f"{kept}.view({tuple_text([shape[a] for a in axes])})"
+        return permuted(view, [axes.index(a) for a in range(len(shape))])
+
+    result = in_order(buffer)
     if compute_dtype != task.type.dtype:
         result += f".to(torch.{task.type.dtype})"
-    if seen is not None:
-        assert s.default is not None
-        mask = seen if rows == count else f"{seen}[:{count}]"
-        mask += f".view({tuple_text([shape[a] for a in axes])})"
-        if permutation != sorted(permutation):
-            mask += f".permute({', '.join(map(str, permutation))})"
+    if s.default is not None and seen is not None:
         default = task.local[s.default]
         if task.types[s.default].dtype != task.type.dtype:
             default += f".to(torch.{task.type.dtype})"
-        result = f"torch.where({mask}, {result}, {default})"
+        result = f"torch.where({in_order(seen)}, {result}, {default})"
     return [*lines, f"{task.out} = {result}"]
 
 
@@ -178,10 +167,9 @@ class _Pass:
         if mask is not None:
             position = f"torch.where({mask}, {position}, {self.count})"
         lines = frame.lines
-        sizes = [loops.size(v, domain) for v in order]
+        sizes = [frame.size(v) for v in order]
         split = len(order) - len(plain)
-        flat = [*sizes[:split]]
-        tail = sizes[split:]
+        flat, tail = sizes[:split], sizes[split:]
         name = task.names.fresh("values")
         lines.append(f"{name} = ({code}).expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})")
         at = task.names.fresh("at")
@@ -222,9 +210,7 @@ class _Pass:
                 parts.append(f"{first}{offset}:{last}{offset}")
             else:
                 parts.append(":" if low == 0 and n == shape[a] else f"{low}:{low + n}")
-        while parts and parts[-1] == ":":
-            parts.pop()
-        part = f"[:, {', '.join(parts)}]" if parts else ""
+        part = sliced("", [":", *parts])
         target = buffer + part
         lines = []
         flat_at = at if full or not self.plain else f"{at}.reshape(-1)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import FreshNames, literal, tuple_text
+from tilec.backends.common.code import FreshNames, literal, permuted, sliced, tuple_text
 from tilec.backends.common.domain import (
     Condition,
     Domain,
@@ -91,7 +91,7 @@ class TensorFrame:
         if 0 in shape:  # only a `pad` reads there, and takes none of it; an index that reads there keeps its variables
             zero = f"torch.zeros((), dtype=torch.{self.types[access.tensor].dtype}, device=device)"
             sizes = [self.size(v) if v in variables else "1" for v in self.order]
-            return self._line("outside", f"{zero}.expand({tuple_text(sizes)})" if variables else zero)
+            return self.assign("outside", f"{zero}.expand({tuple_text(sizes)})" if variables else zero)
         if self.domain.inside(access, self.types):
             if all(f.is_affine for f in forms):
                 return self._view(tensor, access.tensor, forms, shape, variables)
@@ -188,13 +188,13 @@ class TensorFrame:
             text = ":" if entire else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
             slices.append(text)
         text = tensor if all(s == ":" for s in slices) else f"{tensor}[{', '.join(slices)}]"
-        ranks = [self.order.index(v) for v in kept]
-        if ranks != sorted(ranks):
-            permutation = sorted(range(len(kept)), key=lambda a: ranks[a])
-            text += f".permute({', '.join(map(str, permutation))})"
-        present = set(kept)
-        if len(present) < len(self.order):
-            text += f"[{', '.join(':' if v in present else 'None' for v in self.order)}]"
+        return self._in_order(text, kept)
+
+    def _in_order(self, text: str, names: Sequence[str]) -> str:
+        """A tensor whose dimensions are these variables as one of the frame."""
+        text = permuted(text, sorted(range(len(names)), key=lambda d: self.order.index(names[d])))
+        if len(names) < len(self.order):
+            text += f"[{', '.join(':' if v in names else 'None' for v in self.order)}]"
         return text
 
     def _window(self, tensor: str, forms: list[Affine]) -> str:
@@ -220,7 +220,7 @@ class TensorFrame:
             f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})",
             any(f.terms for f in forms),
         )
-        name = self._line(stem_of(access.tensor), text)
+        name = self.assign(stem_of(access.tensor), text)
         if copied:
             self._copies.add(name)
         return name
@@ -250,12 +250,7 @@ class TensorFrame:
                 selections += f".index_select({dim}, ({part}).reshape(-1))"
             dim += 1
         text = f"{self.local[access.tensor]}[{', '.join(slices)}]{selections}"
-        places = sorted(range(dim), key=lambda d: self.order.index(found[d]))
-        if places != list(range(dim)):
-            text += f".permute({', '.join(map(str, places))})"
-        if dim < len(self.order):
-            text += f"[{', '.join(':' if v in found else 'None' for v in self.order)}]"
-        return text, bool(selections)
+        return self._in_order(text, found), bool(selections)
 
     # index arithmetic
 
@@ -314,7 +309,7 @@ class TensorFrame:
         if not open_:
             return None
         tests = [t for c in open_ for t in self.tests(c)]
-        text = self._line("inside", " & ".join(tests))
+        text = self.assign("inside", " & ".join(tests))
         return text, frozenset(v for c in open_ for v in free(c.form))
 
     def tests(self, condition: Condition) -> list[str]:
@@ -326,7 +321,7 @@ class TensorFrame:
             return [f"torch.zeros({shape}, dtype=torch.bool, device=device)"] if fails else []
         tests = []
         scale = form.denominator
-        code = self._line("at", self.index(form * scale))
+        code = self.assign("at", self.index(form * scale))
         low, high = self.domain.interval(form)
         if low < 0:
             tests.append(f"({code} >= 0)")
@@ -341,16 +336,15 @@ class TensorFrame:
         if not self.domain.conditions:
             return None
         tests = [t for c in self.domain.conditions for t in self.tests(c)]
-        return self._line("valid", " & ".join(tests))
+        return self.assign("valid", " & ".join(tests))
 
     # lines
 
-    def _line(self, stem: str, text: str) -> str:
+    def assign(self, stem: str, text: str) -> str:
+        """A name for the text's value, made once."""
         key = ("line", text)
         if key not in self._made:
-            name = self.names.fresh(stem)
-            self.lines.append(f"{name} = {text}")
-            self._made[key] = name
+            self._made[key] = self.assign_new(stem, text)
         return self._made[key]
 
     def size(self, variable: str) -> str:
@@ -366,18 +360,13 @@ class TensorFrame:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def assign(self, stem: str, text: str) -> str:
-        return self._line(stem, text)
-
     def _blocked(self, name: str, variables: Sequence[str] | frozenset[str]) -> str:
         """The part of a prologue tensor that the current block needs."""
         walked = [v for v in self.order if v in self.loops and v in variables]
         if not walked:
             return name
-        slices = [":".join(self.loops[v]) if v in walked else ":" for v in self.order]
-        while slices[-1] == ":":
-            slices.pop()
-        return self._line(name + "_", f"{name}[{', '.join(slices)}]")
+        parts = [":".join(self.loops[v]) if v in walked else ":" for v in self.order]
+        return self.assign(name + "_", sliced(name, parts))
 
 
 def read_box(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import assignable, indented, tuple_text
+from tilec.backends.common.code import assignable, indented, sliced, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
@@ -92,18 +92,9 @@ class Loops:
             inner = [header, *indented([*first, *inner])]
         return inner
 
-    def size(self, v: str, domain: Domain) -> str:
-        if v in self.ends:
-            first, last = self.ends[v]
-            return f"{last} - {first}"
-        return str(domain.extent[v])
-
     def part(self, tensor: str, variables: Sequence[str]) -> str:
         """The block's part of a tensor whose dimensions are these variables."""
-        texts = [":".join(self.ends[v]) if v in self.ends else ":" for v in variables]
-        while texts and texts[-1] == ":":
-            texts.pop()
-        return f"{tensor}[{', '.join(texts)}]" if texts else tensor
+        return sliced(tensor, [":".join(self.ends[v]) if v in self.ends else ":" for v in variables])
 
 
 def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
@@ -164,7 +155,7 @@ class _Body:
         evaluator = TorchScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
         mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
-        dtype = self._dtype(value)
+        dtype = self._dtype()
         code = self._masked(evaluator, value, dtype, mask)
         variables = tested | value.variables
         reached = mask if mask is not None and self._needs_reached() else None
@@ -190,12 +181,9 @@ class _Body:
         variables = variables | value.variables
         return self.frame.assign("valid", test if mask is None else f"{mask} & {test}"), variables
 
-    def _dtype(self, value: ScalarValue) -> str:
+    def _dtype(self) -> str:
         """The dtype in which the aggregation works."""
-        result = self.task.type.dtype
-        if self.aggregation in ("sum", "prod", "logsumexp"):
-            return accumulation_dtype(self.aggregation, result)
-        return result
+        return accumulation_dtype(self.aggregation, self.task.type.dtype)
 
     def _needs_reached(self) -> bool:
         return self.task.flat.default is not None
@@ -234,13 +222,7 @@ class _Body:
         frame = self.frame
         absent = [v for v in self.reductions if v not in variables and self.domain.extent[v] != 1]
         if absent or not variables:
-            loops = Loops.size
-            sizes = [
-                loops(self.inner if v in self.reductions else self.outer, v, self.domain)
-                if v in variables or v in self.reductions
-                else "1"
-                for v in frame.order
-            ]
+            sizes = [frame.size(v) if v in variables or v in self.reductions else "1" for v in frame.order]
             code = f"{_atom(code)}.expand({tuple_text(sizes)})"
         dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
         aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.backends.base import Options
@@ -25,7 +25,6 @@ class Task:
     """`local`: Python names of the tensors. `returned`: the caller gets the output, so it must own its memory."""
 
     flat: Statement
-    reduced: Statement
     defracted: Statement
     types: Mapping[str, TensorType]
     local: Mapping[str, str]
@@ -77,6 +76,19 @@ class Task:
     def identity(self) -> str:
         """Python text of what an element holds that no point reaches."""
         return identity_text(self.flat.aggregation, self.type.dtype)
+
+    def unused(self, suffix: str) -> str:
+        """A tensor's name that begins with the output's."""
+        name = self.flat.output + suffix
+        while name in self.types:
+            name += "_"
+        return name
+
+    def before(self, s: Statement, t: TensorType, suffix: str) -> Task:
+        """The task of a statement that makes an intermediate of this type, called after the output."""
+        types = {**self.types, s.output: t}
+        local = {**self.local, s.output: self.names.fresh(self.out + suffix)}
+        return replace(self, flat=s, defracted=s, types=types, local=local, returned=False)
 
     def allocation(self, filled: bool) -> str:
         """Python text of a new output: `filled` with what unreached elements hold, or uninitialised."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import indented, literal, permuted, tuple_text
 from tilec.backends.common.domain import build_domain, conditions_of
 from tilec.backends.common.terms import split_factors
 from tilec.backends.torch.expr.task import Task
@@ -364,29 +364,21 @@ class _Views:
         spatial = (s.axes[role] for s in self.c.spatial)
         return [*parts, *([] if axis is None else [axis] for axis in spatial)]
 
-    def text(self, role: int) -> str:
-        code = self.task.local[self.c.operands[role].tensor]
+    def _order(self, role: int) -> tuple[list[int], bool]:
+        """Axes of the tensor in torch's order, and whether they are torch's dimensions as they are."""
         parts = self._parts(role)
         axes = [a for part in parts for a in part]
-        shape = self.c.operands[role].shape
-        dropped = [a for a in range(len(shape)) if a not in axes]
-        order = [*axes, *dropped]
-        if order != list(range(len(order))):
-            code += f".permute({', '.join(map(str, order))})"
-        if any(len(part) != 1 for part in parts) or dropped:
-            code += f".reshape({tuple_text([math.prod(shape[a] for a in part) for part in parts])})"
-        return code
+        dropped = [a for a in range(len(self.c.operands[role].shape)) if a not in axes]
+        return [*axes, *dropped], all(len(part) == 1 for part in parts) and not dropped
+
+    def text(self, role: int) -> str:
+        shape, (order, plain) = self.c.operands[role].shape, self._order(role)
+        code = permuted(self.task.local[self.c.operands[role].tensor], order)
+        sizes = [math.prod(shape[a] for a in part) for part in self._parts(role)]
+        return code if plain else f"{code}.reshape({tuple_text(sizes)})"
 
     def back(self, role: int, code: str) -> str:
         """The inverse of `text`, on a result."""
-        parts = self._parts(role)
-        axes = [a for part in parts for a in part]
-        shape = self.c.operands[role].shape
-        dropped = [a for a in range(len(shape)) if a not in axes]
-        order = [*axes, *dropped]
-        if any(len(part) != 1 for part in parts) or dropped:
-            code += f".reshape({tuple_text([shape[a] for a in order])})"
-        inverse = [order.index(a) for a in range(len(order))]
-        if inverse != list(range(len(inverse))):
-            code += f".permute({', '.join(map(str, inverse))})"
-        return code
+        shape, (order, plain) = self.c.operands[role].shape, self._order(role)
+        code = code if plain else f"{code}.reshape({tuple_text([shape[a] for a in order])})"
+        return permuted(code, [order.index(a) for a in range(len(order))])

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import indented, literal, permuted, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.terms import split_factors
 from tilec.backends.torch.expr.access import TensorFrame
@@ -47,76 +47,89 @@ def exponentials(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | 
     if domain.conditions or not task.covered or task.part(domain) != task.out or dtype not in ("float32", "float64"):
         return None
     split = split_factors(s.body, task.types)
-    if split is None:
+    if split is None or math.prod(domain.extent.values()) < FEWEST_FACTORED:
         return None
-    powers = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
-    if len(powers) != 1 or math.prod(domain.extent.values()) < FEWEST_FACTORED:
-        return None
-    factors = [f for f in split[0] if f is not powers[0]]
     kept = [v for v in domain.output_variables() if domain.extent[v] > 1]
-    summed = [v for v in domain.reductions() if domain.extent[v] > 1]
-    terms = exponent_terms(powers[0].args[0])
-    sides = exponent_sides(terms, domain, summed)
-    if sides is None:
+    form = exponential_form(split[0], s.guard, domain, kept, domain.reductions())
+    if form is None:
         return None
-    batch = [v for v in kept if all(v in side for side in sides)]
-    inner, right, outer = sides
-    rows = [v for v in kept if v in inner and v not in batch]
-    columns = [v for v in kept if v in right and v not in batch]
-    whole = (set(batch + rows + summed), set(batch + columns + summed), set(batch + rows + columns))
-    if not summed or set(rows) & set(columns) or whole != tuple(map(set, sides)):
-        return None
-    parts = parts_of(terms, factors, s.guard, sides, domain)
-    if parts is None:
-        return None
+    batch, rows, summed, columns = form.batch, form.rows, form.summed, form.columns
     orders = ([*batch, *rows, *summed], [*batch, *summed, *columns], [*batch, *rows, *columns])
-    groups = ((rows, summed), (summed, columns), (rows, columns))
     lines: list[str] = []
     texts: list[str] = []
-    for part, order, pair in zip(parts, orders, groups, strict=True):
+    for part, order, pair in zip(form.parts, orders, form.groups, strict=True):
         shape = _shape(domain, batch, *pair)
         for e in (part.exponent, part.factor):
             texts.append(_matrix(task, domain, e, order, shape, dtype, lines))
     test = "None"
     if s.guard is not None:
-        test = _matrix(task, domain, s.guard, orders[0], _shape(domain, batch, *groups[0]), "bool", lines)
+        test = _matrix(task, domain, s.guard, orders[0], _shape(domain, batch, *form.groups[0]), "bool", lines)
     texts[2:4] = [f"rt.right_factor({', '.join(texts[2:4])})"]
     result = f"rt.exponential_product({', '.join([*texts, test])})"
     lines.append(f"{task.out} = {result}")
-    order = [*batch, *rows, *columns]
+    order = orders[2]
     shaped = f"{task.out}.reshape({tuple_text([domain.extent[v] for v in order])})"
-    outputs = domain.output_variables()
-    permutation = [order.index(v) for v in kept]
-    if permutation != sorted(permutation):
-        shaped += f".permute({', '.join(map(str, permutation))})"
-    if len(outputs) != len(kept):
+    shaped = permuted(shaped, [order.index(v) for v in kept])
+    if len(domain.output_variables()) != len(kept):
         shaped += f".reshape({tuple_text(task.type.shape)})"
     if split[1] != 1:
         shaped += f" * {literal(split[1])}"
     if dtype != task.type.dtype:
         shaped = f"({shaped}).to(torch.{task.type.dtype})"
-    return [
-        *lines,
-        f"if {task.out} is None:",
-        *indented(exact(task)),
-        "else:",
-        f"    {task.out} = {shaped}",
-    ]
+    return [*lines, f"if {task.out} is None:", *indented(exact(task)), "else:", f"    {task.out} = {shaped}"]
 
 
-def exponent_terms(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
+@dataclass(frozen=True)
+class ExponentialForm:
+    """A sum over `summed` of a product with one exponential as a batch of matrix products: `parts` over (rows, summed),
+    (summed, columns) and (rows, columns)."""
+
+    batch: list[str]
+    rows: list[str]
+    summed: list[str]
+    columns: list[str]
+    parts: list[ExponentialPart]
+
+    @property
+    def groups(self) -> tuple[tuple[list[str], list[str]], ...]:
+        """Rows and columns of each part."""
+        return (self.rows, self.summed), (self.summed, self.columns), (self.rows, self.columns)
+
+
+def exponential_form(
+    factors: Sequence[Expr], guard: Expr | None, domain: Domain, outputs: Sequence[str], reductions: Sequence[str]
+) -> ExponentialForm | None:
+    """The product of these factors so; None where it has no such form."""
+    powers = [f for f in factors if isinstance(f, Call) and f.function == "exp"]
+    summed = [v for v in reductions if domain.extent[v] > 1]
+    if len(powers) != 1 or not summed:
+        return None
+    terms = _exponent_terms(powers[0].args[0])
+    sides = _exponent_sides(terms, domain, summed)
+    if sides is None:
+        return None
+    batch = [v for v in outputs if all(v in side for side in sides)]
+    rows, columns = ([v for v in outputs if v in side and v not in batch] for side in sides[:2])
+    whole = ({*batch, *rows, *summed}, {*batch, *columns, *summed}, {*batch, *rows, *columns})
+    if set(rows) & set(columns) or whole != tuple(map(set, sides)):
+        return None
+    parts = _parts_of(terms, [f for f in factors if f is not powers[0]], guard, sides, domain)
+    return None if parts is None else ExponentialForm(batch, rows, summed, columns, parts)
+
+
+def _exponent_terms(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
     """The terms of a sum, with their signs."""
     match e:
         case Call("add", (a, b)):
-            return [*exponent_terms(a, sign), *exponent_terms(b, sign)]
+            return [*_exponent_terms(a, sign), *_exponent_terms(b, sign)]
         case Call("sub", (a, b)):
-            return [*exponent_terms(a, sign), *exponent_terms(b, -sign)]
+            return [*_exponent_terms(a, sign), *_exponent_terms(b, -sign)]
         case Call("neg", (a,)):
-            return exponent_terms(a, -sign)
+            return _exponent_terms(a, -sign)
     return [(sign, e)]
 
 
-def exponent_sides(
+def _exponent_sides(
     terms: Sequence[tuple[int, Expr]], domain: Domain, reductions: Sequence[str]
 ) -> tuple[Variables, Variables, Variables] | None:
     """The three sets of variables of the terms: those of the result that is subtracted and, of the other two, those
@@ -133,7 +146,7 @@ def exponent_sides(
     return inner[0], right[0], outer[0]
 
 
-def parts_of(
+def _parts_of(
     terms: Sequence[tuple[int, Expr]],
     factors: Sequence[Expr],
     guard: Expr | None,

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import FreshNames, literal, tuple_text
+from tilec.backends.common.code import literal, permuted, sliced, tuple_text
 from tilec.backends.common.domain import Condition, Domain, access_conditions, free
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.access import TensorFrame, read_box
 from tilec.backends.torch.expr.scalar import TorchScalars
+from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import SEMIRINGS as ALGEBRAS
 from tilec.ir.aggregations import Semiring as Algebra
 from tilec.ir.constraining import constraining
@@ -217,27 +218,19 @@ def _ordered(
 
 
 def emit(
+    task: Task,
     operand: Operand,
     order: tuple[str, ...],
     domain: Domain,
-    types: Mapping[str, TensorType],
-    local: Mapping[str, str],
-    names: FreshNames,
     loops: Mapping[str, tuple[str, str]],
     dtype: str,
-    semiring: TorchSemiring = SUM,
+    semiring: TorchSemiring,
 ) -> tuple[list[str], list[str], str]:
     """Lines before the loops, lines inside them, and text of the operand with dimensions `order`, in `dtype`."""
     if operand.code is not None:
-        text = operand.code
-        places = [operand.variables.index(v) for v in order]
-        if places != list(range(len(order))):
-            text += f".permute({', '.join(map(str, places))})"
-        slices = [":".join(loops[v]) if v in loops else ":" for v in order]
-        while slices and slices[-1] == ":":
-            slices.pop()
-        return [], [], f"{text}[{', '.join(slices)}]" if slices else text
-    frame = TensorFrame(domain, order, types, local, names, loops, semiring.zero)
+        text = permuted(operand.code, [operand.variables.index(v) for v in order])
+        return [], [], sliced(text, [":".join(loops[v]) if v in loops else ":" for v in order])
+    frame = TensorFrame(domain, order, task.types, task.local, task.names, loops, semiring.zero)
     tests = [t for c in operand.conditions for t in frame.tests(c)]
     if not operand.factors:
         one = f"torch.full((), {literal(semiring.one)}, dtype=torch.{dtype}, device=device)"
@@ -253,6 +246,5 @@ def emit(
         text = f"torch.where({' & '.join(tests)}, {text}, {literal(semiring.zero)})"
     found = {v for value in values for v in value.variables} | {v for c in operand.conditions for v in free(c.form)}
     if not found >= {v for v in order if domain.extent[v] > 1}:
-        sizes = [" - ".join(reversed(loops[v])) if v in loops else str(domain.extent[v]) for v in order]
-        text = f"({text}).expand({tuple_text(sizes)})"
+        text = f"({text}).expand({tuple_text([frame.size(v) for v in order])})"
     return frame.prologue, frame.lines, text

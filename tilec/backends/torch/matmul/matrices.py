@@ -7,27 +7,17 @@ one operand are the columns, those of the other before them the rows, whatever i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import permuted, tuple_text
 from tilec.backends.common.domain import Domain
-from tilec.backends.torch.expr.general import Loops, blocks
+from tilec.backends.torch.expr.general import blocks
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import LOG, Operand, TorchSemiring, emit
 from tilec.ir.types import NARROW
 
 COPY_BLOCKS = 2  # a matrix copied out of windows holds at most this many blocks' worth of elements
-
-
-@dataclass
-class Block:
-    """Generated text: `before` the loops, `lines` inside them, `code` of a result with dimensions `order`."""
-
-    before: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    code: str = ""
-    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,112 +88,98 @@ def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
     return blocks([(v, domain.extent[v]) for v in order], limit)
 
 
-def contraction_lines(
-    task: Task,
-    domain: Domain,
-    a: Operand,
-    b: Operand,
-    kept: Sequence[str],
-    dtype: str,
-    loops: Loops | None,
-    semiring: TorchSemiring,
-) -> Block:
-    """The contraction of two operands to `kept`, or one block of it inside `loops`."""
-    first, second = (_only(task, domain, o, kept, other, dtype, semiring) for o, other in ((a, b), (b, a)))
-    block = Block()
-    for summed in (first, second):
-        block.before += summed.before
-    layout = lay_out(first.operand, second.operand, kept, domain)
-    if not layout.summed:
-        return _elementwise(task, domain, layout, kept, dtype, loops, block, semiring)
-    left = _matrix(task, domain, layout, layout.left, layout.rows, dtype, loops, block, semiring, swapped=False)
-    right = _matrix(task, domain, layout, layout.right, layout.columns, dtype, loops, block, semiring, swapped=True)
-    in_16_bits = dtype in NARROW
-    accumulated = loops is not None and any(v in loops.ends for v in layout.summed)
-    if in_16_bits:
-        block.code = f"rt.multiply({left}, {right}{', float32_result=True' if accumulated else ''})"
-    else:
-        template = semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]
-        block.code = template.format(left, right, task.options.memory_budget)
-    groups = [layout.batch, layout.outer, layout.rows, layout.columns]
-    if layout.batch or layout.outer:
-        lead = [g for g in groups[:2] if g]
-        groups = [*lead, *groups[2:]]
-    else:
-        groups = groups[2:]
-    if any(len(g) != 1 for g in groups):
-        sizes = [loops.size(v, domain) if loops else str(domain.extent[v]) for v in layout.order]
-        block.code += f".reshape({tuple_text(sizes)})"
-    if layout.order != tuple(kept):
-        block.code += f".permute({', '.join(str(layout.order.index(v)) for v in kept)})"
-    block.order = tuple(kept)
-    return block
+class Contraction:
+    """Writes the contraction of two operands, or one block of it inside loops (`ends`: their variables, and the ends of
+    a block): lines `before` the loops, and `lines` inside them."""
 
+    def __init__(
+        self, task: Task, domain: Domain, dtype: str, semiring: TorchSemiring, ends: Mapping[str, tuple[str, str]]
+    ):
+        self.task, self.domain, self.dtype, self.semiring, self.ends = task, domain, dtype, semiring, ends
+        self.before: list[str] = []
+        self.lines: list[str] = []
 
-@dataclass
-class _Summed:
-    operand: Operand
-    before: list[str]
+    def text(self, a: Operand, b: Operand, kept: tuple[str, ...]) -> str:
+        """Text of the result, over `kept`."""
+        a, b = self._only(a, kept, b), self._only(b, kept, a)
+        layout = lay_out(a, b, kept, self.domain)
+        if not layout.summed:
+            return self._elementwise(layout, kept)
+        left = self._matrix(layout, layout.left, layout.rows, swapped=False)
+        right = self._matrix(layout, layout.right, layout.columns, swapped=True)
+        if self.dtype in NARROW:
+            accumulated = any(v in self.ends for v in layout.summed)
+            code = f"rt.multiply({left}, {right}{', float32_result=True' if accumulated else ''})"
+        else:
+            template = self.semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]
+            code = template.format(left, right, self.task.options.memory_budget)
+        groups = [*(g for g in (layout.batch, layout.outer) if g), layout.rows, layout.columns]
+        if any(len(g) != 1 for g in groups):
+            sizes = [
+                f"{self.ends[v][1]} - {self.ends[v][0]}" if v in self.ends else self.domain.extent[v]
+                for v in layout.order
+            ]
+            code += f".reshape({tuple_text(sizes)})"
+        return permuted(code, [layout.order.index(v) for v in kept])
 
+    def _emit(self, o: Operand, order: tuple[str, ...], blocked: bool = True) -> tuple[list[str], list[str], str]:
+        ends = self.ends if blocked else {}
+        return emit(self.task, o, order, self.domain, ends, self.dtype, self.semiring)
 
-def _only(
-    task: Task, domain: Domain, o: Operand, kept: Sequence[str], other: Operand, dtype: str, semiring: TorchSemiring
-) -> _Summed:
-    """The operand with the variables that stand nowhere else summed away."""
-    alone = [v for v in o.variables if v not in kept and v not in other.variables]
-    if not alone:
-        return _Summed(o, [])
-    before, lines, code = emit(o, o.variables, domain, task.types, task.local, task.names, {}, dtype, semiring)
-    name = task.names.fresh("s")
-    dims = tuple_text([o.variables.index(v) for v in alone])
-    rest = tuple(v for v in o.variables if v not in alone)
-    return _Summed(Operand(rest, code=name), [*before, *lines, f"{name} = {semiring.total.format(code, dims)}"])
+    def _only(self, o: Operand, kept: Sequence[str], other: Operand) -> Operand:
+        """The operand with the variables that stand nowhere else summed away."""
+        alone = [v for v in o.variables if v not in kept and v not in other.variables]
+        if not alone:
+            return o
+        before, lines, code = self._emit(o, o.variables, blocked=False)
+        name = self.task.names.fresh("s")
+        dims = tuple_text([o.variables.index(v) for v in alone])
+        self.before += [*before, *lines, f"{name} = {self.semiring.total.format(code, dims)}"]
+        return Operand(tuple(v for v in o.variables if v not in alone), code=name)
 
+    def _matrix(self, layout: Layout, o: Operand, own: tuple[str, ...], swapped: bool) -> str:
+        """Text of one factor: [lead..., own, summed], the last two swapped for the right one. The variable whose
+        neighbours are nearest in memory comes last, so that copies run along memory."""
+        batch = tuple(v for v in layout.batch if v in o.variables)
+        outer = tuple(v for v in layout.outer if v in o.variables)
+        nearest_is_own = bool(o.variables) and o.variables[-1] in own
+        first, last = (layout.summed, own) if nearest_is_own else (own, layout.summed)
+        order = (*batch, *outer, *first, *last)
+        before, lines, code = self._emit(o, order)
+        place = len(order)
+        for group in (last, first):
+            place -= len(group)
+            code += _merge(place, len(group))
+        if layout.outer:
+            place -= len(outer)
+            code += _merge(place, len(outer)) if outer or layout.batch else ""
+        if layout.batch:
+            code += _merge(0, len(batch))
+        if nearest_is_own != swapped:
+            code += ".mT"
+        self.before += before
+        if any(v in self.ends for v in o.variables):
+            self.lines += lines
+            return code
+        self.before += lines
+        if code.isidentifier() or not self.ends:
+            return code
+        name = self.task.names.fresh("m")
+        self.before.append(f"{name} = {code}")
+        return name
 
-def _matrix(
-    task: Task,
-    domain: Domain,
-    layout: Layout,
-    o: Operand,
-    own: tuple[str, ...],
-    dtype: str,
-    loops: Loops | None,
-    block: Block,
-    semiring: TorchSemiring,
-    swapped: bool,
-) -> str:
-    """Text of one factor: [lead..., own, summed], the last two swapped for the right one. The variable whose neighbours
-    are nearest in memory comes last, so that copies run along memory."""
-    batch = tuple(v for v in layout.batch if v in o.variables)
-    outer = tuple(v for v in layout.outer if v in o.variables)
-    nearest_is_own = bool(o.variables) and o.variables[-1] in own
-    first, last = (layout.summed, own) if nearest_is_own else (own, layout.summed)
-    ends = loops.ends if loops is not None else {}
-    order = (*batch, *outer, *first, *last)
-    before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype, semiring)
-    place = len(order)
-    for group in (last, first):
-        place -= len(group)
-        code += _merge(place, len(group))
-    if layout.outer:
-        place -= len(outer)
-        code += _merge(place, len(outer)) if outer or layout.batch else ""
-    if layout.batch:
-        code += _merge(0, len(batch))
-    if nearest_is_own != swapped:
-        code += ".mT"
-    if any(v in ends for v in o.variables):
-        block.before += before
-        block.lines += lines
-        return code
-    block.before += [*before, *lines]
-    if code.isidentifier():
-        return code
-    if loops is None or not ends:
-        return code
-    name = task.names.fresh("m")
-    block.before.append(f"{name} = {code}")
-    return name
+    def _elementwise(self, layout: Layout, kept: Sequence[str]) -> str:
+        """A product without a sum: both operands broadcast over `kept`."""
+        texts = []
+        for o in (layout.left, layout.right):
+            order = tuple(v for v in kept if v in o.variables)
+            before, lines, code = self._emit(o, order)
+            self.before += before
+            self.lines += lines
+            if len(order) < len(kept):
+                code += "[" + ", ".join(":" if v in order else "None" for v in kept) + "]"
+            texts.append(code)
+        return f"({self.semiring.times.format(*texts)})"
 
 
 def _merge(place: int, count: int) -> str:
@@ -211,29 +187,3 @@ def _merge(place: int, count: int) -> str:
     if count == 0:
         return f".unsqueeze({place})"
     return "" if count == 1 else f".flatten({place}, {place + count - 1})"
-
-
-def _elementwise(
-    task: Task,
-    domain: Domain,
-    layout: Layout,
-    kept: Sequence[str],
-    dtype: str,
-    loops: Loops | None,
-    block: Block,
-    semiring: TorchSemiring,
-) -> Block:
-    """A product without a sum: both operands broadcast over `kept`."""
-    texts = []
-    for o in (layout.left, layout.right):
-        order = tuple(v for v in kept if v in o.variables)
-        ends = loops.ends if loops is not None else {}
-        before, lines, code = emit(o, order, domain, task.types, task.local, task.names, ends, dtype, semiring)
-        block.before += before
-        block.lines += lines
-        if len(order) < len(kept):
-            code += "[" + ", ".join(":" if v in order else "None" for v in kept) + "]"
-        texts.append(code)
-    block.code = f"({semiring.times.format(*texts)})"
-    block.order = tuple(kept)
-    return block

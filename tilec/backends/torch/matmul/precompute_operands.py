@@ -126,9 +126,7 @@ def _producer(
     shape = tuple(high - low + 1 for low, high in ranges.values())
     if math.prod(shape) * LEAST_PRECOMPUTED_GAIN > o.size(domain):
         return None
-    name = task.flat.output + "_factor"
-    while name in task.types:
-        name += "_"
+    name = task.unused("_factor")
     variables = {k: Affine.variable(f"u{n}") + low for n, (k, (low, _)) in enumerate(ranges.items())}
     body: Expr = _moved(o.factors[0], variables, domain)
     for factor in o.factors[1:]:
@@ -138,18 +136,14 @@ def _producer(
     index = tuple(Index(f"u{n}") for n in range(len(ranges)))
     statement = Statement(name, index, tuple(map(Int, shape)), body)
     access = Access(name, tuple((k - low).to_expr() for k, (low, _) in ranges.items()))
-    types = {**task.types, name: TensorType(shape, dtype)}
     if read_box(domain, [linear(e) for e in access.index], shape) is None:
         return None
-    local = {**task.local, name: task.names.fresh(task.local[task.flat.output] + "_factor")}
-    made = replace(
-        task, flat=statement, reduced=statement, defracted=statement, types=types, local=local, returned=False
-    )
+    made = task.before(statement, TensorType(shape, dtype), "_factor")
     written = general(made)
     if written is None:
         return None
     left = tuple(c for c in o.conditions if not _implied(_key(c.form, domain), c.form, c.bound, ranges))
-    return replace(task, types=types, local=local), replace(o, factors=(access,), conditions=left), written
+    return replace(task, types=made.types, local=made.local), replace(o, factors=(access,), conditions=left), written
 
 
 def _in_order(keys: frozenset[FormKey], o: Operand, domain: Domain) -> list[FormKey]:

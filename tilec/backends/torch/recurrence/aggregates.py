@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.backends.common.code import indented, literal, tuple_text
+from tilec.backends.common.code import indented, literal, permuted, tuple_text
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.skew import level_domain
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.general import REDUCE
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
-from tilec.backends.torch.matmul.exponentials import exponent_sides, exponent_terms, parts_of
+from tilec.backends.torch.matmul.exponentials import exponential_form
 from tilec.backends.torch.matmul.factors import LOG, SUM
 from tilec.backends.torch.recurrence.steps import Level, reads_own
 from tilec.ir.aggregations import LOGICAL
@@ -156,9 +156,7 @@ def _product(
     code += f".reshape({tuple_text([extent[v] for v in order] + [1] * (len(lanes) - len(order)))})"
     places = [order.index(v) if v in order else None for v in lanes]
     rest = iter(range(len(order), len(lanes)))
-    permutation = [next(rest) if p is None else p for p in places]
-    if permutation != sorted(permutation):
-        code += f".permute({', '.join(map(str, permutation))})"
+    code = permuted(code, [next(rest) if p is None else p for p in places])
     if scale != semiring.one:
         code = f"({semiring.scaled.format(code, literal(scale))})"
     if dtype != element.dtype:
@@ -188,9 +186,7 @@ def _matrix(level: Level, text: str, batch: Sequence[str], rows: Sequence[str], 
     order = level.order[1:]
     extent = level.domain.extent
     kept = [*batch, *rows, *columns]
-    permutation = [order.index(v) for v in (*kept, *(v for v in order if v not in kept))]
-    if permutation != sorted(permutation):
-        text += f".permute({', '.join(map(str, permutation))})"
+    text = permuted(text, [order.index(v) for v in (*kept, *(v for v in order if v not in kept))])
     sides = [math.prod(extent[v] for v in side) for side in (rows, columns)]
     return f"{text}.reshape({tuple_text([*(extent[v] for v in batch), *sides])})"
 
@@ -207,32 +203,19 @@ def exponential_lines(
     if split is None or split[1] != 1 or math.prod(extent.values()) < FEWEST_MATMUL_PRODUCTS:
         return None
     domain = replace(level.domain, extent=extent)
-    powers = [f for f in split[0] if isinstance(f, Call) and f.function == "exp"]
-    summed = [v for v in bound if extent[v] > 1]
-    if len(powers) != 1 or not summed:
-        return None
-    terms = exponent_terms(powers[0].args[0])
-    sides = exponent_sides(terms, domain, summed)
-    factors = [f for f in split[0] if f is not powers[0]]
-    parts = None if sides is None else parts_of(terms, factors, e.guard, sides, domain)
-    if sides is None or parts is None:
-        return None
     lanes = [v for v in level.order[1:] if v not in bound]
-    batch = [v for v in lanes if all(v in side for side in sides)]
-    rows = [v for v in lanes if v in sides[0] and v not in batch]
-    columns = [v for v in lanes if v in sides[1] and v not in batch]
-    whole = ({*batch, *rows, *summed}, {*batch, *columns, *summed}, {*batch, *rows, *columns})
-    if set(rows) & set(columns) or whole != tuple(map(set, sides)):
+    form = exponential_form(split[0], e.guard, domain, lanes, bound)
+    if form is None:
         return None
-    pairs = ((rows, summed), (summed, columns), (rows, columns))
+    batch, pairs = form.batch, form.groups
     texts = []
-    for part, pair in zip(parts, pairs, strict=True):
+    for part, pair in zip(form.parts, pairs, strict=True):
         count = len(level.step.lines)
         two = [
             "1" if x == ONE else _step_matrix(level, x, batch, *pair, element.dtype)
             for x in (part.exponent, part.factor)
         ]
-        if part is not parts[1]:
+        if part is not form.parts[1]:
             texts += two
             continue
         right = f"rt.right_factor({', '.join(two)})"
@@ -242,7 +225,7 @@ def exponential_lines(
             right = name
         texts.append(right)
     valid = "None" if e.guard is None else _step_matrix(level, e.guard, batch, *pairs[0], "bool")
-    order = [*batch, *rows, *columns]
+    order = [*batch, *form.rows, *form.columns]
     places = tuple_text([order.index(v) if v in order else -1 for v in lanes])
     shape = tuple_text([extent[v] for v in order])
     return f"rt.exponential_step({', '.join([*texts, valid])}, {shape}, {places})", frozenset(order)

@@ -8,12 +8,12 @@ line lies outside the tensor is masked. See `skew` for the coordinates and `step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from tilec.backends.common.affine import affine_steps
-from tilec.backends.common.code import indented, tuple_text
+from tilec.backends.common.code import indented, permuted, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.skew import Skew, level_domain, plan_read, skewed
 from tilec.backends.torch.expr.access import TensorFrame
@@ -25,6 +25,7 @@ from tilec.backends.torch.recurrence.numpy_steps import HostStep
 from tilec.backends.torch.recurrence.steps import Level, Loose, reads_own
 from tilec.errors import Unsupported
 from tilec.ir.aggregations import NUMBERED
+from tilec.ir.constraining import constraining, product_of_demands
 from tilec.ir.functions import ONE, ZERO, call
 from tilec.ir.index import Affine
 from tilec.ir.program import (
@@ -115,31 +116,10 @@ def _spelled(e: Expr, own: str) -> Expr:
         )
     if isinstance(e, Aggregate) and e.aggregation == "mean" and reads_own(e, own):
         body = _spelled(e.body, own)
-        count = replace(e, aggregation="sum", body=_points(body, own))
+        points = product_of_demands(dict.fromkeys(constraining(body, own=own, gathers=False)))
+        count = replace(e, aggregation="sum", body=points)  # 1 at every point that the body's accesses allow
         return replace(e, aggregation="sum", body=body) / call("max", count, ONE)
     return rebuild(e, lambda x: _spelled(x, own))
-
-
-def _points(body: Expr, own: str) -> Expr:
-    """1 at every point that the body's accesses allow."""
-    result: Expr = ONE
-    for a in dict.fromkeys(_constraining(body, own)):
-        result = result * Inside(a)
-    return result
-
-
-def _constraining(e: Expr, own: str) -> Iterator[Access]:
-    match e:
-        case Access():
-            if e.tensor != own:
-                yield e
-        case Aggregate():
-            return
-        case Pad():
-            yield from _constraining(e.value, own)
-        case _:
-            for child in children(e):
-                yield from _constraining(child, own)
 
 
 class _Loop:
@@ -374,7 +354,7 @@ class _Loop:
         ends = zip(skew.before, skew.low, skew.high, strict=True)
         text = f"{self.state}[{', '.join(f'{b}:{b + high - low + 1}' for b, low, high in ends)}]"
         places = [skew.names.index(e.name) for e in self.task.flat.index or () if isinstance(e, Index)]
-        return text if places == sorted(places) else f"{text}.permute({', '.join(map(str, places))})"
+        return permuted(text, places)
 
     def _write(self, evaluator: TorchScalars, body: Expr) -> list[str]:
         value = evaluator.value(body)

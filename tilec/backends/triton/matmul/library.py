@@ -89,7 +89,7 @@ def _slow(c: Convolution) -> bool:
 def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:
     local = {name: python_name(name) for name in types}
     names = FreshNames((*RESERVED_IN_TORCH, *local.values()))
-    return Task(flat, flat, defracted, types, local, names, Options(memory_budget=2**40), True)
+    return Task(flat, defracted, types, local, names, Options(memory_budget=2**40), True)
 
 
 def _step(task: Task, lines: list[str], switches: bool = False) -> TorchLines:
