@@ -13,7 +13,9 @@ from pathlib import Path
 from support.cubins import compile_launch
 from support.products import Case, Convolution, matmul, worked_example
 
-from tilec.backends.triton.matmul.hopper.kernels import HopperConfig, configs, default_config, plan_hopper
+from tilec.backends.triton.matmul.hopper.configs import configs, default_config
+from tilec.backends.triton.matmul.hopper.form import HopperConfig
+from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 SAME = Convolution(8, (28, 28), 64, 128, (3, 3), pad=1)
@@ -21,7 +23,7 @@ SEED = Convolution(32, (57, 57), 128, 128, (3, 3), stride=3, dilation=2)
 
 
 def plan(case: Case, config: HopperConfig, dtype: str = "bfloat16") -> list[Launch] | None:
-    return plan_hopper(case.dot, case.shapes, case.strides, {t: dtype for t in case.shapes}, config)
+    return plan_hopper(case.dot, case.tensors(dtype), config)
 
 
 def config(boxes: dict[str, int], warps: int = 8, stages: int = 3, **more: object) -> HopperConfig:
@@ -116,9 +118,7 @@ def test_boxes_end_where_the_sum_ends() -> None:
     """A sum over a part of an axis: the map ends with it."""
     case = matmul(128, 128, 200)
     dot = replace(case.dot, extent=({**case.dot.extent[0], "k": 100},))
-    (launch,) = plan_hopper(
-        dot, case.shapes, case.strides, dict.fromkeys("ABC", "float16"), config({"m": 128, "n": 128, "k": 64})
-    )
+    (launch,) = plan_hopper(dot, case.tensors("float16"), config({"m": 128, "n": 128, "k": 64}))
     assert {v.tensor: v.shape for _, v in launch.arguments if isinstance(v, Descriptor)} == {
         "A": (128, 100),
         "B": (100, 128),
@@ -129,9 +129,7 @@ def test_boxes_end_where_the_sum_ends() -> None:
 def test_output_maps_end_where_the_elements_end() -> None:
     case = matmul(200, 128, 128)
     dot = replace(case.dot, extent=({**case.dot.extent[0], "m": 150},))
-    (launch,) = plan_hopper(
-        dot, case.shapes, case.strides, dict.fromkeys("ABC", "float16"), config({"m": 128, "n": 128, "k": 64})
-    )
+    (launch,) = plan_hopper(dot, case.tensors("float16"), config({"m": 128, "n": 128, "k": 64}))
     assert dict(launch.arguments)["out_map_0"].shape == (150, 128)
 
 
@@ -184,10 +182,9 @@ CHOSEN = {
 @pytest.mark.parametrize("name", CHOSEN)
 def test_first_guesses_and_candidates_fit(name: str) -> None:
     case, dtype = CHOSEN[name]
-    dtypes = {t: dtype for t in case.shapes}
-    candidates = configs(case.dot, case.shapes, case.strides, dtypes, dtype == "float32")
+    candidates = configs(case.dot, case.tensors(dtype))
     assert len(candidates) > 5 and len({*candidates}) == len(candidates)
-    fitting = [c for c in candidates if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c)]
-    assert default_config(case.dot, case.shapes, case.strides, dtypes, dtype == "float32") == fitting[0]
+    fitting = [c for c in candidates if plan_hopper(case.dot, case.tensors(dtype), c)]
+    assert default_config(case.dot, case.tensors(dtype)) == fitting[0]
     # of six axes only those choices fit that leave two of them without a box
     assert len(fitting) > (0.1 if name == "four dimensions" else 0.7) * len(candidates)

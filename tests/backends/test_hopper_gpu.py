@@ -11,7 +11,8 @@ import torch
 from support.hopper_cases import CASES, STAYING
 from support.products import reference
 
-from tilec.backends.triton.matmul.hopper.kernels import configs, plan_hopper
+from tilec.backends.triton.matmul.hopper.configs import configs
+from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,9 +41,8 @@ NONE_FITS = {"four dimensions, strided input gradient"}
 @pytest.mark.parametrize("name", CASES)
 def test_candidates(name: str, tmp_path: Path) -> None:
     case, config, dtype = CASES[name]
-    dtypes = dict.fromkeys(case.shapes, dtype)
-    found = configs(case.dot, case.shapes, case.strides, dtypes, config.tf32)
-    candidates = [c for c in found if plan_hopper(case.dot, case.shapes, case.strides, dtypes, c) is not None]
+    tensors = case.tensors(dtype)
+    candidates = [c for c in configs(case.dot, tensors) if plan_hopper(case.dot, tensors, c) is not None]
     assert bool(candidates) == (name not in NONE_FITS), "some candidate fits, though not all need to"
     for candidate in candidates[:: max(1, len(candidates) // 4)]:
         check(case, candidate, dtype, False, tmp_path)
@@ -59,7 +59,7 @@ def check(case, config, dtype: str, special: bool, directory: Path) -> None:
             array.flat[generator.integers(array.size, size=3)] = np.inf, -np.inf, np.nan
         tensors[name] = torch.tensor(array, dtype=getattr(torch, dtype), device="cuda")
         arrays[name] = tensors[name].double().cpu().numpy()
-    launches = plan_hopper(case.dot, case.shapes, case.strides, dict.fromkeys(case.shapes, dtype), config)
+    launches = plan_hopper(case.dot, case.tensors(dtype), config)
     assert launches is not None
     output = tensors[case.dot.output].fill_(POISON)
     bind(launches, tensors, directory)()

@@ -11,7 +11,8 @@ from support.hopper_cases import CASES, STAYING, boxes
 from support.products import Case, matmul, reference
 
 from tilec.backends.triton.matmul.hopper import kernels as hopper
-from tilec.backends.triton.matmul.hopper.kernels import HopperConfig, plan_hopper
+from tilec.backends.triton.matmul.hopper.form import HopperConfig
+from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 
 POISON = 12345.0
 
@@ -23,13 +24,12 @@ def values(case: Case, config: HopperConfig, dtype: str, special: bool) -> None:
     if special:
         for t in (case.dot.left.tensor, case.dot.right.tensor):
             arrays[t].flat[generator.integers(arrays[t].size, size=3)] = np.inf, -np.inf, np.nan
-    dtypes = dict.fromkeys(case.shapes, dtype)
-    launches = plan_hopper(case.dot, case.shapes, case.strides, dtypes, config)
+    launches = plan_hopper(case.dot, case.tensors(dtype), config)
     assert launches is not None
     memory = {t: a.reshape(-1).copy() for t, a in arrays.items()}
     output = case.dot.output
     memory[output][:] = POISON
-    run(launches, memory, dtypes)
+    run(launches, memory, dict.fromkeys(case.shapes, dtype))
     expected = reference(case, arrays, np.full(case.shapes[output], POISON))
     np.testing.assert_array_equal(memory[output].reshape(expected.shape), expected)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.products import Convolution, matmul, worked_example
 
-from tilec.backends.triton.matmul.hopper.kernels import HopperConfig
+from tilec.backends.triton.matmul.hopper.form import HopperConfig
 
 SAME = Convolution(3, (9, 10), 24, 40, (3, 3), pad=1)
 STORED_OTHERWISE = replace(SAME, kernel="ohwi")

@@ -9,7 +9,8 @@ from itertools import product
 
 import numpy as np
 
-from tilec.backends.triton.matmul.hopper.kernels import HopperDot, HopperOperand
+from tilec.backends.triton.matmul.hopper.form import HopperDot, HopperOperand
+from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.ir.index import Affine
 
 
@@ -20,6 +21,10 @@ class Case:
     dot: HopperDot
     shapes: dict[str, tuple[int, ...]]
     strides: dict[str, tuple[int, ...]]
+
+    def tensors(self, dtype: str) -> dict[str, TensorView]:
+        """All of one type."""
+        return {name: TensorView(name, shape, self.strides[name], dtype) for name, shape in self.shapes.items()}
 
 
 def form(constant: int = 0, **coefficients: int) -> Affine:

@@ -60,7 +60,7 @@ def permuted(text: str, order: Sequence[int]) -> str:
     return text if list(order) == sorted(order) else f"{text}.permute({', '.join(map(str, order))})"
 
 
-def sliced(text: str, parts: Sequence[str]) -> str:
+def part_text(text: str, parts: Sequence[str]) -> str:
     """Python text of a part of a tensor: the slice of each dimension, `:` for all of it."""
     kept = list(parts)
     while kept and kept[-1] == ":":

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import permuted, sliced, tuple_text
+from tilec.backends.common.code import part_text, permuted, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
@@ -210,7 +210,7 @@ class _Pass:
                 parts.append(f"{first}{offset}:{last}{offset}")
             else:
                 parts.append(":" if low == 0 and n == shape[a] else f"{low}:{low + n}")
-        part = sliced("", [":", *parts])
+        part = part_text("", [":", *parts])
         target = buffer + part
         lines = []
         flat_at = at if full or not self.plain else f"{at}.reshape(-1)"

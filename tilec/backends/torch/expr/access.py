@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import FreshNames, literal, permuted, sliced, tuple_text
+from tilec.backends.common.code import FreshNames, literal, part_text, permuted, tuple_text
 from tilec.backends.common.domain import (
     Condition,
     Domain,
@@ -366,7 +366,7 @@ class TensorFrame:
         if not walked:
             return name
         parts = [":".join(self.loops[v]) if v in walked else ":" for v in self.order]
-        return self.assign(name + "_", sliced(name, parts))
+        return self.assign(name + "_", part_text(name, parts))
 
 
 def read_box(

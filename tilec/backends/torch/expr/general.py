@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import assignable, indented, sliced, tuple_text
+from tilec.backends.common.code import assignable, indented, part_text, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
@@ -94,7 +94,7 @@ class Loops:
 
     def part(self, tensor: str, variables: Sequence[str]) -> str:
         """The block's part of a tensor whose dimensions are these variables."""
-        return sliced(tensor, [":".join(self.ends[v]) if v in self.ends else ":" for v in variables])
+        return part_text(tensor, [":".join(self.ends[v]) if v in self.ends else ":" for v in variables])
 
 
 def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:

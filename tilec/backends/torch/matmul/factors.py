@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilec.backends.common.code import literal, permuted, sliced, tuple_text
+from tilec.backends.common.code import literal, part_text, permuted, tuple_text
 from tilec.backends.common.domain import Condition, Domain, access_conditions, free
 from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.access import TensorFrame, read_box
@@ -229,7 +229,7 @@ def emit(
     """Lines before the loops, lines inside them, and text of the operand with dimensions `order`, in `dtype`."""
     if operand.code is not None:
         text = permuted(operand.code, [operand.variables.index(v) for v in order])
-        return [], [], sliced(text, [":".join(loops[v]) if v in loops else ":" for v in order])
+        return [], [], part_text(text, [":".join(loops[v]) if v in loops else ":" for v in order])
     frame = TensorFrame(domain, order, task.types, task.local, task.names, loops, semiring.zero)
     tests = [t for c in operand.conditions for t in frame.tests(c)]
     if not operand.factors:

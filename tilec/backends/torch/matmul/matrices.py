@@ -88,7 +88,7 @@ def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
     return blocks([(v, domain.extent[v]) for v in order], limit)
 
 
-class Contraction:
+class ContractionWriter:
     """Writes the contraction of two operands, or one block of it inside loops (`ends`: their variables, and the ends of
     a block): lines `before` the loops, and `lines` inside them."""
 

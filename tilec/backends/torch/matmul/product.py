@@ -29,7 +29,7 @@ from tilec.backends.torch.matmul.factors import (
     TorchSemiring,
     factors_of_class,
 )
-from tilec.backends.torch.matmul.matrices import Contraction, lay_out, plan_steps
+from tilec.backends.torch.matmul.matrices import ContractionWriter, lay_out, plan_steps
 from tilec.backends.torch.matmul.precompute_operands import precomputed_operands
 from tilec.ir.infer import expression_type
 from tilec.ir.types import NARROW, is_floating
@@ -167,7 +167,7 @@ class _Result:
         steps = plan_steps(task, domain, layout, semiring)
         self.outer = Loops(task, domain, kept, steps)
         self.inner = Loops(task, domain, layout.summed, steps)
-        block = Contraction(task, domain, dtype, semiring, {**self.outer.ends, **self.inner.ends})
+        block = ContractionWriter(task, domain, dtype, semiring, {**self.outer.ends, **self.inner.ends})
         self.code, self.before, self.lines = block.text(chosen[0], chosen[1], kept), block.before, block.lines
         if self.inner.headers:
             total = task.names.fresh("total")

@@ -14,7 +14,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, worthwhile
-from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
 from tilec.backends.triton.matmul.kernel import dot_steps
 from tilec.backends.triton.matmul.library import library_steps
@@ -111,17 +111,17 @@ def _along(task: MatmulProblem) -> OperandRewrite:
     return copied or OperandRewrite(task.view, task.space, dot=task.dot)
 
 
-def _hopper_choice(c: hopper.HopperConfig) -> Choice:
+def _hopper_choice(c: HopperConfig) -> Choice:
     boxes = " ".join(f"{v}:{n}" for v, n in c.boxes)
     rest = {f.name: int(getattr(c, f.name)) for f in fields(c) if f.name != "boxes"}
     return {"family": "hopper", "boxes": boxes, **rest}
 
 
-def _hopper_config(choice: Choice) -> hopper.HopperConfig:
+def _hopper_config(choice: Choice) -> HopperConfig:
     pairs = (pair.split(":") for pair in str(choice["boxes"]).split())
-    numbers = [f for f in fields(hopper.HopperConfig) if f.name != "boxes"]
+    numbers = [f for f in fields(HopperConfig) if f.name != "boxes"]
     rest: dict[str, Any] = {f.name: type(f.default)(choice[f.name]) for f in numbers}  # type: ignore[misc]
-    return hopper.HopperConfig(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
+    return HopperConfig(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
 
 
 def _dot_choice(c: Config) -> Choice:

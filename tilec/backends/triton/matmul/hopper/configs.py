@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
+from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
+from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.ir.at_sizes import least
 
@@ -42,6 +44,9 @@ MAPPED_STORES, A_MAP = 0.93, 0.02  # storing classes through maps: what it takes
 MEMORY_RATE, PARTS_RATE = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shares
 
 
+HopperTensors = Mapping[str, TensorView]  # those of a product, by name
+
+
 @dataclass(frozen=True)
 class _Tile:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
@@ -59,50 +64,32 @@ class _Tile:
     maps: int
 
 
-def configs(
-    dot: HopperDot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool = False,
-) -> list[HopperConfig]:
+def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
     """Candidates, the likeliest first by the model of time."""
-    found = sorted(_candidates(dot, shapes, strides, dtypes, tf32), key=itemgetter(0))
-    return list(dict.fromkeys(c for _, c in found))
+    return list(dict.fromkeys(c for _, c in sorted(_candidates(dot, tensors), key=itemgetter(0))))
 
 
-def likeliest(
-    dot: HopperDot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool,
-    fits: Callable[[HopperConfig], bool],
-) -> HopperConfig | None:
-    """The first of these that fits: of open sizes nothing more is asked than that it is the first."""
-    left = dict(enumerate(_candidates(dot, shapes, strides, dtypes, tf32)))
+def default_config(dot: HopperDot, tensors: HopperTensors) -> HopperConfig | None:
+    """The first of these that `plan_hopper` can carry out, None where there is none: of open sizes nothing more is
+    asked than that it is the first."""
+    left = dict(enumerate(_candidates(dot, tensors)))
     while left:
         place, (_, config) = least(list(left.items()), lambda item: item[1][0])
-        if fits(config):
+        if plan_hopper(dot, tensors, config) is not None:
             return config
         left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
     return None
 
 
-def _candidates(
-    dot: HopperDot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool,
-) -> Iterator[tuple[float, HopperConfig]]:
-    size, out_size = (4 if dtypes[t] == "float32" else 2 for t in (dot.left.tensor, dot.output))
+def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float, HopperConfig]]:
+    size, out_size = tensors[dot.left.tensor].size, tensors[dot.output].size
+    tf32 = tensors[dot.left.tensor].dtype == "float32"
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
-    dot, rows, columns, summed = _boxable(dot, shapes, strides)
+    dot, rows, columns, summed = _boxable(dot, tensors)
     outer = math.prod(extent[v] for v in dot.batch) * len(dot.classes)
     walked = math.prod(extent[v] for v in dot.summed if v not in summed)
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
-    memory = sum(math.prod(shapes[o.tensor]) * size for o in (dot.left, dot.right)) + elements * out_size
+    memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
@@ -131,15 +118,13 @@ def _candidates(
                         yield _time(config, tile), config
 
 
-def _boxable(
-    dot: HopperDot, shapes: Mapping[str, tuple[int, ...]], strides: Mapping[str, tuple[int, ...]]
-) -> tuple[HopperDot, list[str], list[str], list[str]]:
+def _boxable(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperDot, list[str], list[str], list[str]]:
     """The Dot with the output's contiguous variable among its columns, and the rows, columns and summed variables that
     may be boxed: a contiguous one alone where there is one."""
 
     def inner(tensor: str, index: Sequence) -> str | None:
-        axes = [a for a, s in enumerate(strides[tensor]) if s == 1 and shapes[tensor][a] > 1]
-        return index[axes[0]].bare if axes else None
+        axis = tensors[tensor].inner
+        return None if axis is None else index[axis].bare
 
     out = inner(dot.output, dot.index)
     if out in dot.rows:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.triton.matmul.hopper.configs import configs, likeliest
 from tilec.backends.triton.matmul.hopper.design import Design
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
     HopperDot,
-    HopperOperand,
     HopperProblem,
     Variable,
     coefficients,
@@ -26,37 +24,25 @@ from tilec.backends.triton.matmul.hopper.views import TensorView, View, descript
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.ir.index import Affine
-from tilec.ir.types import ITEM_BYTES
 
-__all__ = ["HopperConfig", "HopperDot", "HopperOperand", "configs", "default_config", "plan_hopper"]
-
-MAPPED = ("float16", "bfloat16", "float32")  # types that tensor maps are made for
+MAPPED = {"float16", "bfloat16", "float32"}  # types that tensor maps are made for
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
 TOTAL_BLOCK = 1024
 MAX_COUNT = 2**31 - 1
 SHARED_MEMORY = PLANNED_FOR.shared
 
 
-def plan_hopper(
-    dot: HopperDot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    config: HopperConfig,
-) -> list[Launch] | None:
+def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
-    Tensors are given by name: shape, strides in elements, dtype ("float16", "bfloat16" or, with config.tf32, "float32"
-    for both operands; the output any of these).
-    Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches, and
-    `Pointer(output + ".parts")` names a float32
-    workspace of `split` times the output's elements: the second launch's `total` times the first's constant SPLIT.
+    Tensors are given by name, of "float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output
+    any of these. Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches,
+    and `Pointer(output + ".parts")` names a float32 workspace of `split` times the output's elements: the second
+    launch's `total` times the first's constant SPLIT.
     """
-    if dtypes[dot.left.tensor] != dtypes[dot.right.tensor] or any(dtypes[t] not in MAPPED for t in _names(dot)):
+    dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
+    if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
         return None
-    if dtypes[dot.left.tensor] == "float32" and not config.tf32:
-        return None
-    tensors = {t: TensorView(t, shapes[t], strides[t], dtypes[t], ITEM_BYTES[dtypes[t]]) for t in _names(dot)}
     dot = _oriented(dot, tensors[dot.output])
     problem = normalise(dot)
     if (
@@ -70,23 +56,6 @@ def plan_hopper(
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
     return _launches(dot, problem, boxes, config, tensors)
-
-
-def default_config(
-    dot: HopperDot,
-    shapes: Mapping[str, tuple[int, ...]],
-    strides: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    tf32: bool = False,
-) -> HopperConfig | None:
-    """The likeliest of the candidates that `plan_hopper` can carry out, None where there is none."""
-    return likeliest(
-        dot, shapes, strides, dtypes, tf32, lambda c: plan_hopper(dot, shapes, strides, dtypes, c) is not None
-    )
-
-
-def _names(dot: HopperDot) -> tuple[str, str, str]:
-    return dot.output, dot.left.tensor, dot.right.tensor
 
 
 def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:

@@ -6,7 +6,10 @@ from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot
-from tilec.backends.triton.matmul.hopper import kernels as hopper
+from tilec.backends.triton.matmul.hopper.configs import configs, default_config
+from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand
+from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
+from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.ir.index import Affine, linear
@@ -15,18 +18,17 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    dot: Dot, space: Space, view: StridedView, setting: Setting, config: hopper.HopperConfig | None = None
+    dot: Dot, space: Space, view: StridedView, setting: Setting, config: HopperConfig | None = None
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
     product = hopper_product(dot, space, view, setting)
     if product is None:
         return None
-    shapes, strides, dtypes = layouts(product, view)
-    tf32 = dot.dtype == "float32"
-    choice = config or hopper.default_config(product, shapes, strides, dtypes, tf32=tf32)
+    tensors = hopper_tensors(product, view)
+    choice = config or default_config(product, tensors)
     if config is None and choice is not None and _mostly_outside(choice, dot, space):
         return None
-    launches = None if choice is None else hopper.plan_hopper(product, shapes, strides, dtypes, choice)
+    launches = None if choice is None else plan_hopper(product, tensors, choice)
     if choice is None or launches is None:
         return None
     if len(launches) == 1:
@@ -37,32 +39,25 @@ def hopper_steps(
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
-def _mostly_outside(config: hopper.HopperConfig, dot: Dot, space: Space) -> bool:
+def _mostly_outside(config: HopperConfig, dot: Dot, space: Space) -> bool:
     """Whether half or more of what boxes bring along the reduction is zeros: 64 channels of 16. Pointer kernels take
     what there is."""
     return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
 
 
-def candidates(dot: Dot, space: Space, view: StridedView, setting: Setting) -> list[hopper.HopperConfig]:
+def candidates(dot: Dot, space: Space, view: StridedView, setting: Setting) -> list[HopperConfig]:
     """Tiles worth measuring, the likeliest first."""
     product = hopper_product(dot, space, view, setting)
-    if product is None:
-        return []
-    shapes, strides, dtypes = layouts(product, view)
-    return hopper.configs(product, shapes, strides, dtypes, tf32=dot.dtype == "float32")
+    return [] if product is None else configs(product, hopper_tensors(product, view))
 
 
-def layouts(product: hopper.HopperDot, view: StridedView):
-    """Shapes, strides and element types of the tensors of a product, by name."""
+def hopper_tensors(product: HopperDot, view: StridedView) -> dict[str, TensorView]:
+    """The tensors of a product, by name."""
     names = (product.output, product.left.tensor, product.right.tensor)
-    return (
-        {n: view.types[n].shape for n in names},
-        {n: tuple(view.strides[n]) for n in names},
-        {n: view.types[n].dtype for n in names},
-    )
+    return {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
 
 
-def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) -> hopper.HopperDot | None:
+def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) -> HopperDot | None:
     """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
     beside those of reading them. None where it has no such form, or on another chip."""
     if setting.device.capability != HOPPER or dot.zero_result or not space.covers:
@@ -91,11 +86,11 @@ def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) 
     if any(v in space.outputs for v in moving):
         return None
     rows, *operands = (tuple(f.substitute(constants) for f in row) for row in (index, *forms))
-    return hopper.HopperDot(
+    return HopperDot(
         space.statement.output,
         rows,
-        hopper.HopperOperand(left.tensor, operands[0]),
-        hopper.HopperOperand(right.tensor, operands[1]),
+        HopperOperand(left.tensor, operands[0]),
+        HopperOperand(right.tensor, operands[1]),
         dot.batch,
         dot.rows,
         dot.columns,

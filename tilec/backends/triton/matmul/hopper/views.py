@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable, coefficients, form_bounds
 from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.index import Affine
+from tilec.ir.types import ITEM_BYTES
 
 MAX_RANK = 5
 MAX_BOX = 256
@@ -26,13 +27,17 @@ BIAS = 1 << 12  # times the step: makes dividends nonnegative
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor as it lies in memory; `size` is bytes of an element."""
+    """A tensor as it lies in memory."""
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
 
     @property
     def inner(self) -> int | None:
