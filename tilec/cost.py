@@ -188,7 +188,7 @@ def _holds(guard: Expr, grid: Mapping[str, np.ndarray]) -> float:
 
 def _operations(s: Statement) -> int:
     """Operations of one point: those of the body and the guard; index arithmetic is free."""
-    values = [e for e in (s.guard, s.body) if e is not None]
+    values = s.roots
     inside_indices = {id(x) for v in values for e in walk(v) if isinstance(e, Access) for i in e.index for x in walk(i)}
     calls = sum(1 for v in values for e in walk(v) if isinstance(e, (Call, Pad)) and id(e) not in inside_indices)
     return calls + (s.aggregation != "assign")

@@ -158,7 +158,7 @@ def fan_in(program: Program, name: str, shape: Sequence[int]) -> int:
     """How many elements of an input are read for one element of what reads it first: the sizes of the dimensions whose
     index does not stand on the left."""
     for s in program.statements:
-        for e in (e for root in expressions(s) for e in walk(root)):
+        for e in walk(*expressions(s)):
             if isinstance(e, Access) and e.tensor == name:
                 left = index_variables(*(s.index or ()))
                 summed = (not set(index_variables(i)) <= set(left) or not isinstance(i, Index) for i in e.index)

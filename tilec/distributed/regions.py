@@ -57,7 +57,7 @@ class RegionRead:
 
 def statement_reads(s: Statement) -> tuple[RegionRead, ...]:
     """All accesses of a statement but those in `init`."""
-    roots = [*(s.index or ()), *([] if s.guard is None else [s.guard]), s.body]
+    roots = [*(s.index or ()), *s.roots]
     return tuple(r for root in roots for r in _reads(root, (), True))
 
 
@@ -107,8 +107,7 @@ class Regions:
     def _layer_limits(self, layers: Sequence[Aggregate]) -> list[Limit]:
         found: list[Limit] = []
         for e in layers:
-            roots = [e.body, *([] if e.guard is None else [e.guard])]
-            inner = domain_of(roots, self.shapes, e.constraints, own=self.statement.output)
+            inner = domain_of(e.roots, self.shapes, e.constraints, own=self.statement.output)
             found += [Limit(c.form, 0, c.bound - 1) for c in inner.conditions]
             found += [] if e.guard is None else _conditions_of(e.guard)
         return found

@@ -28,7 +28,7 @@ def depth_along(s: Statement, k: int) -> int | None:
 
 def _padded(s: Statement) -> Iterator[Expr]:
     """What `pad` and `in` stand around."""
-    for root in (s.body,) if s.guard is None else (s.guard, s.body):
+    for root in s.roots:
         yield from (e.access for e in walk(root) if isinstance(e, (Pad, Inside)))
 
 

@@ -173,7 +173,7 @@ class _Run(PointEvaluator):
         """The size left out for an output index: that of the dimensions in which the same bare variable stands."""
         found = {
             self.tensor(a.tensor, a.span).data.shape[d]
-            for root in (*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)))
+            for root in (*(s.index or ()), s.body, *s.guards)
             for a in walk(root)
             if isinstance(a, Access) and a.tensor != s.output
             for d, i in enumerate(a.index)

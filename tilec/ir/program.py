@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeVar
 
 from tilec.errors import Span
 
@@ -127,8 +127,25 @@ class Constraint:
     span: Span | None = _span()
 
 
+class Guarded:
+    """What a statement and a nested aggregation compute at each of their points."""
+
+    body: Expr
+    guard: Expr | None
+
+    @property
+    def guards(self) -> tuple[Expr, ...]:
+        """The guard, if there is one."""
+        return () if self.guard is None else (self.guard,)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """The guard, if there is one, and the body."""
+        return (*self.guards, self.body)
+
+
 @dataclass(frozen=True)
-class Aggregate(Expr):
+class Aggregate(Expr, Guarded):
     """An aggregation nested in an expression. It binds `bound` (first appearance first), and its accesses, guard and
     constraints concern its own points only."""
 
@@ -149,7 +166,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Guarded):
     """`index` None: elementwise over the broadcast shape of what it reads. `sizes` None: left out, or elementwise."""
 
     output: str
@@ -168,12 +185,11 @@ class Statement:
     @cached_property
     def _reads(self) -> tuple[str, ...]:
         found: dict[str, None] = {}
-        for root in expressions(self):
-            for e in walk(root):
-                if isinstance(e, Access):
-                    found.setdefault(e.tensor)
-                elif isinstance(e, Name):
-                    found.setdefault(e.name)
+        for e in walk(*expressions(self)):
+            if isinstance(e, Access):
+                found.setdefault(e.tensor)
+            elif isinstance(e, Name):
+                found.setdefault(e.name)
         if self.default is not None:
             found.setdefault(self.default)
         return tuple(found)
@@ -188,8 +204,10 @@ class Statement:
 
     @cached_property
     def _variables(self) -> tuple[str, ...]:
-        guard = () if self.guard is None else (self.guard,)
-        return index_variables(*(self.index or ()), self.body, *guard, *(c.expr for c in self.constraints))
+        return index_variables(*(self.index or ()), self.body, *self.guards, *(c.expr for c in self.constraints))
+
+
+GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
 
 
 @dataclass(frozen=True)
@@ -217,8 +235,7 @@ class Program:
 
 
 def _of_aggregate(e: Aggregate) -> tuple[Expr, ...]:
-    guard = () if e.guard is None else (e.guard,)
-    return (*guard, e.body, *(x for c in e.constraints for x in (c.expr, c.bound)))
+    return (*e.roots, *(x for c in e.constraints for x in (c.expr, c.bound)))
 
 
 _CHILDREN: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
@@ -262,9 +279,9 @@ def _access(e: Expr) -> Access:
     return e
 
 
-def walk(e: Expr) -> Iterator[Expr]:
-    """The expression and all below it, parents first, left to right."""
-    stack = [e]
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """The expressions and all below them, parents first, left to right."""
+    stack = list(roots[::-1])
     while stack:
         e = stack.pop()
         yield e
@@ -292,8 +309,7 @@ def substitute(e: Expr, index: dict[str, Expr]) -> Expr:
 def expressions(s: Statement) -> tuple[Expr, ...]:
     """Every expression of a statement in the order it is printed: index, sizes, guard, body, constraints, init."""
     constraints = tuple(x for c in s.constraints for x in (c.expr, c.bound))
-    optional = tuple(x for x in (s.guard, s.body) if x is not None)
-    return (*(s.index or ()), *(s.sizes or ()), *optional, *constraints, *(() if s.init is None else (s.init,)))
+    return (*(s.index or ()), *(s.sizes or ()), *s.roots, *constraints, *(() if s.init is None else (s.init,)))
 
 
 def map_expressions(s: Statement, f: Callable[[Expr], Expr]) -> Statement:
@@ -307,6 +323,11 @@ def map_expressions(s: Statement, f: Callable[[Expr], Expr]) -> Statement:
         constraints=tuple(replace(c, expr=f(c.expr), bound=f(c.bound)) for c in s.constraints),
         init=None if s.init is None else f(s.init),
     )
+
+
+def map_values(s: GuardedNode, f: Callable[[Expr], Expr]) -> GuardedNode:
+    """The statement or aggregation with f applied to its body and its guard."""
+    return replace(s, body=f(s.body), guard=None if s.guard is None else f(s.guard))
 
 
 def index_variables(*roots: Expr) -> tuple[str, ...]:
@@ -348,8 +369,7 @@ def variables_of(s: Statement) -> tuple[str, ...]:
 
 def self_reads(s: Statement) -> tuple[Access, ...]:
     """The accesses of a statement's guard and body that read its own output, those in nested aggregations included."""
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    return tuple(e for root in roots for e in walk(root) if isinstance(e, Access) and e.tensor == s.output)
+    return tuple(e for e in walk(*s.roots) if isinstance(e, Access) and e.tensor == s.output)
 
 
 def reads_itself(s: Statement) -> bool:

@@ -134,7 +134,7 @@ def _rank(i: Input, program: Program) -> int | None:
         return len(i.dims)
     for s in program.statements:
         roots = [s.body, *(x for x in (s.guard, s.init) if x is not None), *(s.index or ())]
-        nodes = [e for root in roots for e in walk(root)]
+        nodes = list(walk(*roots))
         whole = {id(a) for e in nodes if isinstance(e, Call) and e.function in ("shape", "as_type") for a in e.args}
         for e in nodes:
             if isinstance(e, Access) and e.tensor == i.name:

@@ -85,8 +85,7 @@ def _right(s: Statement) -> str:
 def _needs_symbol(s: Statement) -> bool:
     """Is `=(...)` needed: does the right side have variables of its own, or look like another aggregation?"""
     assert s.index is not None
-    guard = () if s.guard is None else (s.guard,)
-    own = set(index_variables(s.body, *guard)) - set(index_variables(*s.index))
+    own = set(index_variables(*s.roots)) - set(index_variables(*s.index))
     return bool(own) or (s.guard is None and isinstance(s.body, (Aggregate, _Listed)))
 
 
@@ -101,12 +100,12 @@ class _Listed(Expr):
 def _with_lists(s: Statement) -> Statement:
     """The statement with lists where the text would otherwise bind other variables, or be refused."""
     roots = tuple(e for e in (s.guard, s.body, s.init) if e is not None)
-    if not any(isinstance(e, Aggregate) for root in roots for e in walk(root)):
+    if not any(isinstance(e, Aggregate) for e in walk(*roots)):
         return s
     left = index_variables(*(s.index or ()))
     shown = s
     for _ in range(len(index_variables(*roots)) + 1):
-        direct = _direct(*([] if shown.guard is None else [shown.guard]), shown.body)
+        direct = _direct(*shown.roots)
         visible = frozenset((*left, *direct))
         alone = s.aggregation != "assign" and not set(direct) - set(left)
         shown = replace(
@@ -115,7 +114,7 @@ def _with_lists(s: Statement) -> Statement:
             body=_listed(shown.body, visible, alone),
             init=None if shown.init is None else _listed(shown.init, frozenset(left), False),
         )
-        if frozenset((*left, *_direct(*([] if shown.guard is None else [shown.guard]), shown.body))) == visible:
+        if frozenset((*left, *_direct(*shown.roots))) == visible:
             break
     return shown
 
@@ -132,7 +131,7 @@ def _listed(e: Expr, visible: frozenset[str], alone: bool) -> Expr:
         guard=None if e.guard is None else _listed(e.guard, within, not e.bound),
         body=_listed(e.body, within, not e.bound),
     )
-    direct = _direct(*([] if inner.guard is None else [inner.guard]), inner.body)
+    direct = _direct(*inner.roots)
     implied = tuple(v for v in direct if v not in visible)
     return _Listed(inner) if listed or implied != e.bound or alone and len(e.bound) > 1 else inner
 
@@ -150,7 +149,7 @@ def _add_direct(e: Expr, hidden: frozenset[str], found: dict[str, None]) -> None
         found.setdefault(e.name)
     if isinstance(e, _Listed):
         inner = e.inner
-        for x in (*(() if inner.guard is None else (inner.guard,)), inner.body):
+        for x in inner.roots:
             _add_direct(x, hidden | set(inner.bound), found)
     elif not isinstance(e, Aggregate):
         for x in children(e):
@@ -160,7 +159,7 @@ def _add_direct(e: Expr, hidden: frozenset[str], found: dict[str, None]) -> None
 def _constraints(s: Statement) -> Iterator[Constraint]:
     """The statement's own and those of nested aggregations, each once, in an order that is everyone's: an aggregation
     that is read back has its constraints in the order of the text."""
-    nested = (e.constraints for root in expressions(s) for e in walk(root) if isinstance(e, Aggregate))
+    nested = (e.constraints for e in walk(*expressions(s)) if isinstance(e, Aggregate))
     pending = [list(cs) for cs in (s.constraints, *nested) if cs]
     while pending:
         later = {c for cs in pending for c in cs[1:]}

@@ -319,8 +319,7 @@ def _check_default(s: StatementSyntax, statement: Statement, scope: FunctionScop
 def _check_sizes_left_out(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> None:
     bare = {
         i.name
-        for root in expressions(statement)
-        for e in walk(root)
+        for e in walk(*expressions(statement))
         if isinstance(e, Access) and e.tensor != statement.output
         for i in e.index
         if isinstance(i, Index)

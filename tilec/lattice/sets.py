@@ -108,9 +108,8 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
 
 def domain(s: Statement, shapes: Shapes) -> IntegerSet:
     """Valid points of a bound statement; guards and conditions on data are ignored."""
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
     variables = index_variables(*expressions(replace(s, init=None)))
-    return domain_of(roots, shapes, s.constraints, s.index or (), sizes_of(s), variables, s.output)
+    return domain_of(s.roots, shapes, s.constraints, s.index or (), sizes_of(s), variables, s.output)
 
 
 def bounds(s: Statement, shapes: Shapes, fixed: Mapping[str, int] | None = None) -> Box | None:

@@ -57,7 +57,7 @@ def autocast_inputs(
 @cache
 def autocast_kind(program: Program) -> str:
     """Which kind of operation autocast is to take a program for: "product", "float32" or "as given"."""
-    nodes = [e for s in program.statements for root in expressions(s) for e in walk(root)]
+    nodes = [e for s in program.statements for e in walk(*expressions(s))]
     sums: list[tuple[Expr, set[str]]] = []
     for s in program.statements:
         scatters = any(isinstance(e, Access) for i in s.index or () for e in walk(i))

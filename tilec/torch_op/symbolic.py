@@ -16,7 +16,7 @@ import torch
 
 from tilec.errors import Unsupported
 from tilec.ir.functions import RANDOM, STRUCTURAL
-from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, expressions, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, accesses_in, expressions
 from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
 from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, size_inputs
@@ -109,7 +109,7 @@ class _Shapes:
 
     def _left_out(self, s: Statement, e: Expr) -> OpenSize:
         """The size of an output index, from where the variable stands bare."""
-        for access in (x for root in expressions(s) for x in walk(root) if isinstance(x, Access)):
+        for access in accesses_in(*expressions(s)):
             if isinstance(e, Index) and e in access.index and access.tensor in self.shapes:
                 return self.shapes[access.tensor][access.index.index(e)]
         raise _Unfollowed

@@ -37,7 +37,7 @@ def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]
     for access, layers in _own_reads(s):
         variables, conditions = list(outer.variables), list(outer.conditions)
         for e in layers:
-            inner = domain_of([e.body, *([] if e.guard is None else [e.guard])], shapes, e.constraints, own=s.output)
+            inner = domain_of(e.roots, shapes, e.constraints, own=s.output)
             variables += e.bound
             conditions += inner.conditions
         reads = [linear(e) for e in access.index]
@@ -56,8 +56,7 @@ def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]
 
 def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...]]]:
     """Reads of the statement's own output, each with the nested aggregations around it, outermost first."""
-    from_roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    stack: list[tuple[Expr, tuple[Aggregate, ...]]] = [(root, ()) for root in reversed(from_roots)]
+    stack: list[tuple[Expr, tuple[Aggregate, ...]]] = [(root, ()) for root in reversed(s.roots)]
     while stack:
         e, layers = stack.pop()
         if isinstance(e, Access) and e.tensor == s.output:
@@ -89,7 +88,7 @@ def own_reach(s: Statement, shapes: Shapes) -> Box:
         conditions = list(points.conditions)
         variables = list(points.variables)
         for e in layers:
-            inner = domain_of([e.body, *([] if e.guard is None else [e.guard])], shapes, e.constraints, own=s.output)
+            inner = domain_of(e.roots, shapes, e.constraints, own=s.output)
             variables += e.bound
             conditions += inner.conditions
         for name, i, n in zip(names, access.index, sizes_of(s), strict=True):

@@ -248,7 +248,7 @@ def _is_dense(s: Statement, types: Types) -> bool:
     extent: dict[str, int] = {}
     for tensor, index in [(s.output, s.index or ()), *((e.tensor, e.index) for e in accesses_of(s))]:
         extent.update((i.name, types[tensor].shape[d]) for d, i in enumerate(index) if isinstance(i, Index))
-    if any(isinstance(e, Index) and e.name not in extent for root in expressions(s) for e in walk(root)):
+    if any(isinstance(e, Index) and e.name not in extent for e in walk(*expressions(s))):
         return True
     return math.prod(extent.values()) >= DENSE * max(math.prod(types[t].shape) for t in (s.output, *reads(s)))
 

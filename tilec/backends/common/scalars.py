@@ -83,7 +83,7 @@ def rounds_each(statements: Iterable[Statement]) -> bool:
         s = bodies.get(e.tensor) if isinstance(e, Access) else None
         return isinstance(e, Access) and (s is None or s.aggregation == "logsumexp")
 
-    every = values_in(*(r for s in bodies.values() for r in (s.body, s.guard) if r is not None))
+    every = values_in(*(r for s in bodies.values() for r in s.roots))
     exponents = {meant(x) for e in every if isinstance(e, Call) and e.function == "exp" for x in e.args}
     for e in (e for e in every if isinstance(e, Call) and e.function == "sub"):
         for x, y in (e.args, e.args[::-1]):

@@ -86,8 +86,7 @@ def _scan(s: Statement, domain: Domain) -> TorchScan | None:
     if len(pair) != 2 or len(c.form.terms) != 2 or not c.form.is_integral:
         return None
     (i,) = others
-    guard = () if s.guard is None else (s.guard,)
-    if i in index_variables(s.body, *guard) or any(i in free(d.form) for d in domain.conditions if d is not c):
+    if i in index_variables(*s.roots) or any(i in free(d.form) for d in domain.conditions if d is not c):
         return None
     size = dict(zip(index, (n.value for n in s.sizes or () if isinstance(n, Int)), strict=True))
     if domain.extent[k] < FEWEST_SCANNED or any(

@@ -153,7 +153,7 @@ class _Pass:
         steps = blocks([(v, domain.extent[v]) for v in order], block_limit(task, domain))
         loops = Loops(task, domain, order, steps)
         frame = TensorFrame(domain, order, task.types, task.local, task.names, loops.ends)
-        evaluator = TorchScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        evaluator = TorchScalars(frame, *s.roots)
         mask = frame.mask()
         if s.guard is not None:
             test = evaluator.condition(evaluator.value(s.guard))

@@ -97,6 +97,6 @@ def alike(a: str, b: str) -> bool:
 
 
 def _read(s: Statement) -> set[str]:
-    nodes = [e for root in expressions(s) for e in walk(root)]
+    nodes = list(walk(*expressions(s)))
     tensors = {e.tensor for e in nodes if isinstance(e, Access)}
     return tensors | {e.name for e in nodes if isinstance(e, Name)} | ({s.default} if s.default else set())

@@ -18,7 +18,7 @@ def truncated(program: Program) -> Iterator[TypeMistake]:
     dimensions = program.dimensions()
     for s in program.statements:
         roots = [e for e in (s.guard, s.body, s.init) if e is not None]
-        if s.index is None and not any(_floating(e, dimensions) for root in roots for e in walk(root)):
+        if s.index is None and not any(_floating(e, dimensions) for e in walk(*roots)):
             continue  # arithmetic of sizes
         for root in roots:
             yield from _visit(root, dimensions)
@@ -52,7 +52,7 @@ def _visit(e: Expr, dimensions: frozenset[str]) -> Iterator[TypeMistake]:
                 hint=Hint(told, *change),
             )
         case Aggregate():
-            for x in (e.body, *(() if e.guard is None else (e.guard,))):
+            for x in e.roots:
                 yield from _visit(x, dimensions)
         case _:
             for x in children(e):

@@ -25,7 +25,7 @@ def size_hint(s: StatementSyntax, statement: Statement, scope: FunctionScope) ->
 
 def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:
     variables = index_variables(index)
-    read = [e for root in expressions(s) for e in walk(root) if isinstance(e, Access) and e.tensor != s.output]
+    read = [e for e in walk(*expressions(s)) if isinstance(e, Access) and e.tensor != s.output]
     bare = [(a, d) for a in read for d, e in enumerate(a.index) if isinstance(e, Index) and e.name in variables]
     further = [(a, d) for a in read for d, e in enumerate(a.index) if set(variables) & set(index_variables(e))]
     for a, d in (*bare, *further):

@@ -163,9 +163,8 @@ class Contraction:
     def leaves(self, active: Callable[[str], bool]) -> Iterator[tuple[Access, LeafScope, Cotangent]]:
         """Each access of an active tensor, the points at which it stands, and its cotangent there."""
         s = self.s
-        guards = () if s.guard is None else (s.guard,)
-        variables = index_variables(*self.index, *guards, s.body, *parts(s.constraints))
-        scope = LeafScope(guards, s.constraints, demands(*guards, s.body), variables)
+        variables = index_variables(*self.index, *s.roots, *parts(s.constraints))
+        scope = LeafScope(s.guards, s.constraints, demands(*s.roots), variables)
         start = self._enter_statement()
         if start is None:
             return
@@ -220,7 +219,7 @@ class Contraction:
         if inner is None:
             return None
         return inner, LeafScope(
-            (*scope.guards, *(() if e.guard is None else (e.guard,))),
+            (*scope.guards, *e.guards),
             (*scope.constraints, *e.constraints),
             (*scope.demands, *demands(e.guard, e.body)),
             (*scope.variables, *e.bound),
@@ -277,8 +276,7 @@ class Contraction:
         """The variables that two points of one output element may differ in."""
         s = self.s
         fixed = {e.name for e in self.index if isinstance(e, Index)}
-        guards = () if s.guard is None else (s.guard,)
-        return tuple(v for v in index_variables(*self.index, *guards, s.body) if v not in fixed)
+        return tuple(v for v in index_variables(*self.index, *s.roots) if v not in fixed)
 
     def _others(
         self,

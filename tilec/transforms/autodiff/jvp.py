@@ -201,15 +201,14 @@ class _Tangent:
             return
         known = self.whole.result if s.aggregation == "assign" else None
         value = push_forward(s.body, Cotangent(start.value), self._moving, self._leaf, known)
-        guards = () if s.guard is None else (s.guard,)
-        variables = index_variables(*self.whole.index, *guards, s.body, *parts(s.constraints))
+        variables = index_variables(*self.whole.index, *s.roots, *parts(s.constraints))
         split = aggregation == "sum" and self.own is None
         for term in [] if value is None else addends(value) if split else [value]:
             scaled = self._scaled(term)
             if scaled is not None:
                 yield scaled
                 continue
-            guard, body = self._guarded((*guards, *start.masks), term, demands(s.guard, s.body), True)
+            guard, body = self._guarded((*s.guards, *start.masks), term, demands(s.guard, s.body), True)
             made = Statement(
                 self.name,
                 self.whole.index,
@@ -290,8 +289,7 @@ class _Tangent:
         return added_tangents([made[0], *map(self._outline, made[1:])] if own else [self._outline(made[0])])
 
     def _aggregated(self, e: Aggregate, aggregation: str, masks: tuple[Expr, ...], tangent: Expr) -> Expr:
-        guards = () if e.guard is None else (e.guard,)
-        guard, body = self._guarded((*guards, *masks), tangent, demands(e.guard, e.body), False)
+        guard, body = self._guarded((*e.guards, *masks), tangent, demands(e.guard, e.body), False)
         return replace(e, aggregation=aggregation, body=body, guard=self.whole.keep(e.bound, guard, body), span=None)
 
     def _outline(self, e: Expr) -> Expr:

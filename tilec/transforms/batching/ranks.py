@@ -29,7 +29,7 @@ def with_ranks(program: Program, ranks: Mapping[str, int]) -> Program:
 
 def ranks_of_reads(program: Program) -> dict[str, int]:
     """The ranks of tensors of which elements are read."""
-    found = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    found = (e for s in program.statements for e in walk(*expressions(s)))
     return {e.tensor: len(e.index) for e in found if isinstance(e, Access)}
 
 

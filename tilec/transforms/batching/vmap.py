@@ -222,7 +222,7 @@ class Batch:
 
     def _contraction(self, s: Statement) -> None:
         assert s.index is not None
-        body_batched = any(map(self.batched, [e for e in (s.guard, s.body) if e is not None]))
+        body_batched = any(map(self.batched, s.roots))
         sizes = s.sizes
         if sizes is None and not body_batched:
             sizes = tuple(Call("shape", (Name(s.default or ""), Int(d))) for d in range(len(s.index)))
@@ -378,4 +378,4 @@ def _is_draw(e: Expr) -> bool:
 
 
 def _draws(s: Statement) -> bool:
-    return any(_is_draw(e) for root in expressions(s) for e in walk(root))
+    return any(_is_draw(e) for e in walk(*expressions(s)))

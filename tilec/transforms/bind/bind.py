@@ -139,8 +139,7 @@ class _Binder:
                 self.structural(s, s.body)
                 return
             s = replace(s, body=self._lifted(s.body, s))
-        roots = (s.body,) if s.guard is None else (s.body, s.guard)
-        shape = broadcast_shape([o for o in self._operands(*roots) if o.shape], s.body.span or s.span)
+        shape = broadcast_shape([o for o in self._operands(*s.roots) if o.shape], s.body.span or s.span)
         taken = {e.name for e in walk(s.body) if isinstance(e, Index)} if "aggregate" in called else ()
         whole = axes(shape, taken)
         values = ValueBinder(self.scope, whole)
@@ -279,7 +278,7 @@ class _Binder:
     def _left_out_sizes(self, s: Statement) -> tuple[Int, ...]:
         """Sizes from where the output's index variables stand bare as indices of what the statement reads."""
         found: dict[str, dict[str, int]] = {}
-        for e in (*(s.index or ()), *(() if s.guard is None else (s.guard,)), s.body):
+        for e in (*(s.index or ()), *s.roots):
             for access in (x for x in walk(e) if isinstance(x, Access) and x.tensor != s.output):
                 for axis, (i, size) in enumerate(zip(access.index, self.scope.shape(access), strict=True)):
                     if isinstance(i, Index):
@@ -330,5 +329,5 @@ class _Binder:
         for s in reversed(self.statements):
             if s.output not in self.removable or s.output in read:
                 result.append(s)
-                read.update(x.tensor for e in expressions(s) for x in walk(e) if isinstance(x, Access))
+                read.update(x.tensor for x in walk(*expressions(s)) if isinstance(x, Access))
         return tuple(reversed(result))

@@ -164,7 +164,7 @@ def _endless(box: Box) -> list[str]:
 
 
 def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
-    return (s.body,) if s.guard is None else (s.guard, s.body)
+    return s.roots
 
 
 # conditions on indices

@@ -12,13 +12,12 @@ from tilec.transforms.bind.branches import domains
 def features(s: Statement) -> frozenset[str]:
     """Functions that a statement calls, and "aggregate" where it holds one. Unsupported for what cannot be run yet."""
     found: set[str] = set()
-    for root in expressions(s):
-        for e in walk(root):
-            match e:
-                case Call(function):
-                    found.add(function)
-                case Aggregate():
-                    found.add("aggregate")
+    for e in walk(*expressions(s)):
+        match e:
+            case Call(function):
+                found.add(function)
+            case Aggregate():
+                found.add("aggregate")
     return frozenset(found)
 
 
@@ -31,7 +30,7 @@ def scaled_by_sizes(root: Expr) -> bool:
 def _distinct(s: Statement) -> bool:
     """Is every variable a bare index of the output, so that no two points can meet?"""
     bare = {e.name for e in s.index or () if isinstance(e, Index)}
-    roots = (*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)), *(c.expr for c in s.constraints))
+    roots = (*(s.index or ()), s.body, *s.guards, *(c.expr for c in s.constraints))
     return bare.issuperset(index_variables(*roots))
 
 
@@ -42,7 +41,7 @@ def check_bounded(s: Statement, shapes: Shapes) -> None:
             return
         for e in walk(s.body):
             if isinstance(e, Aggregate):
-                inner = domain_of([e.body, *([] if e.guard is None else [e.guard])], shapes, e.constraints)
+                inner = domain_of(e.roots, shapes, e.constraints)
                 free = {v: 0 for v in inner.variables if v not in e.bound}
                 bounds_of(inner, free)
     except UnboundIndex as mistake:

@@ -39,8 +39,7 @@ def unreachable(program: Program) -> Iterator[SizeMistake]:
     shapes = shapes_of(program)
     for s in program.statements:
         if s.span is not None and not reads_itself(s) and 0 not in shapes[s.output]:
-            roots = [e for e in (s.guard, s.body) if e is not None]
-            if any(_may_be_empty(e) for root in roots for e in walk(root)):
+            if any(_may_be_empty(e) for e in walk(*s.roots)):
                 yield from _in_region(s, IntegerSet((), ()), s.index or (), sizes_of(s), shapes)
 
 
@@ -50,7 +49,7 @@ def _in_region(
     accesses = tuple(always(demands(*index, s.guard, s.body)))
     written = tuple(c for c in s.constraints if c.span is not None)
     inner = domain_of(accesses, shapes, written, index, sizes)
-    named = index_variables(*index, *(e for e in (s.guard, s.body) if e is not None), *(c.expr for c in written))
+    named = index_variables(*index, *(e for e in s.roots), *(c.expr for c in written))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions))
     base = IntegerSet(tuple(dict.fromkeys((*around.variables, *named))), tuple(conditions))
     if isinstance(s, Aggregate) and accesses and _large(accesses, shapes):

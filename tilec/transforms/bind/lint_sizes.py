@@ -72,7 +72,7 @@ def _nested(e: Expr, shapes: Shapes, names: Mapping[tuple[str, int], str]) -> It
 
 def _limits(s: Statement | Aggregate) -> tuple[Expr, ...]:
     """What limits the points of a region: its constraints and its condition."""
-    return (*(c.expr for c in s.constraints), *(() if s.guard is None else (s.guard,)))
+    return (*(c.expr for c in s.constraints), *s.guards)
 
 
 def _only_bare(e: Expr, v: str, shapes: Shapes, found: dict[tuple[str, int], Place]) -> bool:

@@ -202,8 +202,7 @@ class _Build:
     def _statement(self, s: Statement) -> TimedStatement:
         found = {
             v
-            for root in (s.body, *(() if s.guard is None else (s.guard,)))
-            for e in walk(root)
+            for e in walk(*s.roots)
             if isinstance(e, Access) and e.tensor in self.axes
             for v in (linear(e.index[self.axes[e.tensor]]).variables() or ("",))
         }
@@ -277,7 +276,7 @@ class _Build:
                 found.update(dict.fromkeys((tensor, at, n + k if at != WHOLE else 0) for k in steps))
             return access
 
-        for root in (s.body, *(() if s.guard is None else (s.guard,))):
+        for root in s.roots:
             at_times(root, t, note, Index(t))
         for k, i in enumerate(s.index or ()):
             if k != axis:
@@ -303,7 +302,7 @@ class _Build:
                     highs.append(self.types[access.tensor].shape[at] - n)
                 return access
 
-            for root in (s.body, *(() if s.guard is None else (s.guard,))):
+            for root in s.roots:
                 at_times(_constraining(root), t, note, ZERO)
         for c in s.constraints:
             if (times := _interval(c, t)) is not None:

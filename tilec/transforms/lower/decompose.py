@@ -59,7 +59,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
         output=names.fresh(f"{s.output}_first"),
         aggregation="min",
         body=number,
-        guard=combined_condition([*([] if s.guard is None else [s.guard]), _holds(s, extreme, element)]),
+        guard=combined_condition([*s.guards, _holds(s, extreme, element)]),
         attributes=(),
     )
     whole = axes(target.shape)

@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     children,
     index_variables,
     reads,
@@ -90,20 +91,19 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
         return None
     extent = {v: n for v, n in zip(names, types[s.output].shape, strict=True) if v is not None}
     outputs = set(extent)
-    for a in (e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)):
+    for a in accesses_in(*s.roots):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None or v in extent and extent[v] != n:
                 return None
             extent[v] = n
-    guard = () if s.guard is None else (s.guard,)
-    every = index_variables(s.body, *guard)
+    every = index_variables(*s.roots)
     if any(v not in extent for v in every) or any(not isinstance(e, _SIMPLE) for e in walk(s.body)):
         return None
     factors = factors_of(s.body, False)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
         return None
-    parts = tuple(p for g in guard for p in _conjuncts(g))
+    parts = tuple(p for g in s.guards for p in _conjuncts(g))
     return _Sum(s, tuple(factors), parts, extent, tuple(v for v in every if v not in outputs and extent[v] > 1))
 
 

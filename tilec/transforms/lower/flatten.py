@@ -77,7 +77,7 @@ class _Flattener:
         for s in self.program.statements:
             if reads_itself(s):
                 s = self._normal(s)
-            nested = any(isinstance(e, Aggregate) for root in expressions(s) for e in walk(root))
+            nested = any(isinstance(e, Aggregate) for e in walk(*expressions(s)))
             for new in self._in_its_type(s, self.hoisted(s)) if nested else (s,):
                 self.emit(new)
         return replace(self.program, statements=tuple(self.statements))
@@ -116,9 +116,8 @@ class _Flattener:
     def hoisted(self, s: Statement) -> Statement:
         """The statement with its nested aggregations replaced by accesses to statements that are emitted first; those
         that read the statement's own output stay."""
-        roots = (s.body,) if s.guard is None else (s.guard, s.body)
         sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
-        layer = _Layer(roots, s.constraints, s.index or (), sizes, s.output)
+        layer = _Layer(s.roots, s.constraints, s.index or (), sizes, s.output)
         init = s.init
         if init is not None:  # its variables are the coordinates of what is read
             box = own_reach(s, {**self.shapes, s.output: sizes})
@@ -143,7 +142,7 @@ class _Flattener:
         if not isinstance(e, Aggregate):
             inside = _normalises(e, normalises)
             return rebuild(e, lambda x: self._replaced(x, around, s, inside))
-        within = (*around, _Layer((e.body,) if e.guard is None else (e.guard, e.body), e.constraints, own=s.output))
+        within = (*around, _Layer(e.roots, e.constraints, own=s.output))
         inner = rebuild(e, lambda x: self._replaced(x, within, s))
         assert isinstance(inner, Aggregate)
         if any(isinstance(x, Access) and x.tensor == s.output for x in walk(inner)):

@@ -53,8 +53,7 @@ def reduce_statement(s: Statement, shapes: Shapes) -> Statement:
 def keep_constraint_variables(s: Statement) -> Statement:
     """The statement with its variables that only constraints are left to name kept in sight: a source may not have such
     variables, and what a pass makes is to be a source."""
-    guard = () if s.guard is None else (s.guard,)
-    named = set(index_variables(*(s.index or ()), *guard, s.body))
+    named = set(index_variables(*(s.index or ()), *s.roots))
     alone = [v for v in index_variables(*(c.expr for c in s.constraints)) if v not in named]
     return anchor(s, alone) if alone else s
 

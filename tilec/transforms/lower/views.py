@@ -114,10 +114,9 @@ def _read_through(
     places = {e.name: d for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
     dropped = [d for d, n in enumerate(types[s.output].shape) if n == 1]
     for o in readers:
-        for root in expressions(o):
-            for e in walk(root):
-                if isinstance(e, Access) and e.tensor == s.output and any(e.index[d] != Int(0) for d in dropped):
-                    return None
+        for e in walk(*expressions(o)):
+            if isinstance(e, Access) and e.tensor == s.output and any(e.index[d] != Int(0) for d in dropped):
+                return None
 
     def visit(e: Expr) -> Expr:
         e = rebuild(e, visit)
@@ -168,13 +167,7 @@ def _computed_there(
         return None
     if any(isinstance(e, (Pad, Inside)) for e in walk(s.body)):
         return None
-    found = [
-        (o, e)
-        for o in readers
-        for root in expressions(o)
-        for e in walk(root)
-        if isinstance(e, Access) and e.tensor == s.output
-    ]
+    found = [(o, e) for o in readers for e in walk(*expressions(o)) if isinstance(e, Access) and e.tensor == s.output]
     if len(found) != 1 or any(o.default == s.output for o in readers):
         return None
     ((reader, access),) = found

@@ -23,7 +23,7 @@ IdentityRule = Callable[[Call, Uses, KnownKinds], tuple[Expr, Expr] | None]
 
 def apply_identities(program: Program, inputs: KnownKinds) -> Program:
     """The program with the rules applied wherever they pay; `inputs` are the kinds that inputs have."""
-    found = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    found = (e for s in program.statements for e in walk(*expressions(s)))
     uses: Uses = Counter(e for e in found if isinstance(e, Call) and e.function in ("sin", "cos"))
     if not uses:
         return program
@@ -36,7 +36,7 @@ def apply_identities(program: Program, inputs: KnownKinds) -> Program:
 
 
 def _rewritten(s: Statement, uses: Uses, known: KnownKinds) -> Statement:
-    if not any(e in uses for root in expressions(s) for e in walk(root)):
+    if not any(e in uses for e in walk(*expressions(s))):
         return s
 
     def visit(e: Expr) -> Expr:

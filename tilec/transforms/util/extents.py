@@ -44,10 +44,9 @@ def statement_extent(s: Statement, known: Mapping[str, Extent]) -> Extent:
 
 def _left_out(v: Expr, s: Statement, known: Mapping[str, Extent]) -> Expr | None:
     """The size of a dimension whose index is the bare variable v: that of the first access that v indexes as well."""
-    for root in expressions(s):
-        for e in walk(root):
-            if isinstance(e, Access) and v in e.index and e.tensor in known and isinstance(v, Index):
-                return sizes(known[e.tensor], len(e.index))[e.index.index(v)]
+    for e in walk(*expressions(s)):
+        if isinstance(e, Access) and v in e.index and e.tensor in known and isinstance(v, Index):
+            return sizes(known[e.tensor], len(e.index))[e.index.index(v)]
     return None
 
 

@@ -57,12 +57,11 @@ def fresh_variable(base: str, used: set[str]) -> str:
 def all_variables(s: Statement) -> set[str]:
     """Index variables of a statement, free or bound."""
     found: set[str] = set()
-    for root in expressions(s):
-        for e in walk(root):
-            if isinstance(e, Index):
-                found.add(e.name)
-            elif isinstance(e, Aggregate):
-                found.update(e.bound)
+    for e in walk(*expressions(s)):
+        if isinstance(e, Index):
+            found.add(e.name)
+        elif isinstance(e, Aggregate):
+            found.update(e.bound)
     return found
 
 
@@ -87,7 +86,7 @@ def separate(s: Statement) -> Statement:
     A pass that copies aggregations calls this once on what it made: the text knows no binders, so a variable that
     stands outside an aggregation as well would no longer be bound by it when read back.
     """
-    if not any(isinstance(e, Aggregate) for root in expressions(s) for e in walk(root)):
+    if not any(isinstance(e, Aggregate) for e in walk(*expressions(s))):
         return s
     used = set(index_variables(*expressions(s)))
     known: dict[Expr, Expr] = {}
@@ -100,7 +99,7 @@ def separate(s: Statement) -> Statement:
             inner = rebuild(e, lambda x: visit(rename(x, names)))
             assert isinstance(inner, Aggregate)
             bound = set(names.values())
-            order = index_variables(*([] if inner.guard is None else [inner.guard]), inner.body)
+            order = index_variables(*inner.roots)
             known[e] = replace(inner, bound=tuple(v for v in order if v in bound))
         return known[e]
 

@@ -91,8 +91,7 @@ def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
 def open_conditions(s: Statement, extent: Mapping[str, int], types: Types) -> tuple[Condition, ...]:
     """What the box of all variables does not imply of a point."""
     box = Domain(s, dict.fromkeys(extent, 0), extent, (), None)
-    roots = (s.body, *(() if s.guard is None else (s.guard,)))
-    return tuple(c for c in point_conditions(roots, s.constraints, types) if not box.holds(c))
+    return tuple(c for c in point_conditions(s.roots, s.constraints, types) if not box.holds(c))
 
 
 def written_out(c: Condition) -> Expr:
@@ -105,7 +104,7 @@ def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:
     """An elementwise statement's value: what its guard and constraints drop is 0."""
     body = s.body
     conditions = [written_out(c) for c in open_conditions(s, extent, types)]
-    for c in (*conditions, *(() if s.guard is None else (s.guard,))):
+    for c in (*conditions, *s.guards):
         body = Call("select", (c, body, ZERO))
     return body
 
@@ -121,7 +120,7 @@ def written_apart(s: Statement, types: Types, most: int) -> Statement:
     if s.aggregation != "sum" or extent is None or not is_computable(s.body, s.guard):
         return s
     fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
-    fixed |= set(index_variables(*(() if s.guard is None else (s.guard,)), *(c.expr for c in s.constraints)))
+    fixed |= set(index_variables(*s.guards, *(c.expr for c in s.constraints)))
     for v in reduction_variables(s):
         if v not in fixed and 0 < extent[v] <= most:
             first, *others = (replace_indices(s.body, {v: Affine() + k}) for k in range(extent[v]))

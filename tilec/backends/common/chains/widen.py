@@ -30,6 +30,7 @@ from tilec.ir.program import (
     children,
     expressions,
     index_variables,
+    map_values,
     reads,
     reads_itself,
     rebuild,
@@ -64,7 +65,7 @@ def _statistics(program: Program, types: Types) -> set[str]:
     logs = {s.output: s for s in program.statements if _is_logarithm(s)}
     small = {n for n, s in logs.items() if s.aggregation == "logsumexp" and _is_small(s, types)}
     found |= small & {n for s in program.statements for n in reads(s)}
-    every = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    every = (e for s in program.statements for e in walk(*expressions(s)))
     exponents = (e for e in every if isinstance(e, Call) and e.function == "exp")
     found |= logs.keys() - features & {a.tensor for e in exponents for a in accesses_in(e)}
     return {n for n in found if types[n].dtype in NARROW}
@@ -158,7 +159,7 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
     """The program with values that all readers round to the type that they had rounded where they are made: stored,
     they take half the room, and products read them as they are."""
     read = Counter(a.tensor for s in program.statements for a in accesses_in(*expressions(s)))
-    every = (e for s in program.statements for root in expressions(s) for e in walk(root))
+    every = (e for s in program.statements for e in walk(*expressions(s)))
     rounded = Counter(
         (e.function, *(a.tensor for a in accesses_in(*e.args))) for e in every if isinstance(e, Call) and _is_rounded(e)
     )
@@ -177,7 +178,7 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
         return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
 
     def changed(s: Statement) -> Statement:
-        s = replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard))
+        s = map_values(s, visit)
         return replace(s, body=call(chosen[s.output], s.body)) if s.output in chosen else s
 
     return replace(program, statements=tuple(map(changed, program.statements))) if chosen else program
@@ -193,7 +194,7 @@ def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:
             return replace(e, tensor=renamed[e.tensor])
         return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
 
-    return replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard)) if renamed else s
+    return map_values(s, visit) if renamed else s
 
 
 def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[str, str], outer: bool) -> Statement:

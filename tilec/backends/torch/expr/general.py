@@ -152,7 +152,7 @@ class _Body:
 
     def lines(self, direct: bool) -> list[str]:
         s, frame = self.domain.statement, self.frame
-        evaluator = TorchScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+        evaluator = TorchScalars(frame, *s.roots)
         mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
         dtype = self._dtype()

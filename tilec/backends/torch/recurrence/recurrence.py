@@ -100,7 +100,7 @@ def assigned(s: Statement) -> Statement:
                 hint="assign the aggregation to an element of its own: `H[t : T] = sum(...) + ...`",
             )
         left = index_variables(*(s.index or ()))
-        inside = (s.body, *(() if s.guard is None else (s.guard,)), *(c.expr for c in s.constraints))
+        inside = (s.body, *s.guards, *(c.expr for c in s.constraints))
         bound = tuple(v for v in index_variables(*inside) if v not in left)
         body: Expr = Aggregate(s.aggregation, s.body, bound, s.guard, s.constraints, span=s.span)
         s = replace(s, aggregation="assign", body=body, guard=None, constraints=())

@@ -39,10 +39,9 @@ def find_epilogue(
 
 def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     """A sum that has one term an element as an assignment: what its guard drops is 0."""
-    guard = () if s.guard is None else (s.guard,)
     if s.aggregation != "sum" or not is_floating(types[s.output].dtype) or s.constraints:
         return s
-    if not set(index_variables(s.body, *guard)) <= set(index_variables(*(s.index or ()))):
+    if not set(index_variables(*s.roots)) <= set(index_variables(*(s.index or ()))):
         return s
     body = s.body if s.guard is None else Call("select", (s.guard, s.body, ZERO))
     return replace(s, aggregation="assign", body=body, guard=None)

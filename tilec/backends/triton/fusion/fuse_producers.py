@@ -94,12 +94,11 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     names = [v for v in own if v is not None]
     if len(set(names)) != len(own) or not set(variables_of(s)) <= set(names):
         return None
-    roots = (reader.body, *(() if reader.guard is None else (reader.guard,)))
-    places = {a.index for a in accesses_in(*roots) if a.tensor == s.output}
+    places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
     hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
     if len(places) != 1 or any(a.tensor == s.output for a in accesses_in(*hidden)):
         return None
-    asked = (e.access for root in roots for e in walk(root) if isinstance(e, Inside | Pad))
+    asked = (e.access for e in walk(*reader.roots) if isinstance(e, Inside | Pad))
     if any(a.tensor == s.output for e in asked for a in accesses_in(e)):
         return None  # at places outside of it too
     (place,) = places
@@ -108,7 +107,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None
     if not set(found) - set(index_variables(*(reader.index or ()))):
         return None  # no reduction
-    if any(a.tensor == s.output for root in roots for e in walk(root) if isinstance(e, Access) for a in _inside(e)):
+    if any(a.tensor == s.output for e in walk(*reader.roots) if isinstance(e, Access) for a in _inside(e)):
         return None
     filled = _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     if filled:
@@ -243,14 +242,13 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     names = _elementwise(s, types)
     if names is None or _elementwise(reader, types) is None or types[s.output].dtype == "bool":
         return None
-    roots = (reader.body, *(() if reader.guard is None else (reader.guard,)))
-    if any(s.output in (a.tensor for a in _inside(e)) for r in roots for e in walk(r) if isinstance(e, Access)):
+    if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
         return None
     if not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
         return None
-    found = {a: _whole(a, reader, types) for a in accesses_in(*roots) if a.tensor == s.output}
+    found = {a: _whole(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
     places = {a: e for a, e in found.items() if e is not None}
-    counted = {e.name for root in (s.body, s.guard) if root is not None for e in values(root) if isinstance(e, Index)}
+    counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
     if len(places) < max(len(found), 2) or not all(at[a][v].is_integral for a in places for v in counted):
         return None

@@ -42,6 +42,7 @@ from tilec.ir.program import (
     Statement,
     expressions,
     index_variables,
+    map_values,
     reads,
     rebuild,
     variables_of,
@@ -220,7 +221,7 @@ def _is_view(s: Statement, program: Program, types: Types) -> bool:
 
 def _reads_within(s: Statement, tensor: str, types: Types) -> bool:
     """Whether a statement reads nothing outside of the tensor: there may be an element of what it is a view of."""
-    accesses = [a for x in expressions(s) for a in walk(x) if isinstance(a, Access) and a.tensor == tensor]
+    accesses = [a for a in walk(*expressions(s)) if isinstance(a, Access) and a.tensor == tensor]
     space = build_space(s, types)
     affine = all(linear(e).is_affine for a in accesses for e in a.index)
     return affine and space is not None and not space.valid
@@ -236,17 +237,13 @@ def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:
         change = {v: linear(i) for v, i in zip(index_variables(*(view.index or ())), map(visit, e.index), strict=True)}
         return replace_indices(view.body, change)
 
-    return (
-        s
-        if not views.keys() & set(reads(s))
-        else replace(s, body=visit(s.body), guard=None if s.guard is None else visit(s.guard))
-    )
+    return s if not views.keys() & set(reads(s)) else map_values(s, visit)
 
 
 def _compared(statements: Iterable[Statement]) -> frozenset[str]:
     """Tensors from which these compute what they compare: whether a maximum is what it was a maximum of."""
     comparisons = [
-        e for s in statements for root in expressions(s) for e in walk(root)
+        e for s in statements for e in walk(*expressions(s))
         if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool"
     ]  # fmt: skip
     return frozenset(a.tensor for e in comparisons for a in walk(e) if isinstance(a, Access))
@@ -269,5 +266,5 @@ def _cut(s: Statement, name: str, c: GroupCandidate, types: dict[str, TensorType
 def conditions(s: Statement, group: Group, types: Types) -> tuple[Condition, ...]:
     """What makes a point of the group's box a valid one of the statement."""
     box = Domain(s, dict.fromkeys(group.extent, 0), group.extent, (), None)
-    found = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
+    found = point_conditions(s.roots, s.constraints, types)
     return tuple(c for c in found if not box.holds(c))

@@ -97,8 +97,7 @@ def form_of(s: Statement, types: Types) -> LoopNest | None:
     names = tuple(v for v in outputs if v is not None)
     extent = dict(zip(names, types[s.output].shape, strict=True))
     reductions = tuple(v for v in variables_of(s) if v not in extent)
-    roots = [r for r in (s.body, s.guard) if r is not None]
-    bounding = [a for r in roots for a in constraining(r)]
+    bounding = [a for r in s.roots for a in constraining(r)]
     for v in reductions:
         sizes = [
             n for a in bounding for e, n in zip(a.index, types[a.tensor].shape, strict=True) if linear(e).bare == v
@@ -386,11 +385,10 @@ def _members(
 
 def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     """Whether it reads members at its own point alone."""
-    roots = (s.body,) if s.guard is None else (s.body, s.guard)
     hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
     read = {a.tensor for a in value_accesses(s)} & members.keys()
     return not hidden & members.keys() and all(
-        at_hand(root, name, members[name].index or ()) for root in roots for name in read
+        at_hand(root, name, members[name].index or ()) for root in s.roots for name in read
     )
 
 

@@ -10,7 +10,20 @@ from typing import TypeGuard
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement, children, index_variables, rebuild, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Int,
+    Pad,
+    Statement,
+    accesses_in,
+    children,
+    index_variables,
+    rebuild,
+    walk,
+)
 from tilec.ir.types import TensorType
 
 
@@ -56,13 +69,12 @@ def merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     assert s.index is not None and s.sizes is not None
     if {outer, inner} & set(index_variables(*(c.expr for c in s.constraints))):
         return None
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    if any(isinstance(e, Index) and e.name in (outer, inner) for root in roots for e in values(root)):
+    if any(isinstance(e, Index) and e.name in (outer, inner) for root in s.roots for e in values(root)):
         return None
-    counters = [e.args[1] for root in roots for e in walk(root) if _draws(e)]
-    if any(isinstance(e, Pad) for root in roots for e in walk(root)):
+    counters = [e.args[1] for e in walk(*s.roots) if _draws(e)]
+    if any(isinstance(e, Pad) for e in walk(*s.roots)):
         return None  # a padded access says nothing of a variable's range
-    accesses = [e for root in roots for e in walk(root) if isinstance(e, Access)]
+    accesses = list(accesses_in(*s.roots))
     accesses.append(Access(s.output, s.index))
     dropped: dict[str, int | None] = {}
     sizes: set[tuple[int, int]] = set()

@@ -29,8 +29,7 @@ def _selection(s: Statement) -> Statement | None:
     if len(named) != 1 or not _is_plain(s.index[named[0]]):
         return None
     rows = [v for v in bare if v is not None]
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    if len(set(rows)) != len(rows) or not set(index_variables(*s.index, *roots)) <= set(rows):
+    if len(set(rows)) != len(rows) or not set(index_variables(*s.index, *s.roots)) <= set(rows):
         return None
     column = Index(fresh_variable("v", all_variables(s)))
     here: Expr = Call("eq", (_as_int64(s.index[named[0]]), column))

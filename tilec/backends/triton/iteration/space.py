@@ -87,7 +87,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
         # residues become outputs like any other, which only their own constraints bound
         output_constraints = tuple(c for c in s.constraints if moduli.keys() >= set(index_variables(c.expr)))
         outputs, moduli = (*outputs, *moduli), {}
-    free = index_variables(*(s.index or ()), s.body, *(() if s.guard is None else (s.guard,)))
+    free = index_variables(*(s.index or ()), s.body, *s.guards)
     constrained = (v for c in s.constraints for v in index_variables(c.expr))
     reductions = tuple(v for v in dict.fromkeys((*free, *constrained)) if v not in outputs and v not in moduli)
     shapes = {name: t.shape for name, t in types.items()}
@@ -106,7 +106,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
         extent = ({**extent[0], **moduli},)
         outputs, steps, moduli, classes = (*outputs[:-1], *moduli, *outputs[-1:]), frozenset(moduli), {}, ({},)
     boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
-    valid = point_conditions((s.body, *(() if s.guard is None else (s.guard,))), s.constraints, types)
+    valid = point_conditions(s.roots, s.constraints, types)
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
     nonempty = [b for b, n in zip(boxes, extent, strict=True) if all(n[v] for v in reductions)]
     open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)

@@ -78,7 +78,7 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
         return None
     terms, added = split_terms(exponentials[0].args[0], view.types)
     varying = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
-    weighing = [*others, *(() if s.guard is None else (s.guard,))]
+    weighing = [*others, *s.guards]
     known = frozenset().union(*(variables_outside(f) for f in weighing)) & varying
     beside = [
         t

@@ -178,9 +178,8 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     """A statement without reduction: its value where the point is valid."""
     s = k.space.statement
     k.blockwise = True
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    evaluator = TritonScalars(frame, *roots)
-    evaluator.read_first(*roots)
+    evaluator = TritonScalars(frame, *s.roots)
+    evaluator.read_first(*s.roots)
     mask = _mask(k, frame, evaluator)
     value = evaluator.value(s.body)
     if accumulator.dtype == "bool" or s.aggregation in LOGICAL:
@@ -248,12 +247,11 @@ def _reduction(
 def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumulator) -> int:
     """Lines that add the point of a frame, or its block of points; how many of them are there for reads."""
     s, lanes = k.space.statement, tiling.lanes
-    roots = (s.body,) if s.guard is None else (s.guard, s.body)
-    evaluator = TritonScalars(frame, *roots)
+    evaluator = TritonScalars(frame, *s.roots)
     halves = s.body if lanes is not None and lanes.in_16_bits and isinstance(s.body, Call) else None
     reads = [frame.read(a, 0) for a in halves.args if isinstance(a, Access)] if halves else []
     if tiling.outer and halves is None:
-        evaluator.read_first(*roots, always=True)
+        evaluator.read_first(*s.roots, always=True)
     last = len(k.scopes[-1].lines)
     mask = _mask(k, frame, evaluator)
     truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"

@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import LIBRARY_FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, walk
+from tilec.ir.program import Access, Call, accesses_in, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
@@ -48,7 +48,7 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """Rows and columns, where no access along the reduction depends on all outputs: the variables of the one with most,
     and the others. What does not depend on the reduction is read before it."""
     s = space.statement
-    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    accesses = list(accesses_in(*s.roots))
     sets = [free_of(a) & set(outputs) for a in accesses if free_of(a) & set(space.reductions)]
     if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
         return [], []
@@ -61,14 +61,14 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
 def whole_blocks(space: Space) -> list[Access]:
     """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
     s = space.statement
-    accesses = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Access)]
+    accesses = list(accesses_in(*s.roots))
     varying = {v for v in space.outputs if space.largest(v) > 1}
     return [a for a in accesses if free_of(a) >= varying and not free_of(a) & set(space.reductions)]
 
 
 def calls_library(space: Space) -> bool:
     s = space.statement
-    called = [e for root in (s.body, s.guard) if root is not None for e in walk(root) if isinstance(e, Call)]
+    called = [e for e in walk(*s.roots) if isinstance(e, Call)]
     return any(e.function in LIBRARY_FUNCTIONS for e in called) or s.aggregation == "logsumexp"
 
 
@@ -149,7 +149,7 @@ def _run_along(space: Space, view: StridedView, columns: Sequence[str]) -> str |
         return None
     s, rows = space.statement, set(space.outputs) - set(columns)
     found: set[str] = set()
-    for a in dict.fromkeys(e for root in (s.body, s.guard) if root is not None for e in walk(root)):
+    for a in dict.fromkeys(walk(*s.roots)):
         if not isinstance(a, Access) or not free_of(a) & set(space.reductions):
             continue
         moves = {

@@ -115,11 +115,10 @@ class UnrolledKernel:
 
     def value(self, frame: Frame, a: Accumulator, s: Statement, tested: bool) -> str:
         """Text of a statement's value; where it does not count, if `tested`, the identity."""
-        roots = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = TritonScalars(frame, *roots)
+        evaluator = TritonScalars(frame, *s.roots)
         tests: list[str] = []
         if tested:
-            tests = [*self.tests(frame), *frame.tests(point_conditions(roots, s.constraints, self.view.types))]
+            tests = [*self.tests(frame), *frame.tests(point_conditions(s.roots, s.constraints, self.view.types))]
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
         value = evaluator.value(s.body)

@@ -51,7 +51,7 @@ def times_read(
     for r in flat.statements:
         if r is s or r in epilogue or s.output not in reads(r):
             continue
-        inside = [e for root in expressions(r) for e in walk(root)]
+        inside = list(walk(*expressions(r)))
         ranges = bounds(r, {name: t.shape for name, t in types.items()})
         if r.default == s.output or reads_itself(r) or any(isinstance(e, Aggregate) for e in inside):
             return whole
@@ -76,16 +76,15 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
         return False
     if not set(reads(r)) <= {*there, s.output} or s.default is not None:
         return False
-    roots = (r.body,) if r.guard is None else (r.guard, r.body)
-    if not set(index_variables(*roots, *(c.expr for c in r.constraints))) <= set(bare):
+    if not set(index_variables(*r.roots, *(c.expr for c in r.constraints))) <= set(bare):
         return False
-    inside = [e for root in roots for e in walk(root)]
+    inside = list(walk(*r.roots))
     if (
         any(isinstance(e, Aggregate) for e in inside)
         or sum(isinstance(e, Call) for e in inside) > MOST_EPILOGUE_OPERATORS
     ):
         return False
-    return all(at_hand(root, s.output, r.index or ()) for root in roots)
+    return all(at_hand(root, s.output, r.index or ()) for root in r.roots)
 
 
 def over(loop: SkewedLoop, r: Statement) -> Statement:

@@ -69,7 +69,7 @@ def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
     bare = [linear(e).bare for e in s.index or ()]
     if s.aggregation != "assign" or s.default is not None or None in bare or len(set(bare)) < len(bare):
         return False
-    inside = [x for e in (s.body, *(() if s.guard is None else (s.guard,))) for x in walk(e)]
+    inside = list(walk(*s.roots))
     if any(isinstance(e, Aggregate) for e in inside) or reads_itself(s):
         return False
     if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
@@ -81,9 +81,8 @@ def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
 
 
 def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) -> Statement | None:
-    roots = tuple(root for root in (into.body, into.guard) if root is not None)
     places: dict[Access, bool] = {}
-    for root in roots:
+    for root in into.roots:
         for access, kind in _places(root, s.output):
             whole = _is_whole(access, into, types)
             if kind is Aggregate or (kind is Pad and not whole):
@@ -107,7 +106,7 @@ def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) ->
 
     guard = None if into.guard is None else visit(into.guard)
     combined = replace(into, body=visit(into.body), guard=guard, constraints=(*into.constraints, *bounds))
-    operators = {e for root in (combined.body, combined.guard) if root is not None for e in walk(root)}
+    operators = set(walk(*combined.roots))
     return combined if sum(isinstance(e, Call | Pad) for e in operators) <= MOST_OPERATORS else None
 
 
@@ -144,7 +143,7 @@ def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> 
     mapping: dict[str, Affine] = {v: linear(i) for v, i in zip(names, place.index, strict=True) if v is not None}
     conditions: dict[Expr, None] = {}
     known: set[tuple[Expr, int]] = set()
-    for root in (s.body, *(() if s.guard is None else (s.guard,))):
+    for root in s.roots:
         for a in constraining(root):
             asked = set(zip(a.index, types[a.tensor].shape, strict=True))
             if not asked <= known:

@@ -55,7 +55,7 @@ class Local:
 
     @property
     def roots(self) -> tuple[Expr, ...]:
-        bodies = (e for s in self.epilogue for e in (s.body, s.guard) if e is not None)
+        bodies = (e for s in self.epilogue for e in s.roots)
         return (*self.loop.roots, *bodies)
 
     @property
@@ -100,7 +100,7 @@ def recognise_local(loop: SkewedLoop) -> Local | None:
         or any(c and loop.extent[v] > LONGEST_TURN for v, c in circular_shifts.items())
     ):
         return None
-    pads = {e for root in loop.roots for e in walk(root) if isinstance(e, Pad) and e.access in back}
+    pads = {e for e in walk(*loop.roots) if isinstance(e, Pad) and e.access in back}
     values = {p.value for p in pads}
     start: Expr | None = None
     if closed and all(map(_is_zero, values)):
@@ -150,7 +150,7 @@ def choose_local(local: Local) -> LocalTiling:
     repeated_inputs = _repeated_inputs(local, accesses)
     carried = [a for a in accesses if _moves(local, a) and a not in repeated_inputs]
     words = sum(2 if loop.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
-    operators = sum(isinstance(e, Call) for root in local.roots for e in walk(root))
+    operators = sum(isinstance(e, Call) for e in walk(*local.roots))
     touched = len(carried) + len(local.epilogue) + (local.kept is not None)
     ahead = min(
         MOST_AHEAD,
@@ -292,7 +292,7 @@ class _Writer(StepWriter):
         """With states for the reads that need no test."""
         given = self.insides(frame, roots)
         if self.local.start is not None:
-            for e in {e for root in roots for e in walk(root) if isinstance(e, Pad) and e.access in self.local.back}:
+            for e in {e for e in walk(*roots) if isinstance(e, Pad) and e.access in self.local.back}:
                 assert isinstance(e.access, Access)
                 t = expression_type(e, self.loop.types)
                 compute_dtype, code = compute_dtype_of(t.dtype), frame.read(e.access, None)
@@ -331,10 +331,9 @@ class _Writer(StepWriter):
         variables = frozenset((loop.time, *loop.lanes))
         t = loop.types[loop.own]
         given = ScalarValue(state, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
-        roots = (s.body,) if s.guard is None else (s.guard, s.body)
         state_read = Access(loop.own, loop.statement.index or ())
-        evaluator = TritonScalars(frame, *roots, given={**self.insides(frame, roots), state_read: given})
-        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(roots, s.constraints, loop.types))
+        evaluator = TritonScalars(frame, *s.roots, given={**self.insides(frame, s.roots), state_read: given})
+        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(s.roots, s.constraints, loop.types))
         name = self.kernel.names.fresh("beside")
         self.kernel.assign(name, f"tl.broadcast_to({code}, (BM,))")
         self.store(frame, name, compute_dtype, s.output)

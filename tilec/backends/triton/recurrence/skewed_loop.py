@@ -77,11 +77,11 @@ class SkewedLoop:
     @property
     def roots(self) -> tuple[Expr, ...]:
         s = self.statement
-        return (s.body,) if s.guard is None else (s.guard, s.body)
+        return s.roots
 
     def aggregates(self) -> tuple[Aggregate, ...]:
         """Outermost first."""
-        return tuple(e for root in self.roots for e in walk(root) if isinstance(e, Aggregate))
+        return tuple(e for e in walk(*self.roots) if isinstance(e, Aggregate))
 
     def space(self) -> Space:
         """The points of a step and the conditions on them, for a kernel."""
@@ -115,7 +115,7 @@ def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
     parallel = tuple(v for k, v in enumerate(lanes, 1) if _stays(skew, k))
     box = {v: (a, b) for v, a, b in zip(skew.names, skew.low, skew.high, strict=True)}
     ranges = dict(box)
-    for root in (skew.statement.body, *(() if skew.statement.guard is None else (skew.statement.guard,))):
+    for root in skew.statement.roots:
         ranges.update(_ranges(skew, root, types, box))
     return SkewedLoop(
         flat,

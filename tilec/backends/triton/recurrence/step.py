@@ -265,10 +265,9 @@ class StepWriter:
             k.assign(red, f"tl.full((), 0, {integer}) + {first}")
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
         within = self.frame(axes, tails, inner, frame)
-        roots = (e.body,) if e.guard is None else (e.guard, e.body)
-        evaluator = self.evaluator(within, roots, points * size)
+        evaluator = self.evaluator(within, e.roots, points * size)
         tests = [within.spread(tails[red], red)] if red in tails else []
-        tests += within.tests(step_conditions(roots, e.constraints, loop.types))
+        tests += within.tests(step_conditions(e.roots, e.constraints, loop.types))
         if e.guard is not None:
             tests.append(evaluator.condition(evaluator.value(e.guard)))
         value = evaluator.value(e.body)

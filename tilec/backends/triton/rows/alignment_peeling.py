@@ -52,8 +52,8 @@ def alignment(
     have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by
     fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes."""
     rows, columns = ([v for v in names if group.extent[v] > 1] for names in (group.rows, group.columns))
-    roots = [r for s in group.statements for r in (s.body, s.guard) if r is not None]
-    draws = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for r in roots for e in walk(r))
+    roots = [r for s in group.statements for r in s.roots]
+    draws = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*roots))
     if len(rows) != 1 or len(columns) != 1 or draws or group.extent[columns[0]] < 2 * block:
         return None
     found: dict[str, set[int | None]] = {}

@@ -154,7 +154,7 @@ class RowWriter:
         four bytes are not under way before their row's turn by themselves."""
         k, group = self.k, self.group
         members = {s.output for s in group.statements}
-        values = count_uses([r for s in group.statements for r in (s.body, s.guard) if r is not None])
+        values = count_uses([r for s in group.statements for r in s.roots])
         small = [
             a for a in values
             if isinstance(a, Access) and a.tensor not in members and self.types[a.tensor].dtype in NARROW
@@ -307,7 +307,7 @@ class RowWriter:
 
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
         """Values of statements in order; those in `running` are added to their accumulators."""
-        roots = [r for s in statements for r in (s.body, s.guard) if r is not None]
+        roots = [r for s in statements for r in s.roots]
         evaluator = TritonScalars(frame, *roots, given=self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []

@@ -108,7 +108,7 @@ def _coalesced(
     """The group with neighbouring variables that all its tensors walk as one merged."""
     parts: list[Expr] = []
     for s in group.statements:
-        parts += [Access(s.output, s.index or ()), s.body, *(() if s.guard is None else (s.guard,))]
+        parts += [Access(s.output, s.index or ()), s.body, *s.guards]
     constraints = tuple(c for s in group.statements for c in s.constraints)
     all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
     view = StridedView(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})

@@ -204,8 +204,7 @@ def _cut(space: Space) -> _Cut | None:
         return None
     if None in index or len(set(index)) < len(index) or space.residues or not space.covers:
         return None
-    guard = () if s.guard is None else (s.guard,)
-    read = index_variables(s.body, *guard)
+    read = index_variables(*s.roots)
     for c in space.valid:
         pair = free(c.form)
         summed = [v for v in pair if v in space.reductions and not space.single(v)]
@@ -250,15 +249,16 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
         return None
     names = [linear(e).bare for e in s.index or ()]
     left = [v for v in names if v is not None]
-    guard = () if s.guard is None else (s.guard,)
-    if len(set(left)) < len(names) or set(index_variables(s.body, *guard, *(c.expr for c in s.constraints))) - {*left}:
+    if len(set(left)) < len(names) or set(index_variables(s.body, *s.guards, *(c.expr for c in s.constraints))) - {
+        *left
+    }:
         return None
-    inside = [e for root in (s.body, *guard) for e in walk(root)]
+    inside = list(walk(*s.roots))
     states = {e for e in inside if isinstance(e, Access) and e.tensor == s.output}
     if len(states) != 1 or any(isinstance(e, Aggregate) for e in inside):
         return None
     (state,) = states
-    if any(e == state for root in guard for e in walk(root)):
+    if any(e == state for root in s.guards for e in walk(root)):
         return None
     size = dict(zip(left, own.shape, strict=True))
     moves = _moves(state, left, size)

@@ -222,10 +222,9 @@ class ScanWriter:
     def _terms(self, frame: Frame, inside: str, shape: str) -> list[str]:
         """Names of the components of the terms of a block of this shape, where the test `inside` holds."""
         k, scan, s = self.kernel, self.scan, self.scan.statement
-        guard = () if s.guard is None else (s.guard,)
         bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
-        evaluator = TritonScalars(frame, *guard, *bodies)
-        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        evaluator = TritonScalars(frame, *s.guards, *bodies)
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in s.guards]
         if scan.step is None:
             valid = " & ".join(dict.fromkeys([inside, *tests]))
             texts = [self._term(evaluator, s.body)]
@@ -311,9 +310,8 @@ class ScanWriter:
         assert scan.step is not None
         dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.circular_shifts))
         state = ScalarValue(carry, self.view.types[s.output].element(), dtype, moving, exact=True)
-        guard = () if s.guard is None else (s.guard,)
-        evaluator = TritonScalars(frame, *guard, s.body, given={scan.step.state: state})
-        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in guard]
+        evaluator = TritonScalars(frame, *s.roots, given={scan.step.state: state})
+        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in s.guards]
         value = evaluator.tensor(evaluator.value(s.body), dtype)
         if tests:
             value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"

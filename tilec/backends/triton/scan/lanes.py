@@ -80,9 +80,10 @@ class LaneWriter(ScanWriter):
         """Open the loop, with the loads of all steps of a round."""
         k, scan = self.kernel, self.scan
         k.scopes.append(Scope())
-        guard = () if scan.statement.guard is None else (scan.statement.guard,)
         own = scan.statement.output
-        reads = [e for b in (*guard, *bodies) for e in walk(b) if isinstance(e, Access) and e.tensor != own]
+        reads = [
+            e for b in (*scan.statement.guards, *bodies) for e in walk(b) if isinstance(e, Access) and e.tensor != own
+        ]
         moments = []
         for u in range(self.tiling.steps):
             step = k.names.fresh("step")

@@ -73,8 +73,10 @@ def choose_scan_tiling(scan: Scan, view: StridedView) -> ScanTiling:
 
 def bodies(scan: Scan) -> tuple[Expr, ...]:
     """What a term is computed from."""
-    guard = () if scan.statement.guard is None else (scan.statement.guard,)
-    return (*guard, *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)))
+    return (
+        *scan.statement.guards,
+        *((scan.statement.body,) if scan.step is None else (scan.step.scale, scan.step.offset)),
+    )
 
 
 def runs_along_steps(scan: Scan, view: StridedView) -> bool:

@@ -106,7 +106,7 @@ def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
 def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[TritonScalars, str]:
     """What evaluates the terms, and the text of the test that a point counts."""
     s = runs.statement
-    evaluator = TritonScalars(frame, *((s.body,) if s.guard is None else (s.guard, s.body)))
+    evaluator = TritonScalars(frame, *s.roots)
     tests = [*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(wanted)]
     if s.guard is not None:
         tests.append(evaluator.condition(evaluator.value(s.guard)))

@@ -101,7 +101,7 @@ def scattered(
     width = math.prod(out.shape[split:])
     int64_index = int64_index or points > NARROWEST
     accumulator = Accumulator.of(aggregation, out.dtype)
-    roots = (s.body, *(() if s.guard is None else (s.guard,)), *(s.index or ()))
+    roots = (s.body, *s.guards, *(s.index or ()))
     wanted = point_conditions(roots, (*s.constraints, *limits), types)
     place = row_major(rows[:split], out.shape[:split])
     summed = set(order) < set(domain.low)
@@ -174,7 +174,7 @@ def _sorted(
     strides = {**strides, at: contiguous(shape)}
     steps = (Allocate(at, shape, sort.dtype), *carry(position, position, types, strides), *sort_steps(sort))
     number: dict[str, Expr] = {v: Index(str(k)) for k, v in enumerate(keyed)}
-    forms = (position.body, *(position.index or ()), *(() if position.guard is None else (position.guard,)))
+    forms = (position.body, *(position.index or ()), *position.guards)
     conditions = tuple((substitute(c.expr, number), c.bound) for c in position.constraints)
     key = (tuple(substitute(e, number) for e in forms), conditions, position.sizes, runs.count, runs.int64_index)
     return [

@@ -229,8 +229,7 @@ class _Writer:
         k.assign("red", f"tl.load({k.pointer(runs.name('order'))} + place, mask=red_in, other=0).to({self.integer})")
         k.decode(Axis("red", runs.keyed, "BM * BR"))
         frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
-        roots: Sequence = (s.body,) if s.guard is None else (s.guard, s.body)
-        evaluator = TritonScalars(frame, *roots)
+        evaluator = TritonScalars(frame, *s.roots)
         tests = [frame.spread("red_in", "red"), *frame.tests(runs.space.valid)]
         if s.guard is not None:
             tests.append(evaluator.condition(evaluator.value(s.guard)))
