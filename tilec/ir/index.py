@@ -348,3 +348,10 @@ def as_stored(variables: Sequence[str], moving: Collection[str], operands: Seque
         left = [v for v in variables if v not in found]
         found.append(next((v for v in left if earlier[v] <= set(found)), left[0]))
     return tuple(found)
+
+
+def distinct_variables(index: Sequence[Expr] | None) -> tuple[str, ...] | None:
+    """The variables of an index each part of which is one of its own; None for any other index."""
+    names = [linear(e).bare for e in index or ()]
+    found = tuple(v for v in names if v is not None)
+    return found if len(found) == len(names) == len(set(found)) else None

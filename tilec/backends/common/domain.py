@@ -280,3 +280,18 @@ def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:
         flat = flat + form * stride
         stride *= size
     return flat
+
+
+def one_sided(c: Condition, i: str, k: str, box: Domain) -> tuple[bool, int] | None:
+    """For a condition that holds i and k together from one side: whether the k up to i + shift count, or those from
+    there on, and that shift."""
+    sign = c.form.coefficient(i)
+    if abs(sign) != 1 or c.form.coefficient(k) != -sign or len(c.form.terms) != 2 or not c.form.is_integral:
+        return None
+    low, high = box.interval(c.form)
+    if (low < 0) == (high >= c.bound):
+        return None  # a window has two ends
+    # 0 <= sign * (i - k) + constant, or sign * (i - k) + constant <= bound - 1
+    limit = c.form.constant if low < 0 else c.bound - 1 - c.form.constant
+    rising = (sign > 0) == (low < 0)
+    return rising, as_int(limit if rising else -limit)

@@ -18,8 +18,8 @@ from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limi
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import LOGICAL
-from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Call, Expr, reads, walk
+from tilec.ir.index import Affine, distinct_variables, replace_indices
+from tilec.ir.program import Call, Expr, accesses_in, reads, walk
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def fused(tasks: Sequence[Task]) -> tuple[int, list[str]] | None:
     domain = _box(first)
     if domain is None:
         return None
-    order = _order(first, domain)
-    if order is None or math.prod(domain.extent.values()) <= block_limit(first, domain):
+    whole = _whole_accesses(domain)
+    if not whole or math.prod(domain.extent.values()) <= block_limit(first, domain):
         return None
     members = [_member(first, domain, {})]
     written = {first.flat.output}
@@ -57,7 +57,7 @@ def fused(tasks: Sequence[Task]) -> tuple[int, list[str]] | None:
         written.add(task.flat.output)
     if len(members) < 2:
         return None
-    return len(members), _lines(domain, order, members)
+    return len(members), _lines(domain, whole[0][1], members)
 
 
 def _calls(e: Expr) -> set[Expr]:
@@ -76,32 +76,22 @@ def _box(task: Task) -> Domain | None:
     return domain
 
 
-def _order(task: Task, domain: Domain) -> tuple[str, ...] | None:
-    """All variables, in the order of a tensor that each of them indexes alone."""
-    for e in walk(domain.statement.body):
-        if isinstance(e, Access):
-            names = [linear(i).bare for i in e.index]
-            if None not in names and set(names) == set(domain.low) and len(set(names)) == len(names):
-                return tuple(n for n in names if n is not None)
-    return None
+def _whole_accesses(domain: Domain) -> list[tuple[str, tuple[str, ...]]]:
+    """Tensors that all variables index, each alone, and in which order."""
+    accesses = ((e.tensor, distinct_variables(e.index) or ()) for e in accesses_in(domain.statement.body))
+    return [(tensor, names) for tensor, names in accesses if set(names) == set(domain.low)]
 
 
 def _renaming(first: Domain, other: Domain) -> dict[str, str] | None:
     """Names of the first domain for the other's variables, by a tensor that both read with all their variables."""
     if len(first.low) != len(other.low):
         return None
-    accesses = [e for e in walk(first.statement.body) if isinstance(e, Access)]
-    for b in (e for e in walk(other.statement.body) if isinstance(e, Access)):
-        names = [linear(i).bare for i in b.index]
-        if None in names or set(names) != set(other.low):
-            continue
-        for a in accesses:
-            wanted = [linear(i).bare for i in a.index]
-            if a.tensor == b.tensor and None not in wanted and set(wanted) == set(first.low):
-                pairs = {v: u for v, u in zip(names, wanted, strict=True) if v is not None and u is not None}
-                same = all((other.low[v], other.extent[v]) == (first.low[u], first.extent[u]) for v, u in pairs.items())
-                if same and len(set(pairs.values())) == len(pairs) == len(first.low):
-                    return pairs
+    there, here = _whole_accesses(other), _whole_accesses(first)
+    for tensor, names in there:
+        for wanted in (found for name, found in here if name == tensor):
+            pairs = dict(zip(names, wanted, strict=True))
+            if all((other.low[v], other.extent[v]) == (first.low[u], first.extent[u]) for v, u in pairs.items()):
+                return pairs
     return None
 
 

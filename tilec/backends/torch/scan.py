@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.domain import Condition, Domain, boxed, free
+from tilec.backends.common.domain import Domain, boxed, free, one_sided
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Index, Int, Statement, index_variables
-from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import bounds
 
@@ -32,7 +31,6 @@ class TorchScan:
     summed: str
     rising: bool
     shift: int
-    condition: Condition
 
 
 def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -73,38 +71,27 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
 
 
 def _scan(s: Statement, domain: Domain) -> TorchScan | None:
-    index = [linear(e).bare for e in s.index or ()]
-    if None in index or len(set(index)) < len(index):
+    index = distinct_variables(s.index)
+    if index is None:
         return None
     summed = [v for v, n in domain.extent.items() if v not in index and n > 1]
-    joint = [c for c in domain.conditions if free(c.form) & set(summed) and free(c.form) & {v for v in index if v}]
+    joint = [c for c in domain.conditions if free(c.form) & set(summed) and free(c.form) & set(index)]
     if len(summed) != 1 or len(joint) != 1:
         return None
     (k,), (c,) = summed, joint
-    pair = set(c.form.variables())
-    others = pair - {k}
-    if len(pair) != 2 or len(c.form.terms) != 2 or not c.form.is_integral:
+    pair = c.form.variables()
+    if len(pair) != 2:
         return None
-    (i,) = others
+    (i,) = set(pair) - {k}
     if i in index_variables(*s.roots) or any(i in free(d.form) for d in domain.conditions if d is not c):
         return None
     size = dict(zip(index, (n.value for n in s.sizes or () if isinstance(n, Int)), strict=True))
     if domain.extent[k] < FEWEST_SCANNED or any(
-        (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i and v
+        (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i
     ):
         return None
-    sign = c.form.coefficient(i)
-    if abs(sign) != 1 or c.form.coefficient(k) != -sign:
-        return None
-    low, high = domain.interval(c.form)
-    if (low < 0) == (high >= c.bound):
-        return None  # a window has two ends
-    # 0 <= sign * (i - k) + constant, or sign * (i - k) + constant <= bound - 1
-    lower = low < 0
-    limit = c.form.constant if lower else c.bound - 1 - c.form.constant
-    rising = (sign > 0) == lower
-    shift = limit if rising else -limit
-    return TorchScan(i, k, rising, as_int(shift), c)
+    side = one_sided(c, i, k, domain)
+    return None if side is None else TorchScan(i, k, *side)
 
 
 def _reached(domain: Domain, found: TorchScan, size: int) -> tuple[int, int]:

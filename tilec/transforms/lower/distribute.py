@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import call
-from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -103,8 +103,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
 def _cut(s: Statement, types: Types) -> _Cut | None:
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
         return None
-    bare = [linear(e).bare for e in s.index]
-    if None in bare or len(set(bare)) != len(bare) or reads_itself(s) or not is_floating(types[s.output].dtype):
+    outputs = distinct_variables(s.index)
+    if outputs is None or reads_itself(s) or not is_floating(types[s.output].dtype):
         return None
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
@@ -117,7 +117,7 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
         terms = terms_of(inner, False)
         if f.divides or len(terms) < 2:
             continue
-        found = _sorted(factors[:place] + factors[place + 1 :], terms, set(bare), extent)
+        found = _sorted(factors[:place] + factors[place + 1 :], terms, set(outputs), extent)
         if found is not None:
             return found
     return None

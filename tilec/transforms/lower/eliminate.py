@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.index import as_stored, linear
+from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -35,7 +35,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import Types, kind
+from tilec.ir.types import Types, is_floating, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -86,10 +86,10 @@ class _Sum:
 def _sum_of(s: Statement, types: Types) -> _Sum | None:
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.constraints or reads_itself(s):
         return None
-    names = [linear(e).bare for e in s.index]
-    if None in names or len(set(names)) != len(names) or kind(types[s.output].dtype) != 2:
+    names = distinct_variables(s.index)
+    if names is None or not is_floating(types[s.output].dtype):
         return None
-    extent = {v: n for v, n in zip(names, types[s.output].shape, strict=True) if v is not None}
+    extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
     for a in accesses_in(*s.roots):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):

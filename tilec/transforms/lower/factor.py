@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, call
-from tilec.ir.index import linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -149,10 +149,9 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     zero. A guard may say which elements are zero, but not which points count."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
-    bare = [linear(e).bare for e in s.index]
-    if None in bare or len(set(bare)) != len(bare) or not is_floating(types[s.output].dtype):
+    outputs = distinct_variables(s.index)
+    if outputs is None or not is_floating(types[s.output].dtype):
         return None
-    outputs = [v for v in bare if v is not None]
     fixed = index_variables(*(c.expr for c in s.constraints))
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
     if not reduced or (s.guard is not None and not set(outputs).issuperset(index_variables(s.guard))):

@@ -16,7 +16,7 @@ from tilec.backends.common.chains.values import (
     plain_index,
     reduction_variables,
 )
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, substitute_affine
 from tilec.ir.program import Access, Program, Statement, accesses_in, reads
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import fresh_variable
@@ -65,11 +65,11 @@ def _take(
 
 def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> RowStatement | None:
     index, extent = plain_index(s), extents_of(s, types)
-    names = [linear(e).bare for e in a.index]
+    names = distinct_variables(a.index)
     wanted = {*kernel.blocked, *(v for v in kernel.batch if kernel.extent[v] > 1)}
-    if index is None or extent is None or None in names or len(set(names)) != len(names) or s.guard is not None:
+    if index is None or extent is None or names is None or s.guard is not None:
         return None
-    sizes = tuple(kernel.extent.get(v or "", 0) for v in names)
+    sizes = tuple(kernel.extent.get(v, 0) for v in names)
     if not wanted <= set(names) or sizes != types[s.output].shape:
         return None
     summed = reduction_variables(s)

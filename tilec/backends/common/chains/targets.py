@@ -29,7 +29,7 @@ from tilec.backends.common.chains.values import (
 )
 from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
-from tilec.ir.index import linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
 from tilec.ir.types import NARROW, TensorType, Types, kind
@@ -118,8 +118,8 @@ def roles_of(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
     found: set[tuple[str, str]] = set()
     for a in accesses_in(s.body, s.guard):
         if a.tensor in matrices.roles:
-            names = [linear(e).bare for e in a.index]
-            if None in names or len(set(names)) != len(names):
+            names = distinct_variables(a.index)
+            if names is None:
                 return None
             index, _ = matrices.values[a.tensor]
             place = dict(zip(index, names, strict=True))

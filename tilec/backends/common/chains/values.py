@@ -9,7 +9,7 @@ from functools import reduce
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.ir.functions import ZERO, call
-from tilec.ir.index import Affine, integer, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, integer, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -44,11 +44,8 @@ DOT_DTYPES = ("float16", "bfloat16", "float32")
 def plain_index(s: Statement) -> tuple[str, ...] | None:
     """The output's variables, one a dimension; None for another index or a statement that is more than a value at each
     point."""
-    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
-        return None
-    names = [linear(e).bare for e in s.index]
-    found = tuple(v for v in names if v is not None)
-    return found if len(found) == len(names) == len(set(found)) else None
+    more = s.index is None or s.default is not None or s.init is not None or reads_itself(s)
+    return None if more else distinct_variables(s.index)
 
 
 def reduction_variables(s: Statement) -> tuple[str, ...]:

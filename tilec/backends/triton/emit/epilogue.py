@@ -12,7 +12,7 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.functions import ZERO
-from tilec.ir.index import linear, replace_indices
+from tilec.ir.index import distinct_variables, replace_indices
 from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, children, index_variables, reads, walk
 from tilec.ir.types import TensorType, is_floating
 
@@ -50,8 +50,7 @@ def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
 def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
     if s.aggregation != "assign" or s.guard is not None or s.default is not None or s.constraints or s.index is None:
         return False
-    bare = [linear(e).bare for e in s.index]
-    if None in bare or len(set(bare)) != len(bare) or types[s.output].shape != types[anchor.output].shape:
+    if distinct_variables(s.index) is None or types[s.output].shape != types[anchor.output].shape:
         return False
     if not set(reads(s)) <= there | {anchor.output}:
         return False
@@ -80,8 +79,7 @@ def epilogue_over(space: Space, statements: Sequence[Statement]) -> list[Stateme
     rows = space.rows
     result = []
     for s in statements:
-        names = [linear(e).bare for e in s.index or ()]
-        mapping = {v: row for v, row in zip(names, rows, strict=True) if v is not None}
+        mapping = dict(zip(distinct_variables(s.index) or (), rows, strict=True))
         result.append(replace(s, index=tuple(r.to_expr() for r in rows), body=replace_indices(s.body, mapping)))
     return result
 

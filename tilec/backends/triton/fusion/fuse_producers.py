@@ -23,7 +23,7 @@ from tilec.backends.triton.pointwise.residues import choose_residues, period, re
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ONE, ZERO
-from tilec.ir.index import linear, replace_indices
+from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
     Call,
@@ -90,9 +90,8 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None
     if s.default is not None or s.init is not None or reader.default is not None or reads_itself(reader):
         return None
-    own = [linear(e).bare for e in s.index]
-    names = [v for v in own if v is not None]
-    if len(set(names)) != len(own) or not set(variables_of(s)) <= set(names):
+    names = distinct_variables(s.index)
+    if names is None or not set(variables_of(s)) <= set(names):
         return None
     places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
     hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
@@ -156,7 +155,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     """A sum of tensors that are written a step apart, such as the even elements and the odd ones, as one statement:
     no part is filled with zeros, stored and read. None where a part is of another form, or no program takes all
     residue classes."""
-    names = _elementwise(reader, types)
+    names = _elementwise(reader)
     if names is None or reader.guard is not None or types[reader.output].dtype == "bool":
         return None
     terms = _summands(reader.body)
@@ -239,8 +238,8 @@ CHEAP = frozenset((
 def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     """An elementwise statement with what it reads of another computed at each place; None where that is of another
     form or takes longer."""
-    names = _elementwise(s, types)
-    if names is None or _elementwise(reader, types) is None or types[s.output].dtype == "bool":
+    names = _elementwise(s)
+    if names is None or _elementwise(reader) is None or types[s.output].dtype == "bool":
         return None
     if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
         return None
@@ -281,13 +280,12 @@ def _access(e: Access | Inside) -> Access:
     return e if isinstance(e, Access) else e.access
 
 
-def _elementwise(s: Statement, types: Types) -> list[str] | None:
+def _elementwise(s: Statement) -> tuple[str, ...] | None:
     """The variables of a statement with a value for each element of its output; None where it is none."""
-    own = [linear(e).bare for e in s.index or ()]
-    names = [v for v in own if v is not None]
+    names = distinct_variables(s.index)
     if s.aggregation not in ("assign", "sum") or s.index is None or reads_itself(s) or s.constraints:
         return None
-    if s.default is not None or s.init is not None or len(set(names)) != len(own):
+    if s.default is not None or s.init is not None or names is None:
         return None
     return names if set(variables_of(s)) <= set(names) else None
 

@@ -13,7 +13,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import constraining
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Program,
@@ -91,10 +91,9 @@ def form_of(s: Statement, types: Types) -> LoopNest | None:
     """None where the statement is no walk over a box, or reads less than it walks, as products do."""
     if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
         return None
-    outputs = [linear(e).bare for e in s.index]
-    if None in outputs or len(set(outputs)) != len(outputs):
+    names = distinct_variables(s.index)
+    if names is None:
         return None
-    names = tuple(v for v in outputs if v is not None)
     extent = dict(zip(names, types[s.output].shape, strict=True))
     reductions = tuple(v for v in variables_of(s) if v not in extent)
     bounding = [a for r in s.roots for a in constraining(r)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import boxed
 from tilec.backends.triton.emit.epilogue import at_hand
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
-from tilec.ir.index import Affine, linear, replace_constraints, replace_indices
+from tilec.ir.index import distinct_variables, linear, replace_constraints, replace_indices
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -69,14 +69,14 @@ def times_read(
 
 
 def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
-    bare = [linear(e).bare for e in r.index or ()]
-    if None in bare or len(set(bare)) < len(bare) or types[r.output].shape != types[s.output].shape:
+    own = distinct_variables(r.index)
+    if own is None or types[r.output].shape != types[s.output].shape:
         return False
     if reads_itself(r) or r.aggregation not in ("assign", "sum") or r.default is not None:
         return False
     if not set(reads(r)) <= {*there, s.output} or s.default is not None:
         return False
-    if not set(index_variables(*r.roots, *(c.expr for c in r.constraints))) <= set(bare):
+    if not set(index_variables(*r.roots, *(c.expr for c in r.constraints))) <= set(own):
         return False
     inside = list(walk(*r.roots))
     if (
@@ -90,8 +90,7 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
 def over(loop: SkewedLoop, r: Statement) -> Statement:
     """The statement over the loop's variables."""
     index = loop.statement.index or ()
-    names = [linear(e).bare for e in r.index or ()]
-    mapping: dict[str, Affine] = {v: linear(e) for v, e in zip(names, index, strict=True) if v is not None}
+    mapping = dict(zip(distinct_variables(r.index) or (), map(linear, index), strict=True))
     return replace(
         r,
         index=index,

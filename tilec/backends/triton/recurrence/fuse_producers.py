@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
-from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -66,15 +66,15 @@ def _pairs(flat: Program, types: Mapping[str, TensorType]) -> Iterator[tuple[Sta
 
 def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
     """One expression for each element."""
-    bare = [linear(e).bare for e in s.index or ()]
-    if s.aggregation != "assign" or s.default is not None or None in bare or len(set(bare)) < len(bare):
+    own = distinct_variables(s.index)
+    if s.aggregation != "assign" or s.default is not None or own is None:
         return False
     inside = list(walk(*s.roots))
     if any(isinstance(e, Aggregate) for e in inside) or reads_itself(s):
         return False
     if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
         return False
-    if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(bare):
+    if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(own):
         return False
     accesses = [e for e in inside if isinstance(e, Access)]
     return not any(isinstance(x, Access) for a in accesses for i in a.index for x in walk(i))
@@ -139,8 +139,7 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
 
 def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr:
     """The element of an elementwise statement at a place: 0 where it writes none."""
-    names = [linear(e).bare for e in s.index or ()]
-    mapping: dict[str, Affine] = {v: linear(i) for v, i in zip(names, place.index, strict=True) if v is not None}
+    mapping = dict(zip(distinct_variables(s.index) or (), map(linear, place.index), strict=True))
     conditions: dict[Expr, None] = {}
     known: set[tuple[Expr, int]] = set()
     for root in s.roots:

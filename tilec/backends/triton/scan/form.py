@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.affine import affine_steps
-from tilec.backends.common.domain import Condition, Domain, conditions_of, free
+from tilec.backends.common.domain import Condition, conditions_of, free, one_sided
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.aggregations import Semiring
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import (
     Access,
@@ -199,10 +199,9 @@ def terms_first(space: Space, view: StridedView) -> tuple[Statement, TensorType,
 
 def _cut(space: Space) -> _Cut | None:
     s = space.statement
-    index = [linear(e).bare for e in s.index or ()]
     if s.aggregation not in THEN or s.default is not None or reads_itself(s) or len(space.classes) != 1:
         return None
-    if None in index or len(set(index)) < len(index) or space.residues or not space.covers:
+    if distinct_variables(s.index) is None or space.residues or not space.covers:
         return None
     read = index_variables(*s.roots)
     for c in space.valid:
@@ -211,26 +210,11 @@ def _cut(space: Space) -> _Cut | None:
         if len(pair) != 2 or len(summed) != 1:
             continue
         (k,), (i,) = summed, pair - {*summed}
-        side = _side(c, i, k, space.box(0))
+        side = one_sided(c, i, k, space.box(0))
         alone = i not in read and not any(i in free(d.form) for d in space.valid if d is not c)
         if side is not None and alone and min(space.extent[0][v] for v in (i, k)) >= FEWEST_TERMS:
             return _Cut(i, k, c, *side)
     return None
-
-
-def _side(c: Condition, i: str, k: str, box: Domain) -> tuple[bool, int] | None:
-    """For a condition that holds i and k together from one side: whether the terms up to k = i + shift count, or those
-    from there on, and that shift."""
-    sign = c.form.coefficient(i)
-    if abs(sign) != 1 or c.form.coefficient(k) != -sign or len(c.form.terms) != 2 or not c.form.is_integral:
-        return None
-    low, high = box.interval(c.form)
-    if (low < 0) == (high >= c.bound):
-        return None  # a window has two ends
-    # 0 <= sign * (i - k) + constant, or sign * (i - k) + constant <= bound - 1
-    limit = c.form.constant if low < 0 else c.bound - 1 - c.form.constant
-    rising = (sign > 0) == (low < 0)
-    return rising, as_int(limit if rising else -limit)
 
 
 # recurrences
@@ -247,18 +231,15 @@ def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | Non
         or 0 in own.shape
     ):
         return None
-    names = [linear(e).bare for e in s.index or ()]
-    left = [v for v in names if v is not None]
-    if len(set(left)) < len(names) or set(index_variables(s.body, *s.guards, *(c.expr for c in s.constraints))) - {
-        *left
-    }:
+    left = distinct_variables(s.index)
+    if left is None or set(index_variables(*s.roots, *(c.expr for c in s.constraints))) - {*left}:
         return None
     inside = list(walk(*s.roots))
     states = {e for e in inside if isinstance(e, Access) and e.tensor == s.output}
     if len(states) != 1 or any(isinstance(e, Aggregate) for e in inside):
         return None
     (state,) = states
-    if any(e == state for root in s.guards for e in walk(root)):
+    if state in walk(*s.guards):
         return None
     size = dict(zip(left, own.shape, strict=True))
     moves = _moves(state, left, size)
