@@ -107,7 +107,7 @@ class Regions:
     def _layer_limits(self, layers: Sequence[Aggregate]) -> list[Limit]:
         found: list[Limit] = []
         for e in layers:
-            inner = domain_of(e.roots, self.shapes, e.constraints, own=self.statement.output)
+            inner = domain_of((e.body, *e.guards), self.shapes, e.constraints, own=self.statement.output)
             found += [Limit(c.form, 0, c.bound - 1) for c in inner.conditions]
             found += [] if e.guard is None else _conditions_of(e.guard)
         return found

@@ -76,7 +76,7 @@ def _left_out(node: Aggregate, hidden: frozenset[str], scope: FunctionScope) -> 
                 continue
             if variables:
                 yield Constraint(e, _size(a.tensor, d, scope), span=e.span)
-    for root in node.roots:
+    for root in (node.body, *node.guards):
         yield from _inner(root, hidden, scope)
 
 

@@ -37,7 +37,7 @@ def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]
     for access, layers in _own_reads(s):
         variables, conditions = list(outer.variables), list(outer.conditions)
         for e in layers:
-            inner = domain_of(e.roots, shapes, e.constraints, own=s.output)
+            inner = domain_of((e.body, *e.guards), shapes, e.constraints, own=s.output)
             variables += e.bound
             conditions += inner.conditions
         reads = [linear(e) for e in access.index]
@@ -88,7 +88,7 @@ def own_reach(s: Statement, shapes: Shapes) -> Box:
         conditions = list(points.conditions)
         variables = list(points.variables)
         for e in layers:
-            inner = domain_of(e.roots, shapes, e.constraints, own=s.output)
+            inner = domain_of((e.body, *e.guards), shapes, e.constraints, own=s.output)
             variables += e.bound
             conditions += inner.conditions
         for name, i, n in zip(names, access.index, sizes_of(s), strict=True):

@@ -50,6 +50,14 @@ class ScalarWriter(ABC):
         self._values[e] = v
         return v
 
+    def test(self, e: Expr) -> str:
+        """Text of `e != 0`."""
+        return self.condition(self.value(e))
+
+    def text(self, e: Expr, dtype: str) -> str:
+        """Text of an expression's value as a tensor of this dtype, which is a test where that is bool."""
+        return self.test(e) if dtype == "bool" else self.tensor(self.value(e), dtype)
+
     def value(self, root: Expr) -> ScalarValue:
         """The value of an expression; iterative in depth, so long chains are no problem."""
         stack = [root]
@@ -112,6 +120,14 @@ class ScalarWriter(ABC):
     @abstractmethod
     def cast(self, v: ScalarValue, dtype: str) -> str:
         """Text of the value as an operand of this dtype."""
+
+    @abstractmethod
+    def tensor(self, v: ScalarValue, dtype: str) -> str:
+        """Text of the value as a tensor of this dtype."""
+
+    @abstractmethod
+    def condition(self, v: ScalarValue) -> str:
+        """Text of `v != 0` as a bool tensor."""
 
     @abstractmethod
     def _assigned(self, v: ScalarValue) -> str:

@@ -52,7 +52,7 @@ def _visit(e: Expr, dimensions: frozenset[str]) -> Iterator[TypeMistake]:
                 hint=Hint(told, *change),
             )
         case Aggregate():
-            for x in e.roots:
+            for x in (e.body, *e.guards):
                 yield from _visit(x, dimensions)
         case _:
             for x in children(e):

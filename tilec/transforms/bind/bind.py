@@ -139,7 +139,7 @@ class _Binder:
                 self.structural(s, s.body)
                 return
             s = replace(s, body=self._lifted(s.body, s))
-        shape = broadcast_shape([o for o in self._operands(*s.roots) if o.shape], s.body.span or s.span)
+        shape = broadcast_shape([o for o in self._operands(s.body, *s.guards) if o.shape], s.body.span or s.span)
         taken = {e.name for e in walk(s.body) if isinstance(e, Index)} if "aggregate" in called else ()
         whole = axes(shape, taken)
         values = ValueBinder(self.scope, whole)

@@ -41,7 +41,7 @@ def check_bounded(s: Statement, shapes: Shapes) -> None:
             return
         for e in walk(s.body):
             if isinstance(e, Aggregate):
-                inner = domain_of(e.roots, shapes, e.constraints)
+                inner = domain_of((e.body, *e.guards), shapes, e.constraints)
                 free = {v: 0 for v in inner.variables if v not in e.bound}
                 bounds_of(inner, free)
     except UnboundIndex as mistake:

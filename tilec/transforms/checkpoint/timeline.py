@@ -202,7 +202,7 @@ class _Build:
     def _statement(self, s: Statement) -> TimedStatement:
         found = {
             v
-            for e in walk(*s.roots)
+            for e in walk(s.body, *s.guards)
             if isinstance(e, Access) and e.tensor in self.axes
             for v in (linear(e.index[self.axes[e.tensor]]).variables() or ("",))
         }
@@ -276,7 +276,7 @@ class _Build:
                 found.update(dict.fromkeys((tensor, at, n + k if at != WHOLE else 0) for k in steps))
             return access
 
-        for root in s.roots:
+        for root in (s.body, *s.guards):
             at_times(root, t, note, Index(t))
         for k, i in enumerate(s.index or ()):
             if k != axis:
@@ -302,7 +302,7 @@ class _Build:
                     highs.append(self.types[access.tensor].shape[at] - n)
                 return access
 
-            for root in s.roots:
+            for root in (s.body, *s.guards):
                 at_times(_constraining(root), t, note, ZERO)
         for c in s.constraints:
             if (times := _interval(c, t)) is not None:

@@ -91,7 +91,7 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
-    for a in accesses_in(*s.roots):
+    for a in accesses_in(s.body, *s.guards):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None or v in extent and extent[v] != n:

@@ -88,7 +88,7 @@ def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
 def open_conditions(s: Statement, extent: Mapping[str, int], types: Types) -> tuple[Condition, ...]:
     """What the box of all variables does not imply of a point."""
     box = Domain(s, dict.fromkeys(extent, 0), extent, (), None)
-    return tuple(c for c in point_conditions(s.roots, s.constraints, types) if not box.holds(c))
+    return tuple(c for c in point_conditions((s.body, *s.guards), s.constraints, types) if not box.holds(c))
 
 
 def written_out(c: Condition) -> Expr:

@@ -55,7 +55,6 @@ class TorchScalars(ScalarWriter):
         return self.cast(v, dtype)
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
-        """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
         return self.frame.assign(
@@ -63,7 +62,6 @@ class TorchScalars(ScalarWriter):
         )
 
     def condition(self, v: ScalarValue) -> str:
-        """Text of `v != 0` as a bool tensor."""
         if v.number is not None:
             return self.frame.assign("number", f"torch.full((), {bool(v.number)}, device=device)")
         return v.code if v.compute_dtype == "bool" else f"({v.code} != 0)"

@@ -5,14 +5,17 @@ logsumexp runs on a maximum and a sum relative to it, all others on one value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import literal
+from tilec.backends.common.scalar_writer import ScalarWriter
 from tilec.backends.common.scalars import accumulation_dtype, identity
-from tilec.backends.triton.emit.kernel import triton_type
+from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
+from tilec.ir.program import Aggregate, Statement
 from tilec.ir.types import NARROW
 
 COMBINE_TEXT = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
@@ -51,6 +54,16 @@ class Accumulator:
 
     def _name(self, name: str) -> str:
         return dict(self.names).get(name, name)
+
+    @property
+    def term_dtype(self) -> str:
+        """What a value is before it is combined: a test where the result is a truth."""
+        return "bool" if self.aggregation in LOGICAL else self.dtype
+
+    def term(self, evaluator: ScalarWriter, s: Statement | Aggregate, tests: Sequence[str]) -> str:
+        """Text of a point's value, the identity where the guard or a test does not hold."""
+        tests = [*tests, *map(evaluator.test, s.guards)]
+        return where_text(tests, evaluator.text(s.body, self.term_dtype), self.identity_text)
 
     def start(self, shape: str, like: str | None = None) -> list[CodeLine]:
         """Lines that begin the state. `like`: a block of zeros whose layout it takes."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
-from tilec.backends.triton.emit.kernel import Kernel, triton_type
+from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.plan.heading import LITERAL
 from tilec.backends.triton.plan.sizes import NARROWEST
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
 from tilec.ir.rational import as_int
 
 
@@ -182,7 +182,7 @@ class Frame:
         texts = self.tests(tuple(dict.fromkeys(wanted)))
         if not texts:
             return None
-        return self.assign("inside", " & ".join(dict.fromkeys(texts)), free_of(access))
+        return self.assign("inside", all_text(texts), free_of(access))
 
     # reads
 
@@ -190,6 +190,10 @@ class Frame:
         """Text of the address of an element: one product a variable, with the strides of all axes added up. It has the
         dimensions of the axes `spread_over` even if it is the same along them."""
         return self.kernel.pointer(tensor) + self._offsets(tensor, forms, spread_over)
+
+    def element_address(self, s: Statement, tensor: str | None = None) -> str:
+        """The address of a statement's element, or of the same one of another tensor, over all axes."""
+        return self.address(tensor or s.output, [self.form(e) for e in s.index or ()], frozenset(self.axes))
 
     def part_address(self, tensor: str, parts: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         """The same in this program's part of a split sum: `parts` holds as many elements as the tensor for each."""
@@ -263,8 +267,7 @@ class Frame:
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:
-            mask = " & ".join(dict.fromkeys(tests))
-            text += f", mask={mask}, other={0 if other is None else other}"
+            text += f", mask={all_text(tests)}, other={0 if other is None else other}"
         elif self.untested:
             text += f", mask={self.untested}, other=0"
         text += self.how

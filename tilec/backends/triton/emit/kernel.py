@@ -247,5 +247,15 @@ class Kernel(LineBuilder):
         return [Table(self.table, self.table_rows()), launch] if self.columns else [launch]
 
 
+def all_text(tests: Sequence[str]) -> str:
+    """Text of the test that all of these hold."""
+    return " & ".join(dict.fromkeys(tests))
+
+
+def where_text(tests: Sequence[str], code: str, other: str) -> str:
+    """Text of a value where all tests hold, and of another elsewhere."""
+    return f"tl.where({all_text(tests)}, {code}, {other})" if tests else code
+
+
 def triton_type(dtype: str) -> str:
     return "tl.int1" if dtype == "bool" else f"tl.{dtype}"

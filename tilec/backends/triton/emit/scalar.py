@@ -88,7 +88,6 @@ class TritonScalars(ScalarWriter):
         return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
-        """Text of the value as a tensor of this dtype."""
         if v.number is None:
             return self.cast(v, dtype)
         n = fit(v.number, dtype)

@@ -245,7 +245,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
         return None
-    found = {a: _whole(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
+    found = {a: _whole(a, reader, types) for a in accesses_in(reader.body, *reader.guards) if a.tensor == s.output}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}

@@ -266,5 +266,5 @@ def _cut(s: Statement, name: str, c: GroupCandidate, types: dict[str, TensorType
 def conditions(s: Statement, group: Group, types: Types) -> tuple[Condition, ...]:
     """What makes a point of the group's box a valid one of the statement."""
     box = Domain(s, dict.fromkeys(group.extent, 0), group.extent, (), None)
-    found = point_conditions(s.roots, s.constraints, types)
+    found = point_conditions((s.body, *s.guards), s.constraints, types)
     return tuple(c for c in found if not box.holds(c))

@@ -106,7 +106,7 @@ def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
         extent = ({**extent[0], **moduli},)
         outputs, steps, moduli, classes = (*outputs[:-1], *moduli, *outputs[-1:]), frozenset(moduli), {}, ({},)
     boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
-    valid = point_conditions(s.roots, s.constraints, types)
+    valid = point_conditions((s.body, *s.guards), s.constraints, types)
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))
     nonempty = [b for b, n in zip(boxes, extent, strict=True) if all(n[v] for v in reductions)]
     open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)

@@ -108,7 +108,7 @@ class DistanceWriter(ExponentialWriter):
         k = self.kernel
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, *self.squares)
-        left, right = (evaluator.tensor(evaluator.value(a), "float32") for a in self.squares)
+        left, right = (evaluator.text(a, "float32") for a in self.squares)
         k.assign("base", f"{left} + {right}")
         k.assign("acc", "base - 2 * acc")
         certified = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"

@@ -7,7 +7,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
@@ -28,6 +28,9 @@ TERMS = 4e12
 PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
 POINTERS = 0.25
 MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
+
+
+Zeros = Sequence[Condition | Expr]  # what zeroes an operand, or the result, where it does not hold
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,11 @@ def _zeros(space: Space, varying: set[str], left: frozenset[str], right: frozens
             return None
         found[home].append(c)
     return tuple(map(tuple, found))
+
+
+def guards_among(zeros: Zeros) -> list[Expr]:
+    """Those of what zeroes an operand that are values."""
+    return [z for z in zeros if not isinstance(z, Condition)]
 
 
 def dot_is_whole(dot: Dot) -> bool:

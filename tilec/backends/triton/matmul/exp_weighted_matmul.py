@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal
-from tilec.backends.common.domain import Condition
 from tilec.backends.common.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
@@ -146,8 +145,7 @@ class WeightedWriter(ExponentialWriter):
     def _again(self) -> None:
         k, found = self.kernel, self.found
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        evaluator = TritonScalars(frame, found.beside)
-        factor = evaluator.tensor(evaluator.value(found.beside), found.dot.dtype)
+        factor = TritonScalars(frame, found.beside).text(found.beside, found.dot.dtype)
         k.assign("acc", f"tl.where({WITHIN}, acc * {factor}, 0.0)")
         self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
 
@@ -155,8 +153,7 @@ class WeightedWriter(ExponentialWriter):
         """The product with the greatest terms of this block of outputs and of each block of the reduction."""
         k, found, dtype = self.kernel, self.found, self.dot.dtype
         axis, ours, theirs = (1, "[:, None]", "[None, :]") if found.first else (0, "[None, :]", "[:, None]")
-        evaluator = TritonScalars(frame, found.near)
-        near = evaluator.tensor(evaluator.value(found.near), dtype)
+        near = TritonScalars(frame, found.near).text(found.near, dtype)
 
         def multiply(rows: Frame, columns: Frame) -> None:
             weighing, spreading = (rows, columns) if found.first else (columns, rows)
@@ -180,9 +177,9 @@ class WeightedWriter(ExponentialWriter):
         k, found, dtype = self.kernel, self.found, self.dot.dtype
         zeros = self.plain.zero_left if found.first else self.plain.zero_right
         inside = () if found.inside is None else (found.inside,)
-        evaluator = TritonScalars(frame, *found.weights, *inside, *(z for z in zeros if not isinstance(z, Condition)))
-        exponent = " + ".join([tops, *(evaluator.tensor(evaluator.value(e), dtype) for e in inside)])
-        factors = [f"({evaluator.tensor(evaluator.value(f), dtype)})" for f in found.weights]
+        evaluator = self._scalars(frame, (*found.weights, *inside), zeros)
+        exponent = " + ".join([tops, *(evaluator.text(e, dtype) for e in inside)])
+        factors = [f"({evaluator.text(f, dtype)})" for f in found.weights]
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         k.assign("lifted", exponent)
         lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from tilec.backends.common.code import parenthesised, python_name, tuple_text
 from tilec.backends.common.domain import Condition
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
-from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole, variables_outside
+from tilec.backends.triton.matmul.dot import LEAST, Dot, Zeros, dot_is_whole, guards_among, variables_outside
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -120,12 +121,14 @@ class DotWriter:
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if int64_index else "tl.int32"
 
+    @cached_property
+    def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The variables that blocks of the reduction run through, and the windows that are walked one by one."""
+        inner = inner_variables(self.dot, self.space, self.view, self.config.bk)
+        return inner, tuple(v for v in self.dot.summed if v not in inner)
+
     def write(self) -> None:
         k = self.kernel
-        k.residues()
-        for v in (*self.space.outputs, *self.space.reductions):
-            if self.space.single(v):
-                k.value_of[v] = k.low(v)
         self._place()
         self._loop()
         if self._must_look():
@@ -139,16 +142,13 @@ class DotWriter:
 
     def repair(self) -> None:
         k = self.kernel
-        k.residues()
-        for v in (*self.space.outputs, *self.space.reductions):
-            if self.space.single(v):
-                k.value_of[v] = k.low(v)
         self._place()
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         s = self.space.statement
-        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("row", "col")))
         kind_ = triton_type(self.accumulator.dtype)
-        k.assign("value", f"tl.load({address}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})")
+        k.assign(
+            "value", f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})"
+        )
         k.add(If(SOME_NOT_FINITE.format("value"), (self._again_by_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
 
@@ -169,7 +169,7 @@ class DotWriter:
         own = frozenset(("part", *dot.rows))
         frame = Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, own)
         s = self.space.statement
-        address = frame.address(s.output, [frame.form(e) for e in s.index or ()], frozenset(("part", "col")))
+        address = frame.element_address(s)
         k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
         k.add(self._points(self._added, "part", own))
         self._finish(frame)
@@ -181,6 +181,10 @@ class DotWriter:
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
         k, dot = self.kernel, self.dot
+        k.residues()
+        for v in (*self.space.outputs, *self.space.reductions):
+            if self.space.single(v):
+                k.value_of[v] = k.low(v)
         pid = k.program()
         k.assign("down", f"tl.cdiv({k.count(dot.rows)}, BM)")
         k.assign("across", f"tl.cdiv({k.count(dot.columns)}, BN)")
@@ -204,9 +208,7 @@ class DotWriter:
             k.decode(axis)
 
     def _loop(self) -> None:
-        k, dot, config = self.kernel, self.dot, self.config
-        inner = inner_variables(dot, self.space, self.view, config.bk)
-        windows = tuple(v for v in dot.summed if v not in inner)
+        k, config, (inner, windows) = self.kernel, self.config, self._reduction
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             parts = k.number("parts", "n_parts", config.parts, specialized=False)
@@ -230,9 +232,7 @@ class DotWriter:
     def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> CodeLine:
         """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
         `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
-        k, dot, config = self.kernel, self.dot, self.config
-        inner = inner_variables(dot, self.space, self.view, config.bk)
-        windows = tuple(v for v in dot.summed if v not in inner)
+        k, dot, config, (inner, windows) = self.kernel, self.dot, self.config, self._reduction
         count = k.count(inner)
         even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
         k.scopes.append(Scope())
@@ -260,7 +260,7 @@ class DotWriter:
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
         k, dtype = self.kernel, dtype or self.dot.dtype
-        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
+        evaluator = self._scalars(frame, factors, zeros)
         lone = factors[0] if len(factors) == 1 else None
         if isinstance(lone, Call) and lone.function in CASTS and dtype in (*NARROW, "int8"):
             inner = lone.args[0]
@@ -272,18 +272,16 @@ class DotWriter:
             compute_dtype = dtype
             own = set(frame.access_tests(lone))
         else:
-            values = [evaluator.value(f) for f in factors]
             compute_dtype = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
-            code = " * ".join(parenthesised(evaluator.tensor(v, compute_dtype)) for v in values)
+            code = " * ".join([parenthesised(evaluator.text(f, compute_dtype)) for f in factors])
         tests = [t for t in self._tests(frame, evaluator, zeros) if t not in own]
         if not own or not isinstance(lone, Access):
             tests += [] if isinstance(lone, Access) else [frame.spread(t, a) for a, t in frame.tails.items()]
         axes = frame.dimensions(frozenset().union(*(variables_outside(f) for f in factors)))
-        if tests:
-            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, 0)"
+        code = where_text(tests, code, "0")
         if isinstance(lone, Access) and frame.tails.keys() - axes:
             missing = [frame.spread(frame.tails[a], a) for a in frame.axes if a in frame.tails and a not in axes]
-            code = f"tl.where({' & '.join(missing)}, {code}, 0)"
+            code = where_text(missing, code, "0")
         if compute_dtype != dtype or tests:
             code = f"({code}).to({triton_type(dtype)})"
         if len(axes) < 2:
@@ -292,13 +290,13 @@ class DotWriter:
         k.assign(name, code)
         return name
 
-    def _tests(self, frame: Frame, evaluator: TritonScalars, zeros) -> list[str]:
+    def _scalars(self, frame: Frame, factors: Sequence[Expr], zeros: Zeros) -> TritonScalars:
+        """What evaluates factors, and the guards among what zeroes them."""
+        return TritonScalars(frame, *factors, *guards_among(zeros))
+
+    def _tests(self, frame: Frame, evaluator: TritonScalars, zeros: Zeros) -> list[str]:
         conditions = [z for z in zeros if isinstance(z, Condition)]
-        tests = frame.tests(conditions)
-        for z in zeros:
-            if not isinstance(z, Condition):
-                tests.append(evaluator.condition(evaluator.value(z)))
-        return tests
+        return [*frame.tests(conditions), *map(evaluator.test, guards_among(zeros))]
 
     def _again(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
@@ -316,9 +314,7 @@ class DotWriter:
     ) -> CodeLine:
         """A loop over the program's own points of the reduction, one at a time: `step` makes its line of the factors'
         values and the test that the point is valid."""
-        k, dot = self.kernel, self.dot
-        inner = inner_variables(dot, self.space, self.view, self.config.bk)
-        windows = tuple(v for v in dot.summed if v not in inner)
+        k, dot, (inner, windows) = self.kernel, self.dot, self._reduction
         count = k.count(inner)
         block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
         steps = f"tl.cdiv({count}, {block})"
@@ -332,12 +328,11 @@ class DotWriter:
         k.decode(Axis("red", inner, None))
         loop = frozenset((*dot.summed, "red", "window"))
         frame = Frame(k, (rows, "col"), {rows: f"{rows}_in", "col": "col_in"}, *around, loop)
-        zeros = (*dot.zero_left, *dot.zero_right)
-        factors = (*dot.left, *dot.right)
-        evaluator = TritonScalars(frame, *factors, *(z for z in zeros if not isinstance(z, Condition)))
-        values = [parenthesised(evaluator.tensor(evaluator.value(f), self.accumulator.dtype)) for f in factors]
+        zeros, factors = (*dot.zero_left, *dot.zero_right), (*dot.left, *dot.right)
+        evaluator = self._scalars(frame, factors, zeros)
+        values = [parenthesised(evaluator.text(f, self.accumulator.dtype)) for f in factors]
         tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]
-        k.add(step(values, " & ".join(dict.fromkeys(tests))))
+        k.add(step(values, all_text(tests)))
         lines = tuple(k.scopes.pop().lines)
         whole = f"{steps} * ({k.count(windows)})" if windows else steps
         span = "start, end" if self.config.parts > 1 else f"0, {whole}"
@@ -346,12 +341,12 @@ class DotWriter:
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""
         k, dot = self.kernel, self.dot
-        evaluator = TritonScalars(frame, *(z for z in dot.zero_result if not isinstance(z, Condition)))
+        evaluator = self._scalars(frame, (), dot.zero_result)
         tests = self._tests(frame, evaluator, dot.zero_result)
         if dot.scale != 1:
             k.assign("acc", f"acc * {float(dot.scale)!r}" if dot.dtype in FLOATS else f"acc.to(tl.int64) * {dot.scale}")
         if tests:
-            k.assign("acc", f"tl.where({' & '.join(dict.fromkeys(tests))}, acc, 0)")
+            k.assign("acc", where_text(tests, "acc", "0"))
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
@@ -359,13 +354,13 @@ class DotWriter:
         self._finish(frame)
         value, compute_dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
-        index, whole = [frame.form(e) for e in s.index or ()], frozenset(frame.axes)
         dtype = self.view.types[output].dtype
         k.assign("result", value)
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
-            address = frame.part_address(output, f"{output}.parts", index, whole)
+            index = [frame.form(e) for e in s.index or ()]
+            address = frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         else:
-            address = frame.address(output, index, whole)
+            address = frame.element_address(s, output)
         k.store(address, f"result{cast}", "row_in[:, None] & col_in[None, :]")

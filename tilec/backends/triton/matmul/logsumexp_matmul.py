@@ -18,11 +18,11 @@ from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import LEAST_CERTAIN
 from tilec.backends.common.terms import product_of, split_terms, sum_of
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot, sides_of, worthwhile
+from tilec.backends.triton.matmul.dot import Dot, guards_among, sides_of, worthwhile
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
 from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
@@ -94,10 +94,6 @@ def recognise_log(space: Space, view: StridedView) -> LogDot | None:
     return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
-def where_text(tests: Sequence[str], code: str, other: str) -> str:
-    return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})" if tests else code
-
-
 def added_terms(terms: Sequence[Expr], dtype: str) -> Expr:
     """The terms added in this type, whatever narrower ones they have themselves."""
     return sum_of([Call(dtype, (t,)) for t in terms])
@@ -143,7 +139,7 @@ def with_guards(dot: Dot) -> Dot:
     """The product with guards in its factors rather than beside them, so that these can be computed beforehand."""
     sides = []
     for factors, zeros in ((dot.left, dot.zero_left), (dot.right, dot.zero_right)):
-        guards = [z for z in zeros if not isinstance(z, Condition)]
+        guards = guards_among(zeros)
         if guards:
             whole = product_of(list(factors))
             for g in guards:
@@ -211,8 +207,8 @@ class ExponentialWriter(DotWriter):
         """A name of a block of one operand's terms, -inf where they are not valid."""
         k, dtype = self.kernel, self.dot.dtype
         zeros = self.plain.zero_left if frame.axes[0] == "row" else self.plain.zero_right
-        evaluator = TritonScalars(frame, side, *(z for z in zeros if not isinstance(z, Condition)))
-        code = evaluator.tensor(evaluator.value(side), dtype)
+        evaluator = self._scalars(frame, (side,), zeros)
+        code = evaluator.text(side, dtype)
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         shape = tuple_text([BLOCKS[a] for a in frame.axes])
         name = k.names.fresh("terms")
@@ -238,11 +234,10 @@ class ExponentialWriter(DotWriter):
             k.decode(Axis(red, summed, None))
             bound = (*scopes, frozenset((*summed, red)))
             frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *bound)
-            roots = (*factors, *(z for z in zeros if not isinstance(z, Condition)))
-            evaluator = TritonScalars(frame, *roots)
-            evaluator.read_first(*roots, always=True)
+            evaluator = self._scalars(frame, factors, zeros)
+            evaluator.read_first(*factors, *guards_among(zeros), always=True)
             last = len(k.scopes[-1].lines)
-            values = [evaluator.tensor(evaluator.value(f), dot.dtype) for f in factors]
+            values = [evaluator.text(f, dot.dtype) for f in factors]
             k.add(*step(values, self._tests(frame, evaluator, zeros)))
             return last
 
@@ -263,8 +258,8 @@ class LogWriter(ExponentialWriter):
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, *log.reads, *map(finite_text, log.reads))
-        raw = [evaluator.tensor(evaluator.value(r), log.dot.dtype) for r in log.reads]
-        left, right = (evaluator.tensor(evaluator.value(finite_text(r)), log.dot.dtype) for r in log.reads)
+        raw = [evaluator.text(r, log.dot.dtype) for r in log.reads]
+        left, right = (evaluator.text(finite_text(r), log.dot.dtype) for r in log.reads)
         none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.assign("base", f"{left} + {right}")
@@ -307,7 +302,7 @@ class LogWriter(ExponentialWriter):
 
         s, sides = self.space.statement, (self.log.left, self.log.right)
         output = self.epilogue[-1].output if self.epilogue else s.output
-        place = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
+        place = frame.element_address(s, output)
         return [
             assign("zeros", f"tl.load({place}, mask={NEVER}, other=0)"),
             assign(
@@ -328,4 +323,4 @@ class LogWriter(ExponentialWriter):
         if self.log.added:
             k.assign("acc", f"acc + {literal(float(self.log.added))}")
         if tests:
-            k.assign("acc", f"tl.where({' & '.join(dict.fromkeys(tests))}, acc, float('-inf'))")
+            k.assign("acc", where_text(tests, "acc", LOG_ZERO))

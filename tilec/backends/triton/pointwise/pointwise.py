@@ -17,7 +17,7 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
@@ -42,7 +42,6 @@ from tilec.backends.triton.pointwise.tiling import (
     part_of,
     passes_once,
 )
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
@@ -180,12 +179,8 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     k.blockwise = True
     evaluator = TritonScalars(frame, *s.roots)
     evaluator.read_first(*s.roots)
-    mask = _mask(k, frame, evaluator)
-    value = evaluator.value(s.body)
-    if accumulator.dtype == "bool" or s.aggregation in LOGICAL:
-        code, compute_dtype = evaluator.condition(value), "bool"
-    else:
-        code, compute_dtype = evaluator.tensor(value, accumulator.dtype), accumulator.dtype
+    mask, compute_dtype = _mask(k, frame, evaluator), accumulator.term_dtype
+    code = evaluator.text(s.body, compute_dtype)
     if mask is None:
         return code, compute_dtype, None
     k.assign("valid", mask)
@@ -195,10 +190,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
 
 
 def _mask(k: Kernel, frame: Frame, evaluator: TritonScalars) -> str | None:
-    texts = frame.tests(k.space.valid)
-    if k.space.statement.guard is not None:
-        texts.append(evaluator.condition(evaluator.value(k.space.statement.guard)))
-    return " & ".join(dict.fromkeys(texts)) or None
+    return all_text([*frame.tests(k.space.valid), *map(evaluator.test, k.space.statement.guards)]) or None
 
 
 def _reduction(
@@ -254,12 +246,10 @@ def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumul
         evaluator.read_first(*s.roots, always=True)
     last = len(k.scopes[-1].lines)
     mask = _mask(k, frame, evaluator)
-    truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
     if halves is not None:
         code = {"add": "{} + {}", "sub": "{} - {}"}[halves.function].format(*reads)
     else:
-        value = evaluator.value(s.body)
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
+        code = evaluator.text(s.body, accumulator.term_dtype)
     if tiling.reduction is not None:
         inside = frame.spread("red_in", "red")
         mask = inside if mask is None else f"{inside} & {mask}"

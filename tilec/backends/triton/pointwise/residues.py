@@ -80,7 +80,7 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
 def period(s: Statement, v: str) -> int:
     """After how many values of a variable the parts of a statement that are no affine forms are the same again."""
     found = 1
-    for e in walk(*s.roots):
+    for e in walk(s.body, *s.guards):
         arguments: Sequence[Expr] = ()
         if isinstance(e, Access):
             arguments = e.index

@@ -48,7 +48,7 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """Rows and columns, where no access along the reduction depends on all outputs: the variables of the one with most,
     and the others. What does not depend on the reduction is read before it."""
     s = space.statement
-    accesses = list(accesses_in(*s.roots))
+    accesses = list(accesses_in(s.body, *s.guards))
     sets = [free_of(a) & set(outputs) for a in accesses if free_of(a) & set(space.reductions)]
     if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
         return [], []
@@ -61,14 +61,14 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
 def whole_blocks(space: Space) -> list[Access]:
     """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
     s = space.statement
-    accesses = list(accesses_in(*s.roots))
+    accesses = list(accesses_in(s.body, *s.guards))
     varying = {v for v in space.outputs if space.largest(v) > 1}
     return [a for a in accesses if free_of(a) >= varying and not free_of(a) & set(space.reductions)]
 
 
 def calls_library(space: Space) -> bool:
     s = space.statement
-    called = [e for e in walk(*s.roots) if isinstance(e, Call)]
+    called = [e for e in walk(s.body, *s.guards) if isinstance(e, Call)]
     return any(e.function in LIBRARY_FUNCTIONS for e in called) or s.aggregation == "logsumexp"
 
 
@@ -149,7 +149,7 @@ def _run_along(space: Space, view: StridedView, columns: Sequence[str]) -> str |
         return None
     s, rows = space.statement, set(space.outputs) - set(columns)
     found: set[str] = set()
-    for a in dict.fromkeys(walk(*s.roots)):
+    for a in dict.fromkeys(walk(s.body, *s.guards)):
         if not isinstance(a, Access) or not free_of(a) & set(space.reductions):
             continue
         moves = {

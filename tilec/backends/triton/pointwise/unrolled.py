@@ -15,14 +15,13 @@ from tilec.backends.common.domain import point_conditions, size_of
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import If
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine
 from tilec.ir.program import Constraint, Int, Statement
 
@@ -119,12 +118,7 @@ class UnrolledKernel:
         tests: list[str] = []
         if tested:
             tests = [*self.tests(frame), *frame.tests(point_conditions(s.roots, s.constraints, self.view.types))]
-        if s.guard is not None:
-            tests.append(evaluator.condition(evaluator.value(s.guard)))
-        value = evaluator.value(s.body)
-        truth = a.aggregation in LOGICAL or a.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
-        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {a.identity_text})" if tests else code
+        return a.term(evaluator, s, tests)
 
 
 @dataclass(frozen=True)
@@ -186,9 +180,8 @@ class OutputsKernel(UnrolledKernel):
         output = self.epilogue[-1].output if self.epilogue else s.output
         dtype = self.view.types[output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
-        address = frame.address(output, [frame.form(e) for e in s.index or ()], frozenset(frame.axes))
-        mask = " & ".join(dict.fromkeys(tests))
-        k.store(address, f"tl.broadcast_to({value}, (BM, BN)){cast}", f"tl.broadcast_to({mask}, (BM, BN))")
+        address = frame.element_address(s, output)
+        k.store(address, f"tl.broadcast_to({value}, (BM, BN)){cast}", f"tl.broadcast_to({all_text(tests)}, (BM, BN))")
 
 
 def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:

@@ -82,7 +82,7 @@ def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
 
 def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) -> Statement | None:
     places: dict[Access, bool] = {}
-    for root in into.roots:
+    for root in (into.body, *into.guards):
         for access, kind in _places(root, s.output):
             whole = _is_whole(access, into, types)
             if kind is Aggregate or (kind is Pad and not whole):
@@ -142,7 +142,7 @@ def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> 
     mapping = dict(zip(distinct_variables(s.index) or (), map(linear, place.index), strict=True))
     conditions: dict[Expr, None] = {}
     known: set[tuple[Expr, int]] = set()
-    for root in s.roots:
+    for root in (s.body, *s.guards):
         for a in constraining(root):
             asked = set(zip(a.index, types[a.tensor].shape, strict=True))
             if not asked <= known:

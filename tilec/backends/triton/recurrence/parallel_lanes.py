@@ -55,7 +55,7 @@ class Local:
 
     @property
     def roots(self) -> tuple[Expr, ...]:
-        bodies = (e for s in self.epilogue for e in s.roots)
+        bodies = (e for s in self.epilogue for e in (s.body, *s.guards))
         return (*self.loop.roots, *bodies)
 
     @property
@@ -342,11 +342,7 @@ class _Writer(StepWriter):
         compute_dtype, start = compute_dtype_of(self.dtype), self.local.start
         if start is None or _is_zero(start):
             return self.state(f"tl.full((BM,), 0, {triton_type(compute_dtype)})")
-        evaluator = TritonScalars(frame, start)
-        value = evaluator.value(start)
-        return self.state(
-            evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
-        )
+        return self.state(TritonScalars(frame, start).text(start, compute_dtype))
 
 
 def local_steps(

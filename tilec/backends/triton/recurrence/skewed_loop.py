@@ -115,7 +115,7 @@ def chart(flat: Statement, types: Mapping[str, TensorType]) -> SkewedLoop:
     parallel = tuple(v for k, v in enumerate(lanes, 1) if _stays(skew, k))
     box = {v: (a, b) for v, a, b in zip(skew.names, skew.low, skew.high, strict=True)}
     ranges = dict(box)
-    for root in skew.statement.roots:
+    for root in (skew.statement.body, *skew.statement.guards):
         ranges.update(_ranges(skew, root, types, box))
     return SkewedLoop(
         flat,

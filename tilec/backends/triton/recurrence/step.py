@@ -16,12 +16,11 @@ from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
 from tilec.ir.types import NARROW
@@ -148,11 +147,9 @@ class StepWriter:
         """Text and dtype of a statement's elements: its body where the point is valid, elsewhere 0 or the default's."""
         dtype = self.loop.types[s.output].dtype
         tests = frame.tests(valid)
-        if s.guard is not None:
-            tests.append(evaluator.condition(evaluator.value(s.guard)))
-        value = evaluator.value(s.body)
+        tests += map(evaluator.test, s.guards)
         compute_dtype = compute_dtype_of(dtype)
-        code = evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
+        code = evaluator.text(s.body, compute_dtype)
         if not tests:
             return code, compute_dtype
         if s.default is None:
@@ -160,7 +157,7 @@ class StepWriter:
         else:
             other = frame.read(Access(s.default, s.index or ()), None)
             other = other if compute_dtype == dtype else f"{other}.to({triton_type(compute_dtype)})"
-        return f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {other})", compute_dtype
+        return where_text(tests, code, other), compute_dtype
 
     def store(
         self, frame: StepFrame, name: str, compute_dtype: str, output: str | None = None, tests: Sequence[str] = ()
@@ -169,13 +166,11 @@ class StepWriter:
         the recurrence's."""
         k, s = self.kernel, self.loop.statement
         output = output or s.output
-        rows = [frame.form(e) for e in s.index or ()]
-        mask = " & ".join(dict.fromkeys([*frame.store_tests(), *tests, *frame.tests(k.space.stored)]))
+        mask = all_text([*frame.store_tests(), *tests, *frame.tests(k.space.stored)])
         dtype = self.loop.types[output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
-        address = frame.address(output, rows, frozenset(frame.axes))
-        k.store(address, f"{name}{cast}", f"tl.broadcast_to({mask}, {shape})")
+        k.store(frame.element_address(s, output), f"{name}{cast}", f"tl.broadcast_to({mask}, {shape})")
 
     # nested aggregations
 
@@ -268,13 +263,7 @@ class StepWriter:
         evaluator = self.evaluator(within, e.roots, points * size)
         tests = [within.spread(tails[red], red)] if red in tails else []
         tests += within.tests(step_conditions(e.roots, e.constraints, loop.types))
-        if e.guard is not None:
-            tests.append(evaluator.condition(evaluator.value(e.guard)))
-        value = evaluator.value(e.body)
-        truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
-        if tests:
-            code = f"tl.where({' & '.join(dict.fromkeys(tests))}, {code}, {accumulator.identity_text})"
+        code = accumulator.term(evaluator, e, tests)
         if whole:
             k.assign(at, f"tl.broadcast_to({code}, {shape})")
             k.add(*accumulator.at_once(at, len(axes) - 1))

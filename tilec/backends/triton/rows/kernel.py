@@ -10,7 +10,7 @@ from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame, free_of
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
@@ -154,7 +154,7 @@ class RowWriter:
         four bytes are not under way before their row's turn by themselves."""
         k, group = self.k, self.group
         members = {s.output for s in group.statements}
-        values = count_uses([r for s in group.statements for r in s.roots])
+        values = count_uses([r for s in group.statements for r in (s.body, *s.guards)])
         small = [
             a for a in values
             if isinstance(a, Access) and a.tensor not in members and self.types[a.tensor].dtype in NARROW
@@ -307,7 +307,7 @@ class RowWriter:
 
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
         """Values of statements in order; those in `running` are added to their accumulators."""
-        roots = [r for s in statements for r in s.roots]
+        roots = [r for s in statements for r in (s.body, *s.guards)]
         evaluator = TritonScalars(frame, *roots, given=self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[_Reduction] = []
@@ -319,8 +319,7 @@ class RowWriter:
             if any(a.tensor == r.statement.output for a in value_accesses(s) for r in pending):
                 self._reduce(frame, evaluator, pending)
             tests = frame.tests(conditions(s, self.group, self.types))
-            if s.guard is not None:
-                tests.append(evaluator.condition(evaluator.value(s.guard)))
+            tests += map(evaluator.test, s.guards)
             value = evaluator.value(s.body)
             if s.output in self.group.sums:
                 self._add(
@@ -358,10 +357,8 @@ class RowWriter:
         """The value of a statement that aggregates nothing, the identity where the point is not valid."""
         t = self.types[s.output]
         compute_dtype = compute_dtype_of(t.dtype)
-        code = evaluator.condition(value) if compute_dtype == "bool" else evaluator.tensor(value, compute_dtype)
-        mask = " & ".join(dict.fromkeys(tests))
-        if mask:
-            code = f"tl.where({mask}, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})"
+        code = evaluator.text(s.body, compute_dtype)
+        code = where_text(tests, code, Accumulator(s.aggregation, compute_dtype).identity_text)
         read = [value] if s.guard is None else [value, evaluator.value(s.guard)]
         variables = frozenset(variables_of(s)).union(*(v.variables for v in read))  # those of members' values too
         exact = value.exact and value.type.dtype == t.dtype

@@ -14,7 +14,7 @@ from tilec.backends.common.code import literal, python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
@@ -111,8 +111,8 @@ class ScanWriter:
         else:
             self._at("0")
             frame = Frame(k, [] if self.flat_lanes else ["lane"], {} if self.flat_lanes else {"lane": "lane_in"})
-            evaluator = TritonScalars(frame, self.scan.step.before)
-            value = evaluator.tensor(evaluator.value(self.scan.step.before), self.scan.step.dtype)
+            before = self.scan.step.before
+            value = TritonScalars(frame, before).text(before, self.scan.step.dtype)
             k.assign(names[0], f"{value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
         return names
 
@@ -224,15 +224,15 @@ class ScanWriter:
         k, scan, s = self.kernel, self.scan, self.scan.statement
         bodies = (s.body,) if scan.step is None else (scan.step.scale, scan.step.offset)
         evaluator = TritonScalars(frame, *s.guards, *bodies)
-        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in s.guards]
+        tests = [*frame.tests(scan.valid), *map(evaluator.test, s.guards)]
         if scan.step is None:
-            valid = " & ".join(dict.fromkeys([inside, *tests]))
+            valid = all_text([inside, *tests])
             texts = [self._term(evaluator, s.body)]
         else:
             valid = inside
-            texts = [evaluator.tensor(evaluator.value(e), scan.step.dtype) for e in bodies]
+            texts = [evaluator.text(e, scan.step.dtype) for e in bodies]
             if tests:  # what is no point holds 0, whatever came before
-                k.assign((counts := k.names.fresh("counts")), " & ".join(dict.fromkeys(tests)))
+                k.assign((counts := k.names.fresh("counts")), all_text(tests))
                 zero = literal(self.algebra.identity[1])
                 texts = [f"tl.where({counts}, {t}, {z})" for t, z in zip(texts, (zero, "0"), strict=True)]
         texts += ["1.0"] * (len(self.algebra.dtypes) - len(texts))  # sums of exponentials
@@ -246,12 +246,10 @@ class ScanWriter:
         return names
 
     def _term(self, evaluator: TritonScalars, body: Expr) -> str:
-        value = evaluator.value(body)
-        aggregation, dtype = self.scan.statement.aggregation, self.algebra.dtypes[0]
-        truth = aggregation in LOGICAL or self.view.types[self.scan.statement.output].dtype == "bool"
-        if truth:
-            return f"{evaluator.condition(value)}.to(tl.int32)"
-        return evaluator.tensor(value, dtype)
+        s = self.scan.statement
+        if s.aggregation in LOGICAL or self.view.types[s.output].dtype == "bool":
+            return f"{evaluator.test(body)}.to(tl.int32)"
+        return evaluator.text(body, self.algebra.dtypes[0])
 
     def _scanned(self, names: list[str], axis: int) -> list[str]:
         what = names[0] if len(names) == 1 else tuple_text(names)
@@ -289,9 +287,7 @@ class ScanWriter:
         output = self.epilogue[-1].output if self.epilogue else s.output
         dtype = self.view.types[output].dtype
         k.assign("result", f"{value if compute_dtype == dtype else f'({value}).to({triton_type(dtype)})'}")
-        rows = [frame.form(e) for e in s.index or ()]
-        address = frame.address(output, rows, frozenset(frame.axes))
-        k.store(address, "result", " & ".join(tests) or None)
+        k.store(frame.element_address(s, output), "result", " & ".join(tests) or None)
 
     def _one_step(self, step: str, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
@@ -311,11 +307,8 @@ class ScanWriter:
         dtype, moving = scan.step.dtype, frozenset((scan.along, *scan.circular_shifts))
         state = ScalarValue(carry, self.view.types[s.output].element(), dtype, moving, exact=True)
         evaluator = TritonScalars(frame, *s.roots, given={scan.step.state: state})
-        tests = frame.tests(scan.valid) + [evaluator.condition(evaluator.value(g)) for g in s.guards]
-        value = evaluator.tensor(evaluator.value(s.body), dtype)
-        if tests:
-            value = f"tl.where({' & '.join(dict.fromkeys(tests))}, {value}, 0)"
-        value = f"({value}).to({triton_type(dtype)})"
+        tests = [*frame.tests(scan.valid), *map(evaluator.test, s.guards)]
+        value = f"({where_text(tests, evaluator.text(s.body, dtype), '0')}).to({triton_type(dtype)})"
         k.assign(target, f"{value if self.flat_lanes else f'tl.broadcast_to({value}, (BL,))'}")
 
     # assembly

@@ -13,7 +13,7 @@ from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.lines import RELAXED
@@ -108,9 +108,7 @@ def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[Trito
     s = runs.statement
     evaluator = TritonScalars(frame, *s.roots)
     tests = [*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(wanted)]
-    if s.guard is not None:
-        tests.append(evaluator.condition(evaluator.value(s.guard)))
-    return evaluator, " & ".join(dict.fromkeys(tests))
+    return evaluator, all_text([*tests, *map(evaluator.test, s.guards)])
 
 
 def _kernel(runs: Runs, suffix: str) -> Kernel:

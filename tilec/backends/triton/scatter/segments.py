@@ -17,7 +17,7 @@ from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
@@ -25,7 +25,6 @@ from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
@@ -231,12 +230,9 @@ class _Writer:
         frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
         evaluator = TritonScalars(frame, *s.roots)
         tests = [frame.spread("red_in", "red"), *frame.tests(runs.space.valid)]
-        if s.guard is not None:
-            tests.append(evaluator.condition(evaluator.value(s.guard)))
-        value = evaluator.value(s.body)
-        truth = a.aggregation in LOGICAL or a.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, a.dtype)
-        k.assign("valid", " & ".join(dict.fromkeys(tests)))
+        tests += map(evaluator.test, s.guards)
+        code = evaluator.text(s.body, a.term_dtype)
+        k.assign("valid", all_text(tests))
         k.assign("value", f"tl.where(valid, {code}, {a.identity_text})")
         k.add(*a.step("value"))
         k.close("first", f"range(0, {longest}, BR)")
