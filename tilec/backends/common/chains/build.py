@@ -20,7 +20,7 @@ from tilec.backends.common.chains.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine
 from tilec.ir.program import index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.lower.factor import quotient_of
@@ -391,10 +391,7 @@ class _Build(Places):
                     value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
             if t.feature is None:
                 self.row[t.output] = value
-            index = [linear(e) for e in t.statement.index or ()]
-            names = tuple(v for f in index for v in f.variables())
-            stored = b.cast(value, self.types[t.output].dtype)
-            b.store(t.output, [at.form(f) for f in index], stored, at._within(names))
+            at.store(t.statement, value)
 
     def _empty(self, t: Target, at: Emitter, state: Sequence[Value]) -> Value:
         """Where no point is valid."""

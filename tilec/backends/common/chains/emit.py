@@ -15,7 +15,7 @@ from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, TensorType, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
@@ -72,6 +72,12 @@ class Emitter:
                 condition = self.both(condition, b.apply("ge", place, b.number(0)))
                 condition = self.both(condition, b.apply("lt", place, b.number(n)))
         return b.load(a.tensor, t.dtype, [self.form(f) for f in forms], condition)
+
+    def store(self, s: Statement, value: Value) -> None:
+        """Store a value as the statement's element."""
+        forms = [linear(e) for e in s.index or ()]
+        stored, names = self.b.cast(value, self.types[s.output].dtype), tuple(v for f in forms for v in f.variables())
+        self.b.store(s.output, [self.form(f) for f in forms], stored, self._within(names))
 
     def both(self, x: Value | None, y: Value | None) -> Value | None:
         if x is None or y is None:

@@ -178,10 +178,7 @@ class Places:
             value = b.apply("add", value, b.fill(self.kernel.blocked, 0.0)) if not value.type.axes else value
             self.row[s.output] = value
             if row.stored:
-                index = [linear(e) for e in s.index or ()]
-                names = tuple(v for f in index for v in f.variables())
-                stored = b.cast(value, self.types[s.output].dtype)
-                b.store(s.output, [at.form(f) for f in index], stored, at._within(names))
+                at.store(s, value)
 
     def _row_sum(self, row: RowStatement, positions: Mapping[str, Value]) -> Value:
         b, v = self.b, row.feature or ""

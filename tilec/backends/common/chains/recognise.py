@@ -19,9 +19,10 @@ from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
+from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Program, Statement, accesses_in, index_variables, reads, walk
+from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads, walk
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
@@ -355,28 +356,14 @@ def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collectio
     """Outputs by kernel, each after what it reads and those of a kernel in its own order, which has rows' values first;
     None where kernels need each other."""
     unit_of = {s.output: k for k, kernel in enumerate(kernels) for s in kernel.statements}
-    units: dict[object, list[Statement]] = {}
+    units: dict[object, list[str]] = {}
+    read = {s.output: reads(s) for s in program.statements}
     for s in program.statements:
         if s.output not in matrices:
-            units.setdefault(unit_of.get(s.output, s.output), []).append(s)
-    needs: dict[object, set[str]] = {}
-    for key, unit in units.items():
-        needs[key] = {n for s in unit for n in reads(s) if n not in matrices}
-        if isinstance(key, int):
-            needs[key] = set(kernel_reads(kernels[key]))
-    made = {s.output for s in program.statements}
-    there: set[str] = set()
-    order: list[tuple[str, ...]] = []
-    waiting = list(units)
-    while waiting:
-        for key in waiting:
-            own = {s.output for s in units[key]}
-            if all(n in there or n in own or n not in made for n in needs[key]):
-                break
-        else:
-            return None
-        waiting.remove(key)
-        there |= own
-        members = kernels[key].statements if isinstance(key, int) else units[key]
-        order.append(tuple(s.output for s in members))
-    return order
+            units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
+    for k, kernel in enumerate(kernels):
+        units[k] = [s.output for s in kernel.statements]
+        read.update(dict.fromkeys(units[k], kernel_reads(kernel)))
+    every = list(units.values())
+    order = ordered(every, read)
+    return None if order is None else [tuple(every[k]) for k in order]

@@ -20,7 +20,7 @@ from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.places import feature_block, size_name, tensors_of
 from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
 from tilec.ir.functions import call
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import fresh_variable
@@ -207,7 +207,4 @@ class _Together:
                     nothing = b.apply("and", nothing, b.apply("eq", shares[r.anchor][3], low))
                     whole = b.apply("select", nothing, zero, whole)
                 value = whole
-        index = [linear(e) for e in t.statement.index or ()]
-        names = tuple(v for f in index for v in f.variables())
-        stored = b.cast(value, self.types[t.output].dtype)
-        b.store(t.output, [at.form(f) for f in index], stored, at._within(names))
+        at.store(t.statement, value)

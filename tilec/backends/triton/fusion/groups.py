@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import (
@@ -25,7 +26,6 @@ from tilec.backends.triton.fusion.grow_groups import (
     reduced,
     taken_by_products,
 )
-from tilec.backends.triton.fusion.units import Units, ordered
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.iteration.space import build_space

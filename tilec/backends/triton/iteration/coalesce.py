@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
@@ -34,6 +35,11 @@ class StridedView:
     statement: Statement
     types: Mapping[str, TensorType]
     strides: Mapping[str, tuple[int, ...]]
+
+    def with_tensor(self, name: str, t: TensorType, strides: tuple[int, ...] | None = None) -> StridedView:
+        """The same beside another tensor, contiguous unless strides are given."""
+        strides = contiguous(t.shape) if strides is None else strides
+        return replace(self, types={**self.types, name: t}, strides={**self.strides, name: strides})
 
 
 def coalesce(view: StridedView) -> StridedView:

@@ -26,7 +26,6 @@ from tilec.backends.triton.matmul.dot import Dot, guards_among, sides_of, worthw
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
 from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
-from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
@@ -127,12 +126,10 @@ def top_of(
 
 def with_tops(tops: Sequence[Statement], view: StridedView) -> StridedView:
     """With the types and strides of the greatest terms' tensors."""
-    types, strides = dict(view.types), dict(view.strides)
     for t in tops:
         shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
-        types[t.output] = TensorType(shape, expression_type(t.body, types).dtype)
-        strides[t.output] = contiguous(shape)
-    return StridedView(view.statement, types, strides)
+        view = view.with_tensor(t.output, TensorType(shape, expression_type(t.body, view.types).dtype))
+    return view
 
 
 def with_guards(dot: Dot) -> Dot:

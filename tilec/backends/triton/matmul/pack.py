@@ -98,10 +98,8 @@ def _copied(
     shape = view.types[tensor].shape
     order = [*(a for a in range(len(shape)) if a != axis), axis]
     strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
-    types = {**view.types, name: view.types[tensor]}
-    moved = tuple(strides[a] for a in range(len(shape)))
-    view = StridedView(view.statement, types, {**view.strides, name: moved})
-    made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), types[name].dtype)]
+    view = view.with_tensor(name, view.types[tensor], tuple(strides[a] for a in range(len(shape))))
+    made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), view.types[name].dtype)]
     return name, view, [*made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tilec.backends.common.scalars import value_children
@@ -19,7 +19,6 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, operand_accesses, variables_outside
 from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
-from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.functions import COSTLY_FUNCTIONS
@@ -41,35 +40,51 @@ def hoisted(
     which operands that know it shall lie. `together`: others may ask for the same."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
-    before: list[Step] = []
-    after: list[Step] = []
-    for side, other, zeros in (
-        ("left", dot.columns, dot.zero_left),
-        ("right", dot.rows, dot.zero_right),
-    ):
+    made = Precomputed(view, int64_index)
+    for side, other, zeros in (("left", dot.columns, dot.zero_left), ("right", dot.rows, dot.zero_right)):
         factors: tuple[Expr, ...] = getattr(dot, side)
         if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
             continue
-        operand = operand_of(side, factors, dot.dtype, space, view, last)
-        if operand is None:
+        s = operand_of(side, factors, dot.dtype, space, made.view, last)
+        if s is None:
             continue
-        s, shape, read = operand
-        t = TensorType(shape, dot.dtype)
-        strides = contiguous(shape)
-        view = StridedView(view.statement, {**view.types, s.output: t}, {**view.strides, s.output: strides})
+        if not made.take(s, dot.dtype, together):
+            return None
+        read = (Access(s.output, s.index or ()),)
+        dot = replace(dot, left=read) if side == "left" else replace(dot, right=read)
+    if not made.before:
+        return None
+    return made.over(Call("mul", (product_of(dot.left), product_of(dot.right))), space, dot)
+
+
+@dataclass
+class Precomputed:
+    """Tensors that are there before a statement: its `view` with them, and the steps that make and release them."""
+
+    view: StridedView
+    int64_index: bool
+    before: list[Step] = field(default_factory=list)
+    after: list[Step] = field(default_factory=list)
+
+    def take(self, s: Statement, dtype: str, together: bool = False) -> bool:
+        """Take in what a statement assigns, of this type; False where that is not all of its output. `together`: others
+        may ask for the same."""
+        t = TensorType(tuple(n.value for n in s.sizes or () if isinstance(n, Int)), dtype)
+        view = self.view.with_tensor(s.output, t)
         own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:
-            return None
-        made = partial(assignment, own, view, s, int64_index)
-        before += [Request(s, view.types, view.strides, int64_index, made)] if together else made()
-        after.append(Release((s.output,)))
-        dot = replace(dot, left=(read,)) if side == "left" else replace(dot, right=(read,))
-    if not before:
-        return None
-    body: Expr = Call("mul", (product_of(dot.left), product_of(dot.right)))
-    statement = replace(view.statement, body=body)
-    view, space = replace(view, statement=statement), replace(space, statement=statement)
-    return OperandRewrite(view, space, tuple(before), tuple(after), dot)
+            return False
+        steps = partial(assignment, own, view, s, self.int64_index)
+        self.before += [Request(s, view.types, view.strides, self.int64_index, steps)] if together else steps()
+        self.after.append(Release((s.output,)))
+        self.view = view
+        return True
+
+    def over(self, body: Expr, space: Space, dot: Dot | None = None) -> OperandRewrite:
+        """The statement with this body, which reads them."""
+        s = replace(self.view.statement, body=body)
+        view, space = replace(self.view, statement=s), replace(space, statement=s)
+        return OperandRewrite(view, space, tuple(self.before), tuple(self.after), dot)
 
 
 def assignment(own: Space, view: StridedView, s: Statement, int64_index: bool) -> list[Step]:
@@ -88,17 +103,15 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
 
 def operand_of(
     side: str, factors: tuple[Expr, ...], dtype: str, space: Space, view: StridedView, last: str | None
-) -> tuple[Statement, tuple[int, ...], Access] | None:
-    """The operand as an assignment over its own variables, its shape, and how it is read."""
+) -> Statement | None:
+    """The operand as an assignment over its own variables."""
     compute_dtype = "float32" if dtype in NARROW else dtype
     return _assigned(side, Call(dtype, (product_of([Call(compute_dtype, (f,)) for f in factors]),)), space, view, last)
 
 
-def _assigned(
-    label: str, body: Expr, space: Space, view: StridedView, last: str | None = None
-) -> tuple[Statement, tuple[int, ...], Access] | None:
-    """A statement that assigns the body over its own variables, `last` at the end, its shape, and how it is read; None
-    where the tensor would be larger than what it is read from."""
+def _assigned(label: str, body: Expr, space: Space, view: StridedView, last: str | None = None) -> Statement | None:
+    """A statement that assigns the body over its own variables, `last` at the end; None where the tensor would be
+    larger than what it is read from."""
     low, extent = space.low[0], space.extent[0]
     names = variables_outside(body)
     accesses = operand_accesses(body)
@@ -114,9 +127,7 @@ def _assigned(
     if math.prod(shape) > math.prod(view.types[largest.tensor].shape):
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
-    output = f"{space.statement.output}.{label}"
-    s = Statement(output, index, tuple(map(Int, shape)), body)
-    return s, shape, Access(output, index)
+    return Statement(f"{space.statement.output}.{label}", index, tuple(map(Int, shape)), body)
 
 
 def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
@@ -129,8 +140,7 @@ def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite
     s = space.statement
     if len(space.classes) != 1 or not choose_pointwise_tiling(space, view).outer:
         return None
-    before: list[Step] = []
-    after: list[Step] = []
+    made = Precomputed(view, int64_index)
     found: dict[Expr, Expr] = {}
     outputs = {v for v in space.outputs if not space.single(v)}
     for e in _costly(s.body, outputs, set(space.reductions)):
@@ -138,27 +148,19 @@ def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite
         dtype = expression_type(e, view.types).dtype
         if e in found or space.count(others) < LEAST_REUSE or dtype not in FLOATS:
             continue
-        made = _assigned(f"shared{len(found)}", e, space, view)
-        if made is None:
+        own = _assigned(f"shared{len(found)}", e, space, made.view)
+        if own is None:
             continue
-        own_statement, shape, found[e] = made
-        name = own_statement.output
-        types = {**view.types, name: TensorType(shape, dtype)}
-        view = StridedView(view.statement, types, {**view.strides, name: contiguous(shape)})
-        own = build_space(own_statement, types)
-        if own is None or own.valid or not own.covers:
+        found[e] = Access(own.output, own.index or ())
+        if not made.take(own, dtype):
             return None
-        before += [Allocate(name, shape, dtype), *(pointwise(own, view, own_statement, int64_index) or ())]
-        after.append(Release((name,)))
     if not found:
         return None
 
     def put(e: Expr) -> Expr:
         return found[e] if e in found else rebuild(e, put)
 
-    statement = replace(s, body=put(s.body))
-    view, space = replace(view, statement=statement), replace(space, statement=statement)
-    return OperandRewrite(view, space, tuple(before), tuple(after))
+    return made.over(put(s.body), space)
 
 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:

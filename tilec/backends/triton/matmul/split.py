@@ -12,17 +12,14 @@ sum of the two.) The others, which are 2^-8 of it or less, may be cut off.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
-from tilec.backends.triton.matmul.precompute_operands import assignment, operand_of
-from tilec.backends.triton.plan.plan import Release, Request, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
+from tilec.backends.triton.plan.plan import Release
 from tilec.ir.program import Access, Call, Expr
-from tilec.ir.types import TensorType
 
 PART, COUNT = "bfloat16", 3
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
@@ -51,36 +48,29 @@ def in_parts(dot: Dot, space: Space, view: StridedView, int64_index: bool) -> tu
     too seldom used."""
     if dot.dtype != "float32" or len(space.classes) != 1:
         return None
-    steps: list[Step] = []
+    made = Precomputed(view, int64_index)
     found: list[tuple[Access, ...]] = []
-    names: list[str] = []
     for side, factors, other, zeros, own in (
         ("left", dot.left, dot.columns, dot.zero_left, dot.rows),
         ("right", dot.right, dot.rows, dot.zero_right, dot.columns),
     ):
         if zeros or space.count(other) < LEAST_REUSE:
             return None
-        operand = operand_of(side, factors, dot.dtype, space, view, None)
-        if operand is None:
+        whole = operand_of(side, factors, dot.dtype, space, made.view, None)
+        if whole is None:
             return None
-        whole, shape, _ = operand
         if not (variables_outside(whole.body) & set(own) and variables_outside(whole.body) & set(dot.summed)):
             return None  # a block that is the same along one of its axes
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
             s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
-            types = {**view.types, s.output: TensorType(shape, PART)}
-            view = StridedView(view.statement, types, {**view.strides, s.output: contiguous(shape)})
-            alone = build_space(s, view.types)
-            if alone is None or alone.valid or not alone.covers:
+            if not made.take(s, PART, together=True):
                 return None
-            steps.append(
-                Request(s, view.types, view.strides, int64_index, partial(assignment, alone, view, s, int64_index))
-            )
             reads.append(Access(s.output, s.index or ()))
-            names.append(s.output)
         found.append(tuple(reads))
-    return OperandRewrite(view, space, tuple(steps), (Release(tuple(names)),), dot), Parts(found[0], found[1])
+    left, right = found
+    after = (Release(tuple(a.tensor for a in (*left, *right))),)
+    return OperandRewrite(made.view, space, tuple(made.before), after, dot), Parts(left, right)
 
 
 def fitted(config: Config, shared: int) -> Config:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scan.blocks import BlockWriter
 from tilec.backends.triton.scan.form import Scan, recognise_steps
 from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
@@ -123,12 +123,11 @@ def scan_of_terms(
     steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
 ) -> list[Step]:
     """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
-    types = {**view.types, terms.output: kind}
-    strides = {**view.strides, terms.output: contiguous(kind.shape)}
+    both = view.with_tensor(terms.output, kind)
     return [
         Allocate(terms.output, kind.shape, kind.dtype),
-        *steps_of(terms, terms, types, strides),
-        *steps_of(scan, flat, types, strides),
+        *steps_of(terms, terms, both.types, both.strides),
+        *steps_of(scan, flat, both.types, both.strides),
         Release((terms.output,)),
     ]
 
