@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from tilec import knobs
 from tilec.ir.program import Program
 from tilec.ir.symbolic import Recorder
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ class Lowering:
     """
 
     stages: Mapping[str, Program]
-    types: Mapping[str, TensorType]
+    types: Types
     recorder: Recorder | None = None
 
     @property
@@ -67,7 +67,7 @@ class Options:
 
 class Executable(Protocol):
     @property
-    def grouped(self) -> tuple[Program, Mapping[str, TensorType]] | None:
+    def grouped(self) -> tuple[Program, Types] | None:
         """The program as kernels carry it out, `[[kernel(k)]]` before the statements that share one, and its types.
         None where that is the flat one."""
         ...

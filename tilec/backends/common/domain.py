@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from tilec.backends.common.code import tuple_text
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import (
-    Access,
-    Call,
-    Constraint,
-    Expr,
-    Index,
-    Int,
-    Statement,
-    index_variables,
-)
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
 
 Interval = tuple[Fraction | float, Fraction | float]
@@ -123,7 +114,7 @@ class Domain:
         low, high = self.interval(condition.form)
         return low >= 0 and high < condition.bound
 
-    def inside(self, access: Access, types: Mapping[str, TensorType]) -> bool:
+    def inside(self, access: Access, types: Types) -> bool:
         """Whether the box implies that the access lies in its tensor."""
         return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
 
@@ -149,7 +140,7 @@ def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
                         yield Condition(Affine.of([(rest, 1)]), 1)
 
 
-def access_conditions(access: Access, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+def access_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
     """The conditions under which the access itself lies in its tensor; those of elements in its index are apart."""
     return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
 
@@ -159,7 +150,7 @@ def size_of(e: Expr) -> int:
     return e.value
 
 
-def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None:
+def build_domain(s: Statement, types: Types) -> Domain | None:
     """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
     shapes = {name: t.shape for name, t in types.items()}
     ranges = bounds(s, shapes)
@@ -168,9 +159,7 @@ def build_domain(s: Statement, types: Mapping[str, TensorType]) -> Domain | None
     return boxed(_forward(s, ranges, types), ranges, types)
 
 
-def boxed(
-    s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType], own: str | None = None
-) -> Domain:
+def boxed(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Types, own: str | None = None) -> Domain:
     """The domain of a bound statement over a box that holds all its points; reads of `own` do not constrain."""
     low = {v: a for v, (a, _) in ranges.items()}
     extent = {v: b - a + 1 for v, (a, b) in ranges.items()}
@@ -179,7 +168,7 @@ def boxed(
     return Domain(s, low, extent, conditions, _target(s, box, types[s.output].shape))
 
 
-def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None = None) -> tuple[Condition, ...]:
+def conditions_of(s: Statement, types: Types, own: str | None = None) -> tuple[Condition, ...]:
     """Everything that a bound statement asks of a point, its guard's value and tensors' elements in indices aside: the
     accesses, those in `in` and of values that are dropped included, its constraints and its output index. Reads of
     `own` ask nothing."""
@@ -193,9 +182,7 @@ def conditions_of(s: Statement, types: Mapping[str, TensorType], own: str | None
     return tuple(wanted)
 
 
-def point_conditions(
-    roots: Iterable[Expr], constraints: Iterable[Constraint], types: Mapping[str, TensorType]
-) -> tuple[Condition, ...]:
+def point_conditions(roots: Iterable[Expr], constraints: Iterable[Constraint], types: Types) -> tuple[Condition, ...]:
     """What the accesses in these expressions and the constraints ask of a point."""
     wanted: dict[Condition, None] = {}
     for access in constraining(*roots):
@@ -206,7 +193,7 @@ def point_conditions(
     return tuple(wanted)
 
 
-def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Mapping[str, TensorType]) -> Statement:
+def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Types) -> Statement:
     """The statement with summed variables turned round, so that each moves forward in the largest tensor it indexes:
     a view that moves backward would have to be copied."""
     assert s.index is not None

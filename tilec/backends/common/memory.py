@@ -15,7 +15,7 @@ from tilec.cost import size_in_bytes
 from tilec.errors import OutOfMemory
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 HANDLER = "try:\n    pass\nexcept _FAILED as _error:\n    _explain(_error)\n    raise"
 FAILED = (torch.OutOfMemoryError, RuntimeError, MemoryError)  # what torch and NumPy raise, among other things
@@ -28,7 +28,7 @@ ROUNDED_SHARE = 0.005  # of the bytes asked for: CUDA's text rounds them
 class TensorMemory:
     """What a program's tensors take. `explain` raises the error for an exception that says that memory has run out."""
 
-    def __init__(self, program: Program, types: Mapping[str, TensorType]):
+    def __init__(self, program: Program, types: Types):
         self._inputs, self._outputs = set(program.input_names()), set(program.outputs)
         self._types = {n: t for n, t in types.items() if n not in self._inputs}
 

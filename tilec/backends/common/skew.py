@@ -15,7 +15,7 @@ from tilec.backends.common.domain import Domain, boxed
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Aggregate, Call, Index, Int, Statement
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.lattice.hermite import inverse
 from tilec.lattice.schedule import completed
 from tilec.lattice.sets import Box, bounds
@@ -66,7 +66,7 @@ class Skew:
         return tuple(low - b for low, b in zip(self.low, self.before, strict=True))
 
 
-def skewed(s: Statement, types: Mapping[str, TensorType]) -> Skew:
+def skewed(s: Statement, types: Types) -> Skew:
     """A flat recurrence in time and lanes."""
     shape = types[s.output].shape
     tau = schedule(s, {name: t.shape for name, t in types.items()})
@@ -99,9 +99,7 @@ def _name(row: Sequence[int], names: Sequence[str], k: int, taken: set[str]) -> 
     return name
 
 
-def level_domain(
-    skew: Skew, e: Aggregate | Statement, types: Mapping[str, TensorType], box: Box | None
-) -> Domain | None:
+def level_domain(skew: Skew, e: Aggregate | Statement, types: Types, box: Box | None) -> Domain | None:
     """Where a statement's points, or a nested aggregation's for the lanes of `box`, lie; None where there are none. An
     aggregation has its own exact range of time; its lanes are those of the box, whether it has points there or not."""
     own = skew.statement.output

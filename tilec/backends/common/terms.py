@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tilec.ir.infer import expression_types
 from tilec.ir.program import Call, Expr, Float, Inside, Int
-from tilec.ir.types import ElementType, TensorType, is_floating
+from tilec.ir.types import ElementType, Types, is_floating
 
 Typed = Callable[[Expr], ElementType]
 
 
-def split_factors(
-    e: Expr, types: Mapping[str, TensorType], whole: str | None = None
-) -> tuple[list[Expr], float | int] | None:
+def split_factors(e: Expr, types: Types, whole: str | None = None) -> tuple[list[Expr], float | int] | None:
     """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse.
 
     `whole` is the type of the body, that of e unless given: a product of integers inside a floating body wraps in its
@@ -58,7 +56,7 @@ def _same_arithmetic(t: ElementType, whole: str) -> bool:
     return is_floating(t.dtype) or t.weak or t.dtype == whole
 
 
-def split_terms(e: Expr, types: Mapping[str, TensorType], whole: str | None = None) -> tuple[list[Expr], float | int]:
+def split_terms(e: Expr, types: Types, whole: str | None = None) -> tuple[list[Expr], float | int]:
     """Terms of a body, the factors where times is `+`, and the number that is added to them. `whole` as above."""
     typed = expression_types(types)
     return _terms(e, typed, whole or typed(e).dtype)

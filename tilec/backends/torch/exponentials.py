@@ -62,12 +62,7 @@ def _finite_or_zero(t: Tensor) -> Tensor:
 
 
 def exponential_product(
-    w: Tensor,
-    weights: Tensor | int,
-    right: tuple[Tensor, Tensor],
-    u: Tensor,
-    outer: Tensor | int,
-    valid: Tensor | None,
+    w: Tensor, weights: Tensor | int, right: tuple[Tensor, Tensor], u: Tensor, outer: Tensor | int, valid: Tensor | None
 ) -> Tensor | None:
     """Sum over k of `weights[.., i, k] * exp(w[.., i, k] + v[.., k, j] + u[.., i, j]) * factor[.., k, j]`, times
     `outer[.., i, j]`, where `valid`, with `right` the `right_factor` of v and factor; None where that is not sure to be

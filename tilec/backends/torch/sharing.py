@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import RANDOM
@@ -22,14 +22,14 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 from tilec.transforms.util.naming import Names
 
 MOST_SHARED = 16  # statements made of one program
 EXACT = ("float32", "float64")  # types in which a value is the same whether it is stored or not
 
 
-def share(program: Program, types: Mapping[str, TensorType]) -> Program:
+def share(program: Program, types: Types) -> Program:
     """The same flat program; the largest expressions that two statements have come first."""
     statements, known = list(program.statements), dict(types)
     names = Names.of(program)
@@ -58,7 +58,7 @@ class _Keys:
         return self._found[id(e)][1]
 
 
-def _largest(statements: Sequence[Statement], types: Mapping[str, TensorType], keys: _Keys) -> tuple[Expr, int] | None:
+def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tuple[Expr, int] | None:
     """The expression, in canonical variables, and the first statement that has it."""
     seen: dict[Expr, list[int]] = {}
     for number, s in enumerate(statements):
@@ -86,7 +86,7 @@ def _canonical(e: Expr) -> Expr | None:
     return substitute(e, {v: Index(f"v{k}") for k, v in enumerate(index_variables(e))})
 
 
-def _extents(key: Expr, types: Mapping[str, TensorType]) -> dict[str, int] | None:
+def _extents(key: Expr, types: Types) -> dict[str, int] | None:
     """The size of each variable, where every access of the expression is inside its tensor over all of them."""
     found: dict[str, int] = {}
     for e in walk(key):
@@ -101,7 +101,7 @@ def _extents(key: Expr, types: Mapping[str, TensorType]) -> dict[str, int] | Non
     return found if found and set(found) == set(index_variables(key)) else None
 
 
-def _made(name: str, key: Expr, like: Statement, types: Mapping[str, TensorType]) -> Statement:
+def _made(name: str, key: Expr, like: Statement, types: Types) -> Statement:
     extents = _extents(key, types)
     assert extents is not None
     variables = index_variables(key)

@@ -145,12 +145,7 @@ class Builder:
         return self._add(key, value.type.axes, value.type.dtype, hint, lambda out: CumulativeSum(out, axis, value))
 
     def dot(
-        self,
-        axis: str,
-        left: Value,
-        right: Value,
-        accumulator: Value | None = None,
-        precision: str | None = None,
+        self, axis: str, left: Value, right: Value, accumulator: Value | None = None, precision: str | None = None
     ) -> Value:
         axes = self._sorted((set(left.type.axes) | set(right.type.axes)) - {axis})
         if axes and axes[0] not in left.type.axes:

@@ -22,23 +22,21 @@ from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine
 from tilec.ir.program import index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 from tilec.transforms.lower.factor import quotient_of
 
 _INFINITY = math.inf
 
 
 def build_kernel(
-    name: str, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling, visits: Visits | None = None
+    name: str, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None = None
 ) -> BlockProgram:
     """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks."""
     return verify_kernel(_Build(kernel, types, tiling, visits).program(name))
 
 
 class _Build(Places):
-    def __init__(
-        self, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling, visits: Visits | None = None
-    ):
+    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None = None):
         super().__init__(kernel, types, tiling)
         self.visits = visits
 

@@ -17,7 +17,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, ElementType, TensorType, kind
+from tilec.ir.types import NARROW, ElementType, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
@@ -37,7 +37,7 @@ class Emitter:
     def __init__(
         self,
         builder: Builder,
-        types: Mapping[str, TensorType],
+        types: Types,
         positions: Mapping[str, Value],
         within: Callable[[tuple[str, ...]], Value | None],
         given: Callable[[Access], Value | None],
@@ -257,6 +257,6 @@ def _terms_of(e: Expr) -> tuple[Expr | None, list[Factor]]:
     return None, factors_of(e, False)
 
 
-def _kind_of(args: tuple[Expr, ...], types: Mapping[str, TensorType]) -> bool:
+def _kind_of(args: tuple[Expr, ...], types: Types) -> bool:
     """Whether all are more than truth values, which have no sum."""
     return all(kind(expression_type(a, types).dtype) > 0 for a in args)

@@ -13,7 +13,7 @@ from tilec.backends.common.chains.walk import is_falling
 from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, Types
 
 WHOLE_FEATURES = 128  # of one block, whatever part of it is used
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
@@ -63,7 +63,7 @@ def tensors_of(e: Expr) -> list[str]:
 class Places:
     """Positions, loads and inner sums of one kernel, and the values of rows that come first."""
 
-    def __init__(self, kernel: ChainKernel, types: Mapping[str, TensorType], tiling: Tiling):
+    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling):
         self.kernel, self.types, self.tiling = kernel, types, tiling
         axes = dict.fromkeys(kernel.blocked, tiling.block)
         if kernel.looped is not None:

@@ -41,7 +41,7 @@ class Split:
     kernel: ChainKernel
     count: int
     variable: str
-    types: Mapping[str, TensorType]
+    types: Types
 
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:

@@ -39,11 +39,7 @@ def is_falling(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) 
 
 
 def limits(
-    b: Builder,
-    bounds: Collection[Affine],
-    looped: str,
-    ends: Mapping[str, tuple[Value, Value]],
-    extent: Value,
+    b: Builder, bounds: Collection[Affine], looped: str, ends: Mapping[str, tuple[Value, Value]], extent: Value
 ) -> Range:
     """`ends`: the least and the greatest value of every other variable in this program."""
     first, last = b.number(0), b.apply("sub", extent, b.number(1))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from tilec.backends.common.chains.values import conjuncts
 from tilec.ir.functions import ZERO
 from tilec.ir.program import Call, Expr, accesses_in, is_zero, rebuild
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import Types, kind
 
 
-def zero_outside(e: Expr, types: Mapping[str, TensorType]) -> frozenset[Expr]:
+def zero_outside(e: Expr, types: Types) -> frozenset[Expr]:
     """Conditions on indices and integers outside of which a value is zero, for factors that are finite there: as in
     `in(...)`, what a condition drops is no product of zero with something infinite."""
     match e:
@@ -27,7 +27,7 @@ def zero_outside(e: Expr, types: Mapping[str, TensorType]) -> frozenset[Expr]:
     return frozenset()
 
 
-def is_mask(condition: Expr, types: Mapping[str, TensorType]) -> bool:
+def is_mask(condition: Expr, types: Types) -> bool:
     """Whether a condition depends on indices, integers and truth values alone."""
     return all(kind(types[a.tensor].dtype) < 2 for a in accesses_in(condition))
 

@@ -22,7 +22,7 @@ from tilec.backends.common.domain import (
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import Types, is_floating
 
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
 PADDING_SLACK = 2**14
@@ -33,7 +33,7 @@ class TensorFrame:
         self,
         domain: Domain,
         order: Sequence[str],
-        types: Mapping[str, TensorType],
+        types: Types,
         local: Mapping[str, str],
         names: FreshNames,
         loops: Mapping[str, tuple[str, str]] | None = None,

@@ -6,14 +6,13 @@ in NumPy pay for at each operation. Turning the row into a scratch array is two 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, rebuild
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class CircularShift:
     size: int
 
 
-def untwisted(s: Statement, types: Mapping[str, TensorType]) -> tuple[Statement, dict[Access, CircularShift]] | None:
+def untwisted(s: Statement, types: Types) -> tuple[Statement, dict[Access, CircularShift]] | None:
     """The statement with plain reads in the place of those that turn in one lane, and how each turns; None where there
     are none, or two would read one row in two ways."""
     places = {d: e.name for d, e in enumerate(s.index or ()) if isinstance(e, Index)}

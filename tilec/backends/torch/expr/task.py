@@ -14,7 +14,7 @@ from tilec.backends.common.domain import Domain, build_domain
 from tilec.backends.torch.expr.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import Statement
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.roles import roles
 
 MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that values are added where they belong
@@ -26,7 +26,7 @@ class Task:
 
     flat: Statement
     defracted: Statement
-    types: Mapping[str, TensorType]
+    types: Types
     local: Mapping[str, str]
     names: FreshNames
     options: Options

@@ -19,7 +19,7 @@ from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Pad, children, index_variables, walk
 from tilec.ir.rational import Fraction
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import Types, is_floating
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Operand:
             return self.factors[0]
         return None
 
-    def copied(self, domain: Domain, types: Mapping[str, TensorType]) -> bool:
+    def copied(self, domain: Domain, types: Types) -> bool:
         """Whether a matrix of it is larger than what it is read from: overlapping windows, or computed values."""
         access = self.lone_access()
         if self.code is not None:
@@ -103,9 +103,7 @@ class Product:
     checked: list[str] | None = field(default_factory=list)
 
 
-def factors_of_class(
-    domain: Domain, types: Mapping[str, TensorType], dtype: str, semiring: TorchSemiring
-) -> Product | None:
+def factors_of_class(domain: Domain, types: Types, dtype: str, semiring: TorchSemiring) -> Product | None:
     """The body of a class as a product whose every point outside the domain is zero; None where the arithmetic of its
     type does not allow that (integers narrower than int64 wrap at each step)."""
     body = domain.statement.body
@@ -177,7 +175,7 @@ def _passes_below_infinity(e: Expr) -> bool:
     return False
 
 
-def _own_conditions(access: Access, domain: Domain, types: Mapping[str, TensorType]) -> tuple[Condition, ...]:
+def _own_conditions(access: Access, domain: Domain, types: Types) -> tuple[Condition, ...]:
     """Conditions of an access that reading it from a copy extended by zeros takes care of."""
     forms = [linear(e) for e in access.index]
     if read_box(domain, forms, types[access.tensor].shape) is None:
@@ -197,9 +195,7 @@ def value_variables(e: Expr, domain: Domain) -> frozenset[str]:
     return frozenset().union(*(value_variables(c, domain) for c in children(e)))
 
 
-def _ordered(
-    group: frozenset[str], factors: list[Expr], types: Mapping[str, TensorType], domain: Domain
-) -> tuple[str, ...]:
+def _ordered(group: frozenset[str], factors: list[Expr], types: Types, domain: Domain) -> tuple[str, ...]:
     """The variables by how far apart their neighbours lie in memory, if tensors are contiguous: farthest first."""
     accesses = [a for e in factors for a in walk(e) if isinstance(a, Access)]
     if not accesses:

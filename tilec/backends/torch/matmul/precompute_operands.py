@@ -19,7 +19,7 @@ from tilec.backends.torch.matmul.factors import SUM, Operand, Product, TorchSemi
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, rebuild, walk
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 LEAST_PRECOMPUTED_GAIN = (
     1.5  # values of an operand, by those of the forms it reads through, from which computing them first pays
@@ -156,7 +156,7 @@ def _in_order(keys: frozenset[FormKey], o: Operand, domain: Domain) -> list[Form
     return list(found)
 
 
-def _range(key: FormKey, o: Operand, domain: Domain, types: Mapping[str, TensorType]) -> tuple[int, int]:
+def _range(key: FormKey, o: Operand, domain: Domain, types: Types) -> tuple[int, int]:
     """Values of a form at which every access through it lies inside its tensor."""
     low, high = domain.interval(key)
     for factor in o.factors:
@@ -203,9 +203,7 @@ def _moved(e: Expr, variables: Mapping[FormKey, Affine], domain: Domain) -> Expr
             return Int(1)
         case Pad():
             return replace(
-                e,
-                access=_moved_inside(e.access, variables, domain),
-                value=_moved(e.value, variables, domain),
+                e, access=_moved_inside(e.access, variables, domain), value=_moved(e.value, variables, domain)
             )
     return rebuild(e, lambda x: _moved(x, variables, domain))
 

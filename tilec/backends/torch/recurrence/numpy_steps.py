@@ -7,13 +7,13 @@ The operations are the same in the same order, so for arithmetic and comparisons
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 
 MOST_NUMPY_LANES = 2**12  # beyond that torch's passes over memory are worth more than its calls cost
 UFUNCS = {
@@ -30,9 +30,7 @@ NUMPY_COMPARISONS = {"eq": "np.equal", "ne": "np.not_equal", "lt": "np.less", "g
 class HostStep:
     """The lines of one step; `before` allocates what they need. `rows` names a step's slice of each pseudo-tensor."""
 
-    def __init__(
-        self, body: Expr, types: Mapping[str, TensorType], dtype: str, lanes: Sequence[int], names: FreshNames
-    ):
+    def __init__(self, body: Expr, types: Types, dtype: str, lanes: Sequence[int], names: FreshNames):
         self.types, self.dtype, self.lanes, self.names = types, dtype, tuple(lanes), names
         self.before: list[str] = []
         self.lines: list[str] = []

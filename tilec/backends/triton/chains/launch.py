@@ -29,7 +29,7 @@ from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.ir.index import linear
 from tilec.ir.program import accesses_in, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.language.show import show_statement
 
 # Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
@@ -71,7 +71,7 @@ LISTS = Tiling(warps=4, stages=1)
 PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that put parts together
 
 
-def choose_chain_tiling(kernel: ChainKernel, types: Mapping[str, TensorType], setting: Setting) -> Tiling:
+def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> Tiling:
     """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
     if kernel.elementwise:
         return _for_points(kernel, PRECISION[setting.precision])
@@ -110,7 +110,7 @@ def _walks_values(kernel: ChainKernel) -> bool:
     return any(kernel.looped in index_variables(a) for a in read)
 
 
-def _walk_of(kernel: ChainKernel, types: Mapping[str, TensorType]) -> int:
+def _walk_of(kernel: ChainKernel, types: Types) -> int:
     """0: all blocks; 1: bounds cut the walk short; 2: data list the blocks."""
     visits = visits_of(kernel, types)
     if visits is not None and [*accesses_in(*visits.conditions)]:
@@ -173,11 +173,7 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
 
 
 def block_program(
-    kernel: ChainKernel,
-    types: Mapping[str, TensorType],
-    setting: Setting,
-    tiling: Tiling | None = None,
-    visits: Visits | None = None,
+    kernel: ChainKernel, types: Types, setting: Setting, tiling: Tiling | None = None, visits: Visits | None = None
 ) -> tuple[BlockProgram, Tiling]:
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
     return build_kernel(_name(kernel), kernel, types, tiling, visits), tiling
@@ -189,7 +185,7 @@ def _name(kernel: ChainKernel) -> str:
 
 def chain_steps(
     kernel: ChainKernel,
-    types: Mapping[str, TensorType],
+    types: Types,
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling | None = None,
@@ -203,11 +199,7 @@ def chain_steps(
 
 
 def _walk_steps(
-    kernel: ChainKernel,
-    types: Mapping[str, TensorType],
-    strides: Mapping[str, Sequence[int]],
-    setting: Setting,
-    tiling: Tiling | None,
+    kernel: ChainKernel, types: Types, strides: Mapping[str, Sequence[int]], setting: Setting, tiling: Tiling | None
 ) -> list[Step]:
     visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
     apart = _warp_roles_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
@@ -229,7 +221,7 @@ def _walk_steps(
 def _split_steps(
     split: Split,
     kernel: ChainKernel,
-    types: Mapping[str, TensorType],
+    types: Types,
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling | None,
@@ -245,7 +237,7 @@ def _split_steps(
 
 def chain_launch(
     kernel: ChainKernel,
-    types: Mapping[str, TensorType],
+    types: Types,
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling | None = None,
@@ -259,7 +251,7 @@ def chain_launch(
 def _launched(
     made: BlockProgram,
     kernel: ChainKernel,
-    types: Mapping[str, TensorType],
+    types: Types,
     strides: Mapping[str, Sequence[int]],
     tiling: Tiling,
     loads: Mapping[int, BoxLoad],
@@ -288,7 +280,7 @@ def _launch_of(
 
 
 def _warp_roles_launch(
-    kernel: ChainKernel, types: Mapping[str, TensorType], strides: Mapping[str, Sequence[int]], setting: Setting
+    kernel: ChainKernel, types: Types, strides: Mapping[str, Sequence[int]], setting: Setting
 ) -> Launch | None:
     """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
     not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
@@ -332,7 +324,7 @@ def _points(kernel: ChainKernel) -> int:
 def _boxes(
     made: BlockProgram,
     kernel: ChainKernel,
-    types: Mapping[str, TensorType],
+    types: Types,
     strides: Mapping[str, Sequence[int]],
     setting: Setting,
     tiling: Tiling,

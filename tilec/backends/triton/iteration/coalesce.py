@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
@@ -25,7 +25,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class StridedView:
     """A statement over views of its tensors: their types and strides as it indexes them."""
 
     statement: Statement
-    types: Mapping[str, TensorType]
-    strides: Mapping[str, tuple[int, ...]]
+    types: Types
+    strides: Strides
 
     def with_tensor(self, name: str, t: TensorType, strides: tuple[int, ...] | None = None) -> StridedView:
         """The same beside another tensor, contiguous unless strides are given."""

@@ -18,19 +18,7 @@ from dataclasses import dataclass, replace
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import as_float
 from tilec.ir.index import linear
-from tilec.ir.program import (
-    Access,
-    Call,
-    Constraint,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Program,
-    Statement,
-    reads,
-    reads_itself,
-)
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import FLOATS, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names
 

@@ -12,15 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    point_conditions,
-    size_of,
-)
+from tilec.backends.common.domain import Condition, Domain, point_conditions, size_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Constraint, Int, Statement, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.roles import roles
 
@@ -75,7 +70,7 @@ def _box(s: Statement, residues: Mapping[str, int], low: Mapping[str, int], exte
     return Domain(s, {**low, **residues}, {**at_least_one, **ones}, (), None)
 
 
-def build_space(s: Statement, types: Mapping[str, TensorType]) -> Space | None:
+def build_space(s: Statement, types: Types) -> Space | None:
     """The space of a defracted statement, None where its output index is no change of variables."""
     found = roles(s)
     if found is None:

@@ -19,13 +19,13 @@ from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, as_stored
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement
-from tilec.ir.types import FLOATS, TensorType
+from tilec.ir.types import FLOATS, TensorType, Types
 
 GAIN = 1.3  # what is gained by dividing a sum, at least
 MOST_STORED = 2**30  # bytes of what is stored between two products
 
 
-def pairwise(space: Space, types: Mapping[str, TensorType], variables_of) -> list[Statement] | None:
+def pairwise(space: Space, types: Types, variables_of) -> list[Statement] | None:
     """The statement as several, each of two operands, in order; None where it has fewer than three, where points are
     not a box, or where nothing is gained. The last one has the statement's own output."""
     s = space.statement

@@ -226,9 +226,6 @@ class _Build:
         if 2 * rows * width > MOST_STORED:
             return None
         self.types[name] = replace(like, shape=shape)
-        self.strides[name] = (
-            *(width * n for n in contiguous(shape[: len(outer)])),
-            *contiguous(shape[len(outer) :]),
-        )
+        self.strides[name] = (*(width * n for n in contiguous(shape[: len(outer)])), *contiguous(shape[len(outer) :]))
         self.made[name] = (rows, width)
         return Access(name, tuple(map(Index, (*outer, *inner))))

@@ -30,16 +30,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import (
-    Access,
-    Call,
-    Constraint,
-    Expr,
-    Float,
-    Int,
-    Statement,
-    index_variables,
-)
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Int, Statement, index_variables
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import FLOATS, TensorType, Types
 

@@ -9,7 +9,7 @@ A long reduction with few outputs is split over programs; a second launch combin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
@@ -44,7 +44,7 @@ from tilec.backends.triton.pointwise.tiling import (
 )
 from tilec.ir.program import Access, Call, Index, Int, Statement
 from tilec.ir.symbolic import gcd
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 
 def pointwise(
@@ -90,7 +90,7 @@ def pointwise(
     ]
 
 
-def fill(space: Space, types: Mapping[str, TensorType]) -> list[Step]:
+def fill(space: Space, types: Types) -> list[Step]:
     """What makes elements that no class writes the identity or the default's."""
     s = space.statement
     t = types[s.output]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, is_transposed, runs_along
@@ -15,7 +15,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import KVector, block_sizes
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, accesses_in, index_variables, walk
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, Types
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
@@ -171,7 +171,7 @@ def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTi
     return PointwiseTiling(((variables, block),), min(power_of_two(parts), 4096 // block))
 
 
-def passes_once(space: Space, types: Mapping[str, TensorType]) -> bool:
+def passes_once(space: Space, types: Types) -> bool:
     """Whether all that a statement reads is read once, and large."""
     many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
     read = accesses_in(space.statement.body, space.statement.guard)

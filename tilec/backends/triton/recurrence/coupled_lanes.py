@@ -7,7 +7,7 @@ of them between steps. `stepwise`: a launch for each step, over as many programs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
@@ -17,7 +17,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, WhileLoop
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
 from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
@@ -70,13 +70,13 @@ def _warps(points: int) -> int:
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
-def swept(loop: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks) -> list[Step]:
+def swept(loop: SkewedLoop, strides: Strides, int64_index: bool, blocks: Blocks) -> list[Step]:
     """Steps that compute the output."""
     return _Sweep(loop, strides, int64_index, blocks).steps()
 
 
 class _Sweep(StepWriter):
-    def __init__(self, loop: SkewedLoop, strides: Mapping[str, tuple[int, ...]], int64_index: bool, blocks: Blocks):
+    def __init__(self, loop: SkewedLoop, strides: Strides, int64_index: bool, blocks: Blocks):
         kernel = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
         super().__init__(kernel, loop)
         self.tiling = blocks

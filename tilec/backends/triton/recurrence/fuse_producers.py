@@ -7,7 +7,7 @@ them are inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
@@ -31,7 +31,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 
@@ -39,7 +39,7 @@ MOST_PLACES = 2  # at which a recurrence may read what is computed at each of th
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
 
 
-def fuse_step_inputs(flat: Program, types: Mapping[str, TensorType]) -> Program:
+def fuse_step_inputs(flat: Program, types: Types) -> Program:
     """The program with such statements written into the recurrences that read them."""
     pending = any(map(reads_itself, flat.statements))
     while pending:
@@ -52,7 +52,7 @@ def fuse_step_inputs(flat: Program, types: Mapping[str, TensorType]) -> Program:
     return flat
 
 
-def _pairs(flat: Program, types: Mapping[str, TensorType]) -> Iterator[tuple[Statement, Statement, Statement]]:
+def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, Statement]]:
     """A producer, the recurrence that it can be written into, and what that becomes."""
     for s in flat.statements:
         if not _simple(s, types) or s.output in flat.outputs:
@@ -64,7 +64,7 @@ def _pairs(flat: Program, types: Mapping[str, TensorType]) -> Iterator[tuple[Sta
                 yield s, readers[0], combined
 
 
-def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
+def _simple(s: Statement, types: Types) -> bool:
     """One expression for each element."""
     own = distinct_variables(s.index)
     if s.aggregation != "assign" or s.default is not None or own is None:
@@ -80,7 +80,7 @@ def _simple(s: Statement, types: Mapping[str, TensorType]) -> bool:
     return not any(isinstance(x, Access) for a in accesses for i in a.index for x in walk(i))
 
 
-def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) -> Statement | None:
+def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
     places: dict[Access, bool] = {}
     for root in (into.body, *into.guards):
         for access, kind in _places(root, s.output):
@@ -110,7 +110,7 @@ def _combined(s: Statement, into: Statement, types: Mapping[str, TensorType]) ->
     return combined if sum(isinstance(e, Call | Pad) for e in operators) <= MOST_OPERATORS else None
 
 
-def _is_whole(place: Access, into: Statement, types: Mapping[str, TensorType]) -> bool:
+def _is_whole(place: Access, into: Statement, types: Types) -> bool:
     """Whether the access is inside its tensor at every element of the statement's output."""
     sizes = dict(zip(into.index or (), into.sizes or (), strict=True))
     return all(sizes.get(e) == Int(n) for e, n in zip(place.index, types[place.tensor].shape, strict=True))
@@ -137,7 +137,7 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
             yield from ((x, Aggregate) for x in walk(e) if isinstance(x, Access) and x.tensor == tensor)
 
 
-def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> Expr:
+def element_at(s: Statement, place: Access, types: Types) -> Expr:
     """The element of an elementwise statement at a place: 0 where it writes none."""
     mapping = dict(zip(distinct_variables(s.index) or (), map(linear, place.index), strict=True))
     conditions: dict[Expr, None] = {}
@@ -169,7 +169,7 @@ def element_at(s: Statement, place: Access, types: Mapping[str, TensorType]) -> 
     return replace_indices(value, mapping)
 
 
-def unconstrained(e: Expr, types: Mapping[str, TensorType]) -> Expr:
+def unconstrained(e: Expr, types: Types) -> Expr:
     """The expression with nothing that constrains its point."""
     match e:
         case Access():

@@ -12,7 +12,7 @@ splits: this needs tensors that begin at a multiple of 16 bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,11 @@ from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.plan.lines import If, StoreLine
+from tilec.backends.triton.plan.sizes import Strides
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, value_accesses, walk
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 VECTOR = 16  # bytes
 
@@ -42,11 +43,7 @@ class Alignment:
 
 
 def alignment(
-    group: Group,
-    strides: Mapping[str, tuple[int, ...]],
-    types: Mapping[str, TensorType],
-    block: int,
-    misaligned: Collection[str] = (),
+    group: Group, strides: Strides, types: Types, block: int, misaligned: Collection[str] = ()
 ) -> Alignment | None:
     """What can be read in vectors where rows begin anywhere; None where rows begin with vectors as they are, where they
     have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by

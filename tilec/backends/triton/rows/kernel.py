@@ -16,6 +16,7 @@ from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.rows.alignment_peeling import (
     AlignedFrame,
     Alignment,
@@ -29,7 +30,7 @@ from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, 
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, Types
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class RowWriter:
     def __init__(
         self,
         group: Group,
-        types: Mapping[str, TensorType],
-        strides: Mapping[str, tuple[int, ...]],
+        types: Types,
+        strides: Strides,
         int64_index: bool,
         tiling: RowTiling,
         maxima: Mapping[str, str] = NOTHING,

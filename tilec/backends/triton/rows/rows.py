@@ -15,13 +15,14 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
 from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
 from tilec.backends.triton.rows.kernel import RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Rows:
     """What a group becomes: the launch, the partial sums that it makes and the group that combines them, if any."""
 
     launch: Launch
-    partial: Mapping[str, TensorType]
+    partial: Types
     second: Group | None
 
 
 def row_launch(
     group: Group,
-    types: Mapping[str, TensorType],
-    strides: Mapping[str, tuple[int, ...]],
+    types: Types,
+    strides: Strides,
     int64_index: bool,
     tiling: RowTiling | None = None,
     misaligned: Collection[str] = (),
@@ -74,9 +75,7 @@ def _by_vectors(tiling: RowTiling, aligned: Alignment | None) -> tuple[RowTiling
     return replace(tiling, columns=min(tiling.columns, 1024), parts=parts, stages=1), aligned
 
 
-def _second_stage(
-    group: Group, types: Mapping[str, TensorType], parts: int
-) -> tuple[dict[str, TensorType], Group | None]:
+def _second_stage(group: Group, types: Types, parts: int) -> tuple[dict[str, TensorType], Group | None]:
     """Partial sums, one row a program, and the group that combines them: their columns are its rows."""
     partial: dict[str, TensorType] = {}
     statements: list[Statement] = []
@@ -102,9 +101,7 @@ def _unlike(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _coalesced(
-    group: Group, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]]
-) -> tuple[Group, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]]:
+def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Types, Mapping[str, tuple[int, ...]]]:
     """The group with neighbouring variables that all its tensors walk as one merged."""
     parts: list[Expr] = []
     for s in group.statements:

@@ -10,12 +10,12 @@ from tilec import knobs
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, index_variables, value_accesses, variables_of, walk
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, Types
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
 ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few
@@ -36,9 +36,7 @@ class RowTiling:
     stages: int = 1
 
 
-def choose_row_tiling(
-    group: Group, strides: Mapping[str, tuple[int, ...]], types: Mapping[str, TensorType]
-) -> RowTiling:
+def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling:
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
@@ -84,7 +82,7 @@ def choose_row_tiling(
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
 
 
-def _stages(group: Group, types: Mapping[str, TensorType], elements: int, most: int) -> int:
+def _stages(group: Group, types: Types, elements: int, most: int) -> int:
     """How many blocks of so many elements are under way at once, in so many bytes at most beside the first."""
     each = sum(size_in_bytes(replace(types[name], shape=(elements,))) for name in _full_reads(group) if name in types)
     return min(4, 1 + most // max(each, 1))
@@ -115,7 +113,7 @@ def _full_reads(group: Group) -> set[str]:
     }
 
 
-def rows_together(group: Group, strides: Mapping[str, tuple[int, ...]]) -> int:
+def rows_together(group: Group, strides: Strides) -> int:
     """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
     best, answer = -1, 1
     for s in group.statements:

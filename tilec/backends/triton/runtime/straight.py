@@ -13,16 +13,7 @@ from typing import Any
 
 import torch
 
-from tilec.backends.triton.plan.plan import (
-    Allocate,
-    Launch,
-    Plan,
-    Pointer,
-    Release,
-    Repeat,
-    Table,
-    TorchLines,
-)
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, Table, TorchLines
 from tilec.backends.triton.runtime.launcher import Launched
 
 SHARED_BYTES = 32 * 2**20  # of the allocation that small intermediates share, at most: it lives as long as the call

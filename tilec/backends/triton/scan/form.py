@@ -33,7 +33,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.recurrence import initial
 
 FEWEST_TERMS = 4  # terms in a row, below which the points are as few
@@ -220,7 +220,7 @@ def _cut(space: Space) -> _Cut | None:
 # recurrences
 
 
-def recognise_steps(s: Statement, types: Mapping[str, TensorType]) -> Scan | None:
+def recognise_steps(s: Statement, types: Types) -> Scan | None:
     """A recurrence whose steps compose: it reads one element of its own, a step before or after in one direction and
     otherwise the same, or moved round, and is affine in it. None where it is none."""
     own = types[s.output]

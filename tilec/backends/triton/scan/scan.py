@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.scan.blocks import BlockWriter
 from tilec.backends.triton.scan.form import Scan, recognise_steps
 from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
@@ -20,7 +20,7 @@ from tilec.backends.triton.scan.lanes import LaneWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 
 WANTED = {
     True: 16 * TWO_A_MULTIPROCESSOR,
@@ -93,11 +93,7 @@ def runs_along_steps(scan: Scan, view: StridedView) -> bool:
 
 
 def scan_steps(
-    scan: Scan,
-    view: StridedView,
-    flat: Statement,
-    int64_index: bool,
-    epilogue: Sequence[Statement] = (),
+    scan: Scan, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement] = ()
 ) -> list[Step]:
     """Steps that compute a scan into its allocated output, or that of its epilogue."""
     tiling = choose_scan_tiling(scan, view)
@@ -120,7 +116,7 @@ def scan_of_terms(
     scan: Statement,
     view: StridedView,
     flat: Statement,
-    steps_of: Callable[[Statement, Statement, Mapping[str, TensorType], Mapping[str, tuple[int, ...]]], list[Step]],
+    steps_of: Callable[[Statement, Statement, Types, Mapping[str, tuple[int, ...]]], list[Step]],
 ) -> list[Step]:
     """Steps of a scan whose terms are a statement of their own; `steps_of` carries out a statement."""
     both = view.with_tensor(terms.output, kind)
@@ -134,8 +130,8 @@ def scan_of_terms(
 
 def affine_recurrence(
     flat: Statement,
-    types: Mapping[str, TensorType],
-    strides: Mapping[str, tuple[int, ...]],
+    types: Types,
+    strides: Strides,
     setting: Setting,
     int64_index: bool,
     epilogue: Sequence[Statement] = (),

@@ -17,13 +17,7 @@ from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inne
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
-from tilec.backends.triton.matmul.distances import (
-    Distances,
-    DistanceWriter,
-    config_of,
-    recognise_distances,
-    squares_of,
-)
+from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, config_of, recognise_distances, squares_of
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
@@ -37,13 +31,7 @@ from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedW
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
 from tilec.backends.triton.matmul.library import is_plain, library_steps
-from tilec.backends.triton.matmul.logsumexp_matmul import (
-    LogDot,
-    LogWriter,
-    recognise_log,
-    with_guards,
-    with_tops,
-)
+from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
 from tilec.backends.triton.matmul.side_by_side import side_by_side
@@ -391,12 +379,7 @@ def _over_views(view: StridedView, setting: Setting) -> list[Step]:
     return statement_steps(view.statement, view.statement, view.types, view.strides, setting)
 
 
-def needs_int64_index(
-    statements: Sequence[Statement],
-    types: Types,
-    strides: Strides,
-    space: Space | None,
-) -> bool:
+def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
     if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
