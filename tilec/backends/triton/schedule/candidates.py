@@ -113,15 +113,18 @@ def _along(task: MatmulProblem) -> OperandRewrite:
 
 def _hopper_choice(c: HopperConfig) -> Choice:
     boxes = " ".join(f"{v}:{n}" for v, n in c.boxes)
-    rest = {f.name: int(getattr(c, f.name)) for f in fields(c) if f.name != "boxes"}
-    return {"family": "hopper", "boxes": boxes, **rest}
+    rest = {f.name: int(getattr(c, f.name)) for f in fields(c) if f.name not in ("boxes", "unrolled")}
+    name, count = c.unrolled or ("", 1)
+    return {"family": "hopper", "boxes": boxes, **rest, "unrolled": name, "values": count}
 
 
 def _hopper_config(choice: Choice) -> HopperConfig:
     pairs = (pair.split(":") for pair in str(choice["boxes"]).split())
-    numbers = [f for f in fields(HopperConfig) if f.name != "boxes"]
+    numbers = [f for f in fields(HopperConfig) if f.name not in ("boxes", "unrolled")]
     rest: dict[str, Any] = {f.name: type(f.default)(choice[f.name]) for f in numbers}  # type: ignore[misc]
-    return HopperConfig(boxes=tuple((v, int(n)) for v, n in pairs), **rest)
+    name = str(choice.get("unrolled", ""))
+    unrolled = (name, int(choice["values"])) if name else None
+    return HopperConfig(boxes=tuple((v, int(n)) for v, n in pairs), unrolled=unrolled, **rest)
 
 
 def _dot_choice(c: Config) -> Choice:

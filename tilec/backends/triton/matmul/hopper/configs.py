@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
-from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
+from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.ir.at_sizes import least
@@ -50,7 +50,8 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 @dataclass(frozen=True)
 class _Tile:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
-    elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such."""
+    elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
+    program."""
 
     rows: int
     columns: int
@@ -62,6 +63,7 @@ class _Tile:
     elements: int
     memory: int
     maps: int
+    several: int = 1
 
 
 def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
@@ -116,6 +118,16 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                     config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32)
                     if _sensible(config, tile):
                         yield _time(config, tile), config
+                for v, several in _unrolled([v for v in dot.columns if v not in dict(boxes)], extent, m, n, warps):
+                    fewer = replace(tile, tiles=tiles // extent[v] * -(-extent[v] // several), several=several)
+                    for split, stages, consumers in itertools.product(
+                        _splits(fewer.tiles, steps, len(dot.classes)), (4, 3, 2), ONCE
+                    ):
+                        config = HopperConfig(
+                            boxes, warps, stages, split, group, consumers, tf32=tf32, unrolled=(v, several)
+                        )
+                        if split > 1 and _sensible(config, fewer):
+                            yield _time(config, fewer), config
 
 
 def _boxable(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperDot, list[str], list[str], list[str]]:
@@ -137,10 +149,23 @@ def _boxable(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperDot, list[st
     return dot, rows, [out] if out in columns else columns, [v for v in summed if len(ranges[v]) == 1]
 
 
+def _unrolled(
+    names: Sequence[str], extent: Mapping[str, int], rows: int, columns: int, warps: int
+) -> Iterator[tuple[str, int]]:
+    """Variables of which a program may compute several values, and how many: as few programs as registers allow."""
+    most = MOST_UNROLLED * 16 * warps // (rows * columns)
+    for v in names:
+        programs = -(-extent[v] // max(most, 1))
+        values = -(-extent[v] // programs) if extent[v] else 1
+        if values > 1 and programs * values <= WASTE * extent[v]:
+            yield v, values
+
+
 def _shared_bytes(config: HopperConfig, tile: _Tile) -> int:
     """Bytes of shared memory that stay taken."""
     staged = tile.rows * tile.columns * (4 if config.split > 1 else tile.out_size)
-    return config.stages * (tile.rows + tile.columns) * tile.depth * tile.size + config.consumers * staged
+    copied = tile.rows + tile.several * tile.columns
+    return config.stages * copied * tile.depth * tile.size + config.consumers * staged
 
 
 def _sensible(config: HopperConfig, tile: _Tile) -> bool:
@@ -151,12 +176,12 @@ def _sensible(config: HopperConfig, tile: _Tile) -> bool:
 
 def _time(config: HopperConfig, tile: _Tile) -> float:
     """Microseconds, about."""
-    area = tile.rows * tile.columns
+    area = tile.rows * tile.columns * tile.several
     threads = 32 * config.warps
     fitting = min(4, USABLE_SHARED // _shared_bytes(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
     beside = 1 if config.consumers else max(fitting, 1)
     multiply = area * tile.depth * tile.size / MULTIPLY
-    deliver = (tile.rows + tile.columns) * tile.depth * tile.size / DELIVER
+    deliver = (tile.rows + tile.columns * tile.several) * tile.depth * tile.size / DELIVER
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE

@@ -17,7 +17,8 @@ class Design:
     """What a kernel's text depends on. `loose`: axes of each operand that can be left by points whose variables are in
     range; `tails`: summed variables
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
-    columns; `ones`: stride parameters that are 1."""
+    columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
+    values, and how many."""
 
     name: str
     problem: HopperProblem
@@ -32,6 +33,7 @@ class Design:
     scaled: bool
     consumers: int
     boxed: frozenset[str]
+    unrolled: tuple[str, int] | None = None
 
     @property
     def exact(self) -> bool:
@@ -52,6 +54,20 @@ class Design:
         """Summed variables, outermost first: those that are contiguous in an operand innermost."""
         inner = (self.left.inner, self.right.inner)
         return tuple(sorted(self.problem.summed, key=lambda v: v.name in inner))
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of a program's sums."""
+        return ("acc",) if self.unrolled is None else tuple(f"acc_{k}" for k in range(self.unrolled[1]))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """These sums once all is multiplied."""
+        return ("sums",) if self.unrolled is None else tuple(f"sums[{k}]" for k in range(self.unrolled[1]))
+
+    def box(self, name: str) -> str:
+        """A variable's extent in a block of sums."""
+        return "1" if self.unrolled is not None and self.unrolled[0] == name else f"B_{name}"
 
     def symbols(self, operand: str) -> tuple[str, ...]:
         """What an operand's element depends on."""

@@ -22,20 +22,37 @@ def staging(w: Lines, d: Design) -> None:
 def finish_tile(w: Lines, d: Design) -> None:
     """Store a tile's sums."""
     if not d.exact:
-        _store(w, d)
+        _store_all(w, d)
         return
     w.add(assign("wrong", "0"), assign("suspect", joined(_suspicions(d), "|", "")))
     with w.branch("suspect"):
-        w.assign("wrong", 'gl.max(gl.max(gl.where(gl.abs(sums) < float("inf"), 0, 1), 1), 0)')
+        for sums in d.results:
+            wrong = f'gl.max(gl.max(gl.where(gl.abs({sums}) < float("inf"), 0, 1), 1), 0)'
+            w.assign("wrong", wrong if d.unrolled is None else f"gl.maximum(wrong, {wrong})")
     with w.branch("wrong != 0"):
-        _again(w, d)
+        if d.unrolled is None:
+            _again(w, d)
+        else:
+            with w.loop("value", f"range({len(d.results)})"):
+                _again(w, d)
+                w.assign(d.unrolled[0], "1", "+=")
     with w.otherwise():
-        _store(w, d)
+        _store_all(w, d)
 
 
-def _store(w: Lines, d: Design) -> None:
+def _store_all(w: Lines, d: Design) -> None:
+    if d.unrolled is None:
+        _store(w, d, "sums")
+        return
+    for sums in d.results:
+        with w.branch(f"{d.unrolled[0]} < {d.unrolled[0]}_n"):
+            _store(w, d, sums)
+        w.assign(d.unrolled[0], "1", "+=")
+
+
+def _store(w: Lines, d: Design, sums: str) -> None:
     """Through shared memory: by tensor maps, or by wide stores of rows."""
-    scaled = "sums * scale" if d.scaled and not d.split else "sums"
+    scaled = f"{sums} * scale" if d.scaled and not d.split else sums
     if d.out is not None:
         if d.specialise:
             w.effect("tma.store_wait(pendings=0)")
@@ -92,8 +109,8 @@ def _spread(w: Lines, d: Design, layout: str, mark: str, width: str, first: str)
         w.assign(number, f"{shift}gl.arange(0, {size}, layout=gl.SliceLayout({axis}, {layout}))")
         below = ""
         for v in reversed(group):
-            w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % B_{v.name}")
-            below += f" // B_{v.name}"
+            w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % {d.box(v.name)}")
+            below += f" // {d.box(v.name)}"
             terms[side].append(f"({v.name}_{mark} < {v.name}_n)")
     for axis in d.guards:
         form = d.problem.out[axis]

@@ -54,7 +54,8 @@ class HopperConfig:
     `stages` counts buffers; `split` shares the sum among programs; `group` rows of tiles are walked column by column.
     With `consumers` 1 or 2, copies have a warp of their own and programs stay for many tiles; two consumers take turns.
     `mapped` stores the elements of residue classes through tensor maps too, one a class, which the host has to make.
-    `tf32` allows float32 operands to be multiplied as tf32.
+    `tf32` allows float32 operands to be multiplied as tf32. `unrolled`: a column variable that no box holds, and how
+    many of its values a program computes, in sums of their own, from one copy of the rows; of split sums alone.
     """
 
     boxes: tuple[tuple[str, int], ...]
@@ -65,6 +66,7 @@ class HopperConfig:
     consumers: int = 0
     mapped: bool = False
     tf32: bool = False
+    unrolled: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, 
 TOTAL_BLOCK = 1024
 MAX_COUNT = 2**31 - 1
 SHARED_MEMORY = PLANNED_FOR.shared
+MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
 
 
 def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig) -> list[Launch] | None:
@@ -53,6 +54,8 @@ def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: Hoppe
         return None
     named = dict(config.boxes)
     boxes = {v.name: named.get(v.source, 1) for v in problem.variables}
+    if config.unrolled is not None and (config.split == 1 or named.get(config.unrolled[0], 1) > 1):
+        return None
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
     return _launches(dot, problem, boxes, config, tensors)
@@ -69,7 +72,8 @@ def _fits(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig
     m, n, k = (math.prod(boxes[v.name] for v in group) for group in (problem.rows, problem.columns, problem.summed))
     powers = all(b > 0 and b & (b - 1) == 0 for b in boxes.values()) and all(boxes[v.name] == 1 for v in problem.batch)
     staged = m * n * (4 if config.split > 1 else out_size) * config.consumers
-    shared = config.stages * (m + n) * k * size + staged
+    several = 1 if config.unrolled is None else config.unrolled[1]
+    shared = config.stages * (m + several * n) * k * size + staged
     varying = any(v.varies and boxes[v.name] > 1 for v in problem.summed)
     rows = 16 * config.warps
     return (
@@ -79,7 +83,7 @@ def _fits(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig
         and config.consumers * config.warps <= 8
         and m % rows == 0
         and 16 <= n <= 256
-        and m * n <= rows * 256
+        and several * m * n <= rows * (256 if several == 1 else MOST_UNROLLED)
         and k * size >= 32
         and config.stages >= 2
         and shared <= SHARED_MEMORY - 1024
@@ -132,6 +136,7 @@ def _launches(
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
+    unrolled = config.unrolled
     design = Design(
         name="product",
         problem=problem,
@@ -148,6 +153,7 @@ def _launches(
         scaled=dot.scale != 1.0,
         consumers=config.consumers,
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
+        unrolled=next(((v.name, unrolled[1]) for v in problem.columns if unrolled and v.source == unrolled[0]), None),
     )
     return _assemble(dot, design, boxes, config, tensors, steps)
 
@@ -252,6 +258,7 @@ def _assemble(
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
     maps_, pointers, sizes, strides = parameters(design)
     scale = ["scale"] if design.scaled and not design.split else []
+    boxes = {**boxes, **dict([design.unrolled] if design.unrolled is not None else [])}
     counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
     tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
     if tiles > MAX_COUNT:

@@ -103,17 +103,15 @@ def _alone(d: Design) -> Lines:
     with w.loop("k", "gl.static_range(STAGES - 1)"):
         _fill(w, d, "k", "k < steps")
         advance(w, d)
-    w.assign("acc", "warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    _zeros(w, d)
     with w.loop("t", "range(steps)"):
         w.add(assign("slot", "t % STAGES"), Effect("mbarrier.wait(bars.index(slot), (t // STAGES) & 1)"))
         _multiply(w, d)
-        w.add(
-            assign("acc", "warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))"),
-            assign("ahead", "t + STAGES - 1"),
-        )
+        _wait(w, d)
+        w.assign("ahead", "t + STAGES - 1")
         _fill(w, d, "ahead % STAGES", "ahead < steps")
         advance(w, d)
-    w.assign("sums", "warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    _wait_all(w, d)
     with w.loop("k", "gl.static_range(STAGES)"):
         w.effect("mbarrier.invalidate(bars.index(k))")
     finish_tile(w, d)
@@ -179,7 +177,7 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
 def _consume(w: Lines, d: Design) -> None:
     """One tile of a program that stays."""
     start(w, d)
-    w.assign("acc", "warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+    _zeros(w, d)
     if d.consumers == 2:
         # a barrier tells two phases apart: who waits for a buffer must not be further ahead of it than that
         w.effect("mbarrier.wait(done.index(1 - WHICH), ((count - 1) // 2) & 1, pred=count > 0)")
@@ -190,19 +188,42 @@ def _consume(w: Lines, d: Design) -> None:
             Effect("mbarrier.wait(full.index(slot), (at // STAGES) & 1)"),
         )
         _multiply(w, d)
-        w.assign("acc", "warpgroup_mma_init(warpgroup_mma_wait(num_outstanding=1, deps=(acc,)))")
+        _wait(w, d)
         w.effect("mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=t > 0)")
     if d.consumers == 2:
         w.effect("mbarrier.arrive(done.index(WHICH), count=1)")
-    w.assign("sums", "warpgroup_mma_wait(num_outstanding=0, deps=(acc,))")
+    _wait_all(w, d)
     w.effect("mbarrier.arrive(free.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)")
     finish_tile(w, d)
+
+
+def _zeros(w: Lines, d: Design) -> None:
+    for acc in d.sums:
+        w.assign(acc, "warpgroup_mma_init(gl.zeros((BM, BN), gl.float32, mma))")
+
+
+def _wait(w: Lines, d: Design) -> None:
+    """Until the step before has been multiplied."""
+    waited = f"warpgroup_mma_wait(num_outstanding={len(d.sums)}, deps=({', '.join(d.sums)},))"
+    if d.unrolled is None:
+        w.assign("acc", f"warpgroup_mma_init({waited})")
+        return
+    w.assign("held", waited)
+    for k, acc in enumerate(d.sums):
+        w.assign(acc, f"warpgroup_mma_init(held[{k}])")
+
+
+def _wait_all(w: Lines, d: Design) -> None:
+    w.assign("sums", f"warpgroup_mma_wait(num_outstanding=0, deps=({', '.join(d.sums)},))")
 
 
 def _buffers(w: Lines, d: Design) -> None:
     for side in ("left", "right"):
         box = ", ".join(box_text(d.left if side == "left" else d.right))
-        w.assign(f"{side}_ring", f"gl.allocate_shared_memory({side}_map_0.dtype, [STAGES, {box}], {side}_map_0.layout)")
+        count = f"{len(d.sums)} * STAGES" if side == "right" and d.unrolled is not None else "STAGES"
+        w.assign(
+            f"{side}_ring", f"gl.allocate_shared_memory({side}_map_0.dtype, [{count}, {box}], {side}_map_0.layout)"
+        )
 
 
 def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
@@ -211,18 +232,27 @@ def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
     if when is not None:
         w.assign("some", when)
     condition = "" if when is None else ", pred=some"
-    w.effect(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + right_map_0.block_type.nbytes{condition})")
-    for side, view in (("left", d.left), ("right", d.right)):
-        at = ", ".join(coordinate(w, side, dim) for dim in view.dims)
-        select_copy(
-            w,
-            side,
-            view,
-            [
-                f"copy_in({side}_map_{k}, [{at}], bar, {side}_ring.index({slot}){condition})"
-                for k in range(len(view.choices))
-            ],
-        )
+    right = "right_map_0.block_type.nbytes" if d.unrolled is None else f"{len(d.sums)} * right_map_0.block_type.nbytes"
+    w.effect(f"mbarrier.expect(bar, left_map_0.block_type.nbytes + {right}{condition})")
+    _copy(w, d, "left", slot, condition)
+    for k in range(len(d.sums)):
+        if d.unrolled is not None and k:
+            w.assign(d.unrolled[0], "1", "+=")
+        _copy(w, d, "right", _right_slot(d, slot, k), condition)
+    if d.unrolled is not None:
+        w.assign(d.unrolled[0], str(len(d.sums) - 1), "-=")
+
+
+def _copy(w: Lines, d: Design, side: str, slot: str, condition: str) -> None:
+    view = d.left if side == "left" else d.right
+    at = ", ".join(coordinate(w, side, dim) for dim in view.dims)
+    choices = range(len(view.choices))
+    copies = [f"copy_in({side}_map_{k}, [{at}], bar, {side}_ring.index({slot}){condition})" for k in choices]
+    select_copy(w, side, view, copies)
+
+
+def _right_slot(d: Design, slot: str, k: int) -> str:
+    return slot if d.unrolled is None else f"({slot}) * {len(d.sums)} + {k}"
 
 
 def _multiply(w: Lines, d: Design) -> None:
@@ -230,7 +260,7 @@ def _multiply(w: Lines, d: Design) -> None:
     left = "left_ring.index(slot)" + (
         ".reshape([BM, BK])" if d.left.inner in summed else ".reshape([BK, BM]).permute((1, 0))"
     )
-    right = "right_ring.index(slot)" + (
-        ".reshape([BN, BK]).permute((1, 0))" if d.right.inner in summed else ".reshape([BK, BN])"
-    )
-    w.assign("acc", f"warpgroup_mma({left}, {right}, acc, is_async=True)")
+    seen = ".reshape([BN, BK]).permute((1, 0))" if d.right.inner in summed else ".reshape([BK, BN])"
+    for k, acc in enumerate(d.sums):
+        right = f"right_ring.index({_right_slot(d, 'slot', k)}){seen}"
+        w.assign(acc, f"warpgroup_mma({left}, {right}, {acc}, is_async=True)")

@@ -11,7 +11,7 @@ from tilec.backends.triton.plan.lines import CONSTEXPR, CodeLine, Effect, If, as
 
 def tile_extents(w: Lines, d: Design) -> None:
     for size, group in (("BM", d.problem.rows), ("BN", d.problem.columns), ("BK", d.problem.summed)):
-        w.assign(size, joined([f"B_{v.name}" for v in group], "*", "1"), CONSTEXPR)
+        w.assign(size, joined([d.box(v.name) for v in group], "*", "1"), CONSTEXPR)
 
 
 def counts(w: Lines, d: Design) -> None:
