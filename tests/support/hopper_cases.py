@@ -28,6 +28,11 @@ CASES = {
     "forward in shares": (STORED_OTHERWISE.forward(), boxes(split=2, n=4, y1=16, o=64, i=32), "bfloat16"),
     "input gradient": (SAME.input_gradient(), boxes(q0=8, q1=8, o=32, i=16), "float16"),
     "kernel gradient": (SAME.kernel_gradient(), boxes(split=3, i=64, o=32, n=4, y0=4, y1=2), "float16"),
+    "kernel gradient, three values at once": (
+        STORED_OTHERWISE.kernel_gradient(),
+        replace(boxes(split=3, o=64, i=32, n=4, y0=4, y1=2), unrolled=("j1", 3)),
+        "float16",
+    ),
     "strided forward": (STRIDED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
     "strided, dilated forward": (SEED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
     "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=32), "float16"),
@@ -65,4 +70,9 @@ STAYING = {
     "forward": (SAME.forward(), boxes(n=2, y0=4, y1=8, o=16, i=16), "bfloat16"),
     "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=16), "float16"),
     "kernel gradient": (STRIDED.kernel_gradient(), boxes(split=2, i=64, o=16, n=2, y0=2, y1=8), "bfloat16"),
+    "kernel gradient, two of three values at once": (
+        replace(STRIDED, kernel="ohwi").kernel_gradient(),
+        replace(boxes(split=2, o=64, i=16, n=2, y0=2, y1=8), unrolled=("j0", 2)),
+        "bfloat16",
+    ),
 }

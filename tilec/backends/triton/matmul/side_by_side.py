@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import NARROW, Dot, recognise_dot
+from tilec.backends.triton.matmul.dot import NARROW, Dot, operand_accesses, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
 
@@ -34,14 +33,13 @@ LEAST_GROUP = 4  # of a group itself
 @dataclass(frozen=True)
 class SideBySide:
     """`blocks`: the statement that makes an operand block diagonal, or takes the output's diagonal, where it is not
-    `first`. `product`: what stands between, its `steps`, and those that look for what zeros made of elements that are
-    not finite. `grown`: the tensor between; `types` and `strides` of all tensors as they are indexed here."""
+    `first`. `product`: what stands between, and its `steps`. `grown`: the tensor between; `types` and `strides` of all
+    tensors as they are indexed here."""
 
     blocks: Statement
     product: Statement
     first: bool
     steps: list[Step]
-    repairs: list[Step]
     types: Mapping[str, TensorType]
     strides: Mapping[str, tuple[int, ...]]
     grown: str
@@ -51,7 +49,7 @@ class SideBySide:
         t = self.types[self.grown]
         blocks = lower(StridedView(self.blocks, self.types, self.strides))
         steps: list[Step] = [Allocate(self.grown, t.shape, t.dtype)]
-        steps += [*blocks, *self.steps, *self.repairs] if self.first else [*self.steps, *blocks]
+        steps += [*blocks, *self.steps] if self.first else [*self.steps, *blocks]
         return [*steps, Release((self.grown,))]
 
 
@@ -150,21 +148,24 @@ def _apart(
     merged = coalesce(as_it_is)
     space = build_space(merged.statement, merged.types)
     dot = None if space is None else recognise_dot(space, merged)
-    steps = None if dot is None or space is None else hopper_steps(dot, space, merged, setting)
-    if steps is None:
-        return None
     first = small.tensor != output
-    repairs = _repairs(as_it_is, call("eq", Index(q), Index(r))) if first else []
-    return SideBySide(blocks, product, first, steps, repairs, types, strides, grown)
+    same = (_merged_into(q, as_it_is, merged), _merged_into(r, as_it_is, merged)) if first else None
+    steps = None if dot is None or space is None else hopper_steps(dot, space, merged, setting, same=same)
+    return None if steps is None else SideBySide(blocks, product, first, steps, types, strides, grown)
 
 
-def _repairs(view: StridedView, inside: Expr) -> list[Step]:
-    """Steps that compute again, of groups' own elements alone, what came out infinite or NaN."""
-    space = build_space(view.statement, view.types)
-    dot = None if space is None else recognise_dot(space, view)
-    assert dot is not None and space is not None
-    dot = replace(dot, zero_right=(*dot.zero_right, inside))
-    return repair_steps(dot, space, view, view.statement)
+def _merged_into(group: str, view: StridedView, merged: StridedView) -> tuple[str, int]:
+    """The variable of the merged statement that counts this one, and by what it is divided for that."""
+    s = view.statement
+    left = set(index_variables(*(e for a in operand_accesses(merged.statement.body) for e in a.index)))
+    for a in (*operand_accesses(s.body), Access(s.output, s.index or ())):
+        names, divisor = [linear(e).bare for e in a.index], 1
+        if group in names:
+            for name, n in list(zip(names, view.types[a.tensor].shape, strict=True))[names.index(group) :]:
+                divisor *= 1 if name == group else n
+                if name in left:
+                    return name, divisor
+    raise AssertionError(f"{group} is no variable of the product")
 
 
 def _before(axes: list, a: Access, group: str, types: Mapping[str, TensorType], strides: Mapping) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable, coefficients
+from tilec.backends.triton.matmul.hopper.form import HopperProblem, Same, Variable, coefficients
 from tilec.backends.triton.matmul.hopper.views import View
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, LineBuilder
 from tilec.ir.index import Affine
@@ -18,7 +18,7 @@ class Design:
     range; `tails`: summed variables
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
-    values, and how many."""
+    values, and how many; `same`: as a HopperDot's."""
 
     name: str
     problem: HopperProblem
@@ -34,11 +34,12 @@ class Design:
     consumers: int
     boxed: frozenset[str]
     unrolled: tuple[str, int] | None = None
+    same: Same | None = None
 
     @property
     def exact(self) -> bool:
         """Must sums that are not finite be taken again?"""
-        return bool(self.tails or any(self.loose.values()))
+        return bool(self.tails or any(self.loose.values()) or self.same)
 
     @property
     def specialise(self) -> bool:

@@ -24,11 +24,13 @@ def finish_tile(w: Lines, d: Design) -> None:
     if not d.exact:
         _store_all(w, d)
         return
-    w.add(assign("wrong", "0"), assign("suspect", joined(_suspicions(d), "|", "")))
-    with w.branch("suspect"):
-        for sums in d.results:
-            wrong = f'gl.max(gl.max(gl.where(gl.abs({sums}) < float("inf"), 0, 1), 1), 0)'
-            w.assign("wrong", wrong if d.unrolled is None else f"gl.maximum(wrong, {wrong})")
+    w.assign("wrong", "0")
+    if d.same is not None:
+        _look(w, d)
+    else:
+        w.assign("suspect", joined(_suspicions(d), "|", ""))
+        with w.branch("suspect"):
+            _look(w, d)
     with w.branch("wrong != 0"):
         if d.unrolled is None:
             _again(w, d)
@@ -38,6 +40,13 @@ def finish_tile(w: Lines, d: Design) -> None:
                 w.assign(d.unrolled[0], "1", "+=")
     with w.otherwise():
         _store_all(w, d)
+
+
+def _look(w: Lines, d: Design) -> None:
+    """Whether some sum is not finite."""
+    for sums in d.results:
+        wrong = f'gl.max(gl.max(gl.where(gl.abs({sums}) < float("inf"), 0, 1), 1), 0)'
+        w.assign("wrong", wrong if d.unrolled is None else f"gl.maximum(wrong, {wrong})")
 
 
 def _store_all(w: Lines, d: Design) -> None:
@@ -137,6 +146,7 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
 def _again(w: Lines, d: Design) -> None:
     """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
     from the usual way."""
+    side_of = {"left": "r", "right": "c"}
     w.assign("FEW", "32 if BN > 32 else BN", CONSTEXPR)
     w.assign("few", "gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
     with w.loop("few_at", "range(0, BN, FEW)"):
@@ -154,6 +164,9 @@ def _again(w: Lines, d: Design) -> None:
                 names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
                 for side, own in (("left", "rows_k"), ("right", "columns_k")):
                     tests = [own, *valid]
+                    if d.same is not None and d.same[0][0].startswith(side_of[side]):
+                        (a, m), (b, n) = d.same
+                        tests.append(f"({a}_k // {m} == {b}_k // {n})")
                     for axis in d.loose[side]:
                         w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
                         tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")

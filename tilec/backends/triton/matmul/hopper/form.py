@@ -8,6 +8,8 @@ from functools import cached_property
 
 from tilec.ir.index import Affine
 
+Same = tuple[tuple[str, int], tuple[str, int]]
+
 
 @dataclass(frozen=True)
 class HopperOperand:
@@ -24,7 +26,8 @@ class HopperDot:
     The left operand holds the rows, the right one the columns. `classes` assigns the residues, once a class ({} alone
     where there are none);
     `low` and `extent` give, for each class, the exact range of every variable over the class's valid points (of rows
-    and columns: over the elements of the output).
+    and columns: over the elements of the output). `same`: a variable of rows or columns and a summed one, each with a
+    divisor; where the quotients differ an operand is zero, and the point is no part of the sum.
     """
 
     output: str
@@ -39,6 +42,7 @@ class HopperDot:
     low: tuple[Mapping[str, int], ...]
     extent: tuple[Mapping[str, int], ...]
     scale: float = 1.0
+    same: Same | None = None
 
     def turned(self) -> HopperDot:
         """The same with the operands exchanged."""
@@ -103,6 +107,10 @@ class HopperProblem:
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
         return self.batch + self.rows + self.columns + self.summed
+
+    def named(self, source: str) -> str:
+        """The kernel's name of a variable of the product."""
+        return next(v.name for v in self.variables if v.source == source)
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

@@ -137,6 +137,7 @@ def _launches(
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     unrolled = config.unrolled
+    (a, m), (b, n) = dot.same or (("", 1), ("", 1))
     design = Design(
         name="product",
         problem=problem,
@@ -153,7 +154,8 @@ def _launches(
         scaled=dot.scale != 1.0,
         consumers=config.consumers,
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
-        unrolled=next(((v.name, unrolled[1]) for v in problem.columns if unrolled and v.source == unrolled[0]), None),
+        unrolled=None if unrolled is None else (problem.named(unrolled[0]), unrolled[1]),
+        same=None if dot.same is None else ((problem.named(a), m), (problem.named(b), n)),
     )
     return _assemble(dot, design, boxes, config, tensors, steps)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot
 from tilec.backends.triton.matmul.hopper.configs import configs, default_config
-from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand
+from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -18,12 +20,19 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    dot: Dot, space: Space, view: StridedView, setting: Setting, config: HopperConfig | None = None
+    dot: Dot,
+    space: Space,
+    view: StridedView,
+    setting: Setting,
+    config: HopperConfig | None = None,
+    same: Same | None = None,
 ) -> list[Step] | None:
-    """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit."""
+    """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
+    a HopperDot's."""
     product = hopper_product(dot, space, view, setting)
     if product is None:
         return None
+    product = replace(product, same=same)
     tensors = hopper_tensors(product, view)
     choice = config or default_config(product, tensors)
     if config is None and choice is not None and _mostly_outside(choice, dot, space):
