@@ -279,6 +279,10 @@ WORDS = {
     "feeds": "step_inputs",
     "turns": "circular_shifts",
     "dear": "compute_heavy",
+    "settled": "cached, resolved, known",
+    "settle": "cache, resolve",
+    "stripe": "RegisterBlock",
+    "hand": "reads_own_element of an epilogue, local to a rank",
 }
 
 

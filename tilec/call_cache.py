@@ -15,17 +15,17 @@ from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
+from tilec.torch_op.fast_path import fast_call, native_call
 from tilec.torch_op.node import record, recorded_call
-from tilec.torch_op.settled import native_call, settled_call
 from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
 
 
 class CallCache:
-    """Calls of one function. `settled`: signature of a call -> what runs, given the inputs one by one."""
+    """Calls of one function. `_runs`: signature of a call -> what runs, given the inputs one by one."""
 
     def __init__(self, function: Specialiser):
         self._function = function
-        self._settled: dict[object, Callable[..., tuple]] = {}
+        self._runs: dict[object, Callable[..., tuple]] = {}
         self._native: Any | None = None  # the same in C++
 
     def __call__(self, inputs: Sequence[object]):
@@ -35,10 +35,10 @@ class CallCache:
             if found is not calls:
                 return found
         signature = _signature(inputs)
-        settled = self._settled.get(signature)
-        if settled is None:
+        run = self._runs.get(signature)
+        if run is None:
             return self._first(signature, inputs)
-        outputs = settled(*inputs)
+        outputs = run(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
@@ -51,33 +51,33 @@ class CallCache:
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         results: tuple = recorded_call(function, tensors, weak, values)
         if signature and all(a is b or type(b) in NUMBERS for a, b in zip(tensors, inputs, strict=True)):
-            self._settle(signature, inputs, tensors, weak)
+            self._add(signature, inputs, tensors, weak)
         if arguments.numpy:
             results = tuple(map(_to_numpy, results))
         return results[0] if len(results) == 1 else results
 
-    def _settle(self, signature: tuple, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak) -> None:
+    def _add(self, signature: tuple, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak) -> None:
         """Let later calls with such inputs go straight to what they run."""
         function = self._function
         if function.sizes or not ordinary(tensors):
             return
         numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
-        if (library := native()) is not None and self._settle_native(library, inputs, tensors, weak, numbers):
+        if (library := native()) is not None and self._add_native(library, inputs, tensors, weak, numbers):
             return
-        if len(self._settled) >= CACHED_CALLS:
+        if len(self._runs) >= CACHED_CALLS:
             return
         if recording(tensors):
             recorded = record(function, tensors, weak, ())
-            run: Callable = settled_call(recorded, tensors)
+            run: Callable = fast_call(recorded, tensors)
             if recorded.partition is not None and recorded.partition.extra:
                 run = _leading(run, len(function.outputs))
         elif (prepared := function.prepared(tensors, weak, ())).plain:
             run = prepared.direct
         else:
             return
-        self._settled[signature] = _with_numbers(run, numbers) if numbers else run
+        self._runs[signature] = _with_numbers(run, numbers) if numbers else run
 
-    def _settle_native(
+    def _add_native(
         self, library: Any, inputs: Sequence[object], tensors: Sequence[torch.Tensor], weak: Any, numbers: Sequence
     ) -> bool:
         """The same in C++; False where that cannot be."""
@@ -97,7 +97,7 @@ class CallCache:
         else:
             return False
         made = [(place, make, tensors[place]) for place, make in numbers]
-        return self._native.settle(tuple(inputs), run, record_of, len(function.outputs), made)
+        return self._native.add(tuple(inputs), run, record_of, len(function.outputs), made)
 
 
 NUMBERS = (float, int, bool)

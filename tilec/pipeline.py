@@ -13,13 +13,13 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.float_counts import float_counts
-from tilec.transforms.lower.own_outputs import own_outputs
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.split_clamps import split_clamps
 from tilec.transforms.lower.tighten_domains import tighten_domains
@@ -56,7 +56,7 @@ TRANSFORMS: dict[str, Transform] = {
     "float_counts": lambda program, setting: float_counts(program, setting.types),
     "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
-    "own_outputs": lambda program, setting: own_outputs(program, setting.types),
+    "copy_shared_outputs": lambda program, setting: copy_shared_outputs(program, setting.types),
     "reduce": lambda program, setting: reduce(program),
     "defract": lambda program, setting: defract(program),
 }
@@ -80,7 +80,7 @@ CONTRACTIONS = (
 )
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
-    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "own_outputs")),
+    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "copy_shared_outputs")),
     Pass("reduced", ("reduce",)),
     Pass("defracted", ("defract",)),
 )

@@ -14,7 +14,7 @@ from tilec.backends.triton.plan.lines import If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
 from tilec.backends.triton.schedule import families
-from tilec.backends.triton.schedule.materialize import settled
+from tilec.backends.triton.schedule.materialize import resolve_requests
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -130,4 +130,4 @@ def test_only_alike_launches_that_need_nothing_of_each_other_share_one():
 
 def test_steps_without_anything_prepared_are_as_they_were():
     steps = [Allocate("P", (100,), "float32"), launch("one", "P", "A"), Release(("P",))]
-    assert settled(steps) == steps
+    assert resolve_requests(steps) == steps

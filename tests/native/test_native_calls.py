@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tilec
 
 SOURCE = "function (X[N], W[N]) -> (Y) { Y = exp(X * W); }"
-NODES = {"python": "SettledCallBackward", "native": "TileCallBackward"}
+NODES = {"python": "FastTileCallBackward", "native": "TileCallBackward"}
 
 
 class Case:

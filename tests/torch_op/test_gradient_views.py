@@ -90,7 +90,7 @@ def test_a_missing_cotangent_and_torch_func():
     assert torch.equal(found, weights.T.expand(5, 2, 3))
 
 
-def test_inputs_of_which_the_shape_alone_is_read_are_settled(monkeypatch):
+def test_inputs_of_which_the_shape_alone_is_read_take_the_fast_path(monkeypatch):
     """A backward pass that needs the shape of something it did not keep goes straight to what runs as well."""
     from tilec.torch_op import node
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilec.distributed.pipelined import carry_of, in_blocks, in_groups, init_of, summary_of
 from tilec.distributed.placements import IndexBox, coordinates, shape_of
 from tilec.distributed.plan import Communication, Parted, ShardedStep, Sharding
 from tilec.distributed.regions import statement_reads
-from tilec.distributed.turns import carry_of, in_blocks, in_groups, init_of, summary_of
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear, replace_indices, substitute_affine
 from tilec.ir.program import (
@@ -49,8 +49,8 @@ class LocalProgram:
 
 
 @dataclass(frozen=True)
-class RankTurn:
-    """A rank's turn in a recurrence that the ranks along a dimension of the mesh (`along`) carry out one after the
+class PipelineStep:
+    """A rank's step of a recurrence that the ranks along a dimension of the mesh (`along`) carry out one after the
     other: `work` gives its elements, `result`. It reads the states of the rank before it, if it has one, as its last
     argument; `states` are those that it passes on, `depth` along `dim`, of this type. Where steps compose nobody waits:
     `summary` gives what a rank's steps do to a state, and what `work` reads beside states of blocks of steps; `carry`,
@@ -76,14 +76,14 @@ class RankTurn:
 class Stage:
     """What ranks do together, then each by itself. `released`: names that nothing asks for afterwards."""
 
-    together: tuple[Communication | RankTurn, ...]
+    together: tuple[Communication | PipelineStep, ...]
     work: LocalProgram | None
     released: tuple[str, ...]
 
 
-def sources_of(c: Communication | RankTurn) -> set[str]:
+def sources_of(c: Communication | PipelineStep) -> set[str]:
     """The names of what it reads."""
-    return {n for w in c.works for n in w.arguments} if isinstance(c, RankTurn) else {c.source}
+    return {n for w in c.works for n in w.arguments} if isinstance(c, PipelineStep) else {c.source}
 
 
 def rank_stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
@@ -101,11 +101,13 @@ class _Rank:
     def stages(self) -> tuple[Stage, ...]:
         plan = self.plan
         last = max([c.time for c in plan.communications] + [s.time for s in plan.steps], default=-1)
-        turns = {step.statement.output: step for step in plan.steps if step.passing is not None}
-        alone = [step for step in plan.steps if step.statement.output not in turns]
+        pipelined = {step.statement.output: step for step in plan.steps if step.passing is not None}
+        alone = [step for step in plan.steps if step.statement.output not in pipelined]
         bodies = [[s for step in alone if step.time == t for s in self._statements(step)] for t in range(last + 1)]
         moved = [
-            tuple(self._turn(turns[c.tensor]) if c.states else c for c in plan.communications if c.time == t)
+            tuple(
+                self._pipeline_step(pipelined[c.tensor]) if c.states else c for c in plan.communications if c.time == t
+            )
             for t in range(last + 1)
         ]
         wanted = set(plan.results.values())
@@ -117,7 +119,9 @@ class _Rank:
         stages = zip(bodies, moved, reversed(after), strict=True)
         return tuple(self._stage(body, together, later) for body, together, later in stages)
 
-    def _stage(self, body: list[Statement], together: tuple[Communication | RankTurn, ...], later: set[str]) -> Stage:
+    def _stage(
+        self, body: list[Statement], together: tuple[Communication | PipelineStep, ...], later: set[str]
+    ) -> Stage:
         outputs = tuple(s.output for s in body if s.output in later)
         work = self._work(body, outputs) if outputs else None
         known = set() if work is None else set(work.arguments)
@@ -142,9 +146,9 @@ class _Rank:
         types = dict(zip(program.input_names(), types.values(), strict=True))
         return LocalProgram(program, types, tuple(arguments), stand_ins)
 
-    def _turn(self, step: ShardedStep) -> RankTurn:
+    def _pipeline_step(self, step: ShardedStep) -> PipelineStep:
         s, split = step.statement, step.passing
-        assert split is not None and split.dim is not None, "a turn is one of a divided recurrence"
+        assert split is not None and split.dim is not None, "only divided recurrences are pipelined"
         low, high = split.parts[self.rank]
         t, k = self.plan.types[s.output], split.dim
         shape = self._type(s.output).shape
@@ -179,7 +183,7 @@ class _Rank:
         else:
             statements = [own]
         work = self._work([*before, *statements], (s.output,), more)
-        return RankTurn(work, s.output, k, split.states, states, shape, first, split.along, summary, carry)
+        return PipelineStep(work, s.output, k, split.states, states, shape, first, split.along, summary, carry)
 
     def _without_sizes(self, program: Program) -> Program:
         """The same where integers of rank 0 that stand in indices are no sizes, as inputs would be."""
@@ -222,7 +226,7 @@ class _Rank:
             init = replace_indices(init, shift)
         if own:
             s = replace(s, sizes=tuple(sizes))
-        s = map_expressions(replace(s, init=init), lambda e: self._at_hand(e, s.output, own, owned))
+        s = map_expressions(replace(s, init=init), lambda e: self._read_locally(e, s.output, own, owned))
         if own:
             index = list(s.index or ())
             for k, low in own.items():
@@ -244,7 +248,9 @@ class _Rank:
             and owned[tensor][1][d] == split.parts[self.rank]
         )
 
-    def _at_hand(self, e: Expr, output: str, own: Mapping[int, int], owned: Mapping[str, tuple[str, IndexBox]]) -> Expr:
+    def _read_locally(
+        self, e: Expr, output: str, own: Mapping[int, int], owned: Mapping[str, tuple[str, IndexBox]]
+    ) -> Expr:
         """An expression that reads what is at hand; `own`: where the output's own elements begin."""
 
         def visit(x: Expr) -> Expr:

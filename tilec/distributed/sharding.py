@@ -167,7 +167,7 @@ class _Planner:
             for part in self._logsumexp(s):
                 self.statement(part)
             return
-        reads = {t: self._at_hand(s, t, need, splits) for t, need in choice.needed.items()}
+        reads = {t: self._local_copy(s, t, need, splits) for t, need in choice.needed.items()}
         turn = passing(splits)
         made = [self.times[c.tensor] + 1 for c in reads.values() if turn is not None and c.name == c.tensor]
         time = max([0, *made, *(c.ready for c in reads.values())])
@@ -350,7 +350,9 @@ class _Planner:
         size, ranks = reduced_size(self.types[tensor].dtype, reduction), self.mesh[m]
         return tuple(2 * -(-size * count(box) * (ranks - 1) // ranks) for box in owned)
 
-    def _at_hand(self, s: Statement, tensor: str, need: tuple[IndexBox, ...], splits: Sequence[Parted]) -> TensorCopy:
+    def _local_copy(
+        self, s: Statement, tensor: str, need: tuple[IndexBox, ...], splits: Sequence[Parted]
+    ) -> TensorCopy:
         found = self._found(tensor, need)
         if found is None and not self.copies[tensor]:
             self._reduced(tensor, s.output, f"{s.output} reads the whole of it")

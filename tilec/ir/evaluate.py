@@ -80,14 +80,14 @@ class _Run(PointEvaluator):
         if s.init is not None:
             self.initial = tuple(e.name for e in index if isinstance(e, Index)), s.init
         try:
-            settled = [self.settle(s, index, sizes, start) for start in (0, 1)]
+            iterated = [self.iterate(s, index, sizes, start) for start in (0, 1)]
         finally:
             self.own = self.initial = None
-        if not _same(*settled):
+        if not _same(*iterated):
             raise NoSchedule(f"no order computes the elements of {s.output}", s.span)
-        return settled[0]
+        return iterated[0]
 
-    def settle(self, s: Statement, index: tuple[Expr, ...], sizes: list[int], start: int) -> StoredTensor:
+    def iterate(self, s: Statement, index: tuple[Expr, ...], sizes: list[int], start: int) -> StoredTensor:
         tensor = StoredTensor(np.full(sizes, bool(start)), "bool", True)
         for _ in range(int(np.prod(sizes, dtype=object)) + 4):
             self.tensors[s.output] = tensor

@@ -151,8 +151,8 @@ def _logaddexp(g, args, f):
 def _relu(g, args, f):
     """A result that is at hand says as much as the argument; a recurrence's is, as the argument reads that tensor."""
     (x,) = args
-    at_hand = isinstance(f, Access) and any(isinstance(e, Access) and e.tensor == f.tensor for e in walk(x))
-    return (_where(call("gt", f if at_hand else x, ZERO), g),)
+    is_read = isinstance(f, Access) and any(isinstance(e, Access) and e.tensor == f.tensor for e in walk(x))
+    return (_where(call("gt", f if is_read else x, ZERO), g),)
 
 
 # operators: loose to tight, as the grammar has them; `?:` is precedence 1

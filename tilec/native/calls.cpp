@@ -151,8 +151,8 @@ std::shared_ptr<Run> run_of(py::handle object) {
   return std::make_shared<PythonRun>(object.ptr());
 }
 
-// settle(inputs, run, recorded or None, outputs, [(place, what makes a tensor of a number, device)])
-PyObject* settle(PyObject* self, PyObject* args) {
+// add(inputs, run, recorded or None, outputs, [(place, what makes a tensor of a number, device)])
+PyObject* add(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   auto given = py::reinterpret_borrow<py::tuple>(args);
   auto& entries = *reinterpret_cast<Calls*>(self)->entries;
@@ -187,7 +187,7 @@ void delete_calls(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-PyMethodDef methods[] = {{"settle", settle, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"add", add, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PySequenceMethods sequence = {};
 
 PyTypeObject calls_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -289,7 +289,7 @@ std::shared_ptr<Recorded> recorded(
 }
 
 // Let later backward passes like this one go straight to what they run.
-void settle_pass(
+void add_pass(
     Recorded& recorded, const std::vector<bool>& needed, py::tuple kept, py::tuple cotangents, py::object run,
     std::vector<int> sources, py::list beside, py::list gradients) {
   auto pass = std::make_shared<Pass>();
@@ -324,6 +324,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("plan", &plan);
   module.def("use_driver", [](std::string path) { Driver::path = std::move(path); });
   module.def("recorded", &recorded);
-  module.def("settle_pass", &settle_pass);
+  module.def("add_pass", &add_pass);
   py::module_::import("atexit").attr("register")(py::cpp_function(&Interpreter::leave));
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilec.distributed.local import LocalProgram, RankTurn, Stage, rank_stages
+from tilec.distributed.local import LocalProgram, PipelineStep, Stage, rank_stages
 from tilec.distributed.placements import (
     REPLICATE,
     Mesh,
@@ -132,8 +132,8 @@ def _run_stages(share: Share, env: dict[str, torch.Tensor]) -> None:
                     _exchange(share, env, along, tuple(some))
                 continue
             for c in found:
-                if isinstance(c, RankTurn):
-                    env[c.result] = _take_turn(share, c, env, device)
+                if isinstance(c, PipelineStep):
+                    env[c.result] = _run_pipeline_step(share, c, env, device)
                 elif c.reduction is not None:
                     ranks, group = share.plan.mesh[c.along], share.groups[c.along]
                     env[c.result] = all_reduce(env[c.source], c.reduction, ranks, group)
@@ -156,51 +156,51 @@ def _exchange(share: Share, env: dict[str, torch.Tensor], along: int, moved: Seq
     env.update(zip([c.result for c in moved], found, strict=True))
 
 
-def _kind(c: Communication | RankTurn) -> str:
-    return "turn" if isinstance(c, RankTurn) else "exchange" if c.reduction is None else "reduction"
+def _kind(c: Communication | PipelineStep) -> str:
+    return "pipeline" if isinstance(c, PipelineStep) else "exchange" if c.reduction is None else "reduction"
 
 
-def _take_turn(share: Share, turn: RankTurn, env, device: torch.device) -> torch.Tensor:
+def _run_pipeline_step(share: Share, step: PipelineStep, env, device: torch.device) -> torch.Tensor:
     """A recurrence's elements of this rank, once the states of the one before are there."""
-    ranks, group, forward = share.plan.mesh[turn.along], share.groups[turn.along], turn.depth > 0
-    rank = peers(share.plan.mesh, share.rank, turn.along).index(share.rank)
-    if turn.summary is not None:
-        return _compose(share, turn, env, ranks, group, device)
-    states = torch.zeros(turn.states.shape, dtype=getattr(torch, turn.states.dtype), device=device)
+    ranks, group, forward = share.plan.mesh[step.along], share.groups[step.along], step.depth > 0
+    rank = peers(share.plan.mesh, share.rank, step.along).index(share.rank)
+    if step.summary is not None:
+        return _compose(share, step, env, ranks, group, device)
+    states = torch.zeros(step.states.shape, dtype=getattr(torch, step.states.dtype), device=device)
 
     def own() -> torch.Tensor:
-        ((_, result),) = share.run(turn.work, env, device, *(() if turn.first else (states,)))
+        ((_, result),) = share.run(step.work, env, device, *(() if step.first else (states,)))
         return result
 
     place = rank if forward else ranks - 1 - rank  # in the order of turns
     result = own() if place == 0 else None
     for sender in range(ranks - 1):
         source, target = (sender, sender + 1) if forward else (ranks - 1 - sender, ranks - 2 - sender)
-        passed = _states(states, result, turn) if rank == source and result is not None else states
+        passed = _states(states, result, step) if rank == source and result is not None else states
         states = send(passed, source, target, rank, ranks, group)
         if rank == target:
             result = own()
-    assert result is not None, "each rank has a turn"
+    assert result is not None, "each rank has a step"
     return result
 
 
-def _compose(share: Share, turn: RankTurn, env, ranks: int, group: Any, device: torch.device) -> torch.Tensor:
-    assert turn.summary is not None, "the steps compose"
-    own, *blocks = (t for _, t in share.run(turn.summary, env, device))
+def _compose(share: Share, step: PipelineStep, env, ranks: int, group: Any, device: torch.device) -> torch.Tensor:
+    assert step.summary is not None, "the steps compose"
+    own, *blocks = (t for _, t in share.run(step.summary, env, device))
     summaries = all_gather(own, ranks, group)
-    states = [] if turn.first or turn.carry is None else [s for _, s in share.run(turn.carry, env, device, summaries)]
-    ((_, result),) = share.run(turn.work, env, device, *blocks, *states)
-    return result.reshape(turn.shape)
+    states = [] if step.first or step.carry is None else [s for _, s in share.run(step.carry, env, device, summaries)]
+    ((_, result),) = share.run(step.work, env, device, *blocks, *states)
+    return result.reshape(step.shape)
 
 
-def _states(before: torch.Tensor, result: torch.Tensor, turn: RankTurn) -> torch.Tensor:
+def _states(before: torch.Tensor, result: torch.Tensor, step: PipelineStep) -> torch.Tensor:
     """The last elements of a rank, or the first if the recurrence runs backward; with those before it where it has
     fewer than are asked for."""
-    n, depth = result.shape[turn.dim], abs(turn.depth)
+    n, depth = result.shape[step.dim], abs(step.depth)
     if n < depth:
-        result = torch.cat([before, result] if turn.depth > 0 else [result, before], turn.dim)
-    start = result.shape[turn.dim] - depth if turn.depth > 0 else 0
-    return result.narrow(turn.dim, start, depth)
+        result = torch.cat([before, result] if step.depth > 0 else [result, before], step.dim)
+    start = result.shape[step.dim] - depth if step.depth > 0 else 0
+    return result.narrow(step.dim, start, depth)
 
 
 def _seen(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -224,7 +224,7 @@ def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
         plan = plan_of(function, special, sizes, placements, extents)
         own = rank_stages(plan, rank)
         works = [s.work for s in own if s.work is not None]
-        works += [w for s in own for c in s.together if isinstance(c, RankTurn) for w in c.works]
+        works += [w for s in own for c in s.together if isinstance(c, PipelineStep) for w in c.works]
         prepared = {id(w): _prepared(function, w, device) for w in works}
     except TileError as error:
         raise error.located(function.source, function.filename) from None

@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from tilec.ir.functions import ONE, TWO, call
 from tilec.ir.program import Call, Expr, Float, Int, Program, Statement, expressions, map_expressions, rebuild, walk
-from tilec.transforms.util.kinds import FLOATING, KnownKinds, kinds, statement_kinds
+from tilec.transforms.util.kinds import FLOATING, TensorKinds, kinds, statement_kinds
 
 Uses = Counter[Expr]
 FactorPart = tuple[str, Expr]
-IdentityRule = Callable[[Call, Uses, KnownKinds], tuple[Expr, Expr] | None]
+IdentityRule = Callable[[Call, Uses, TensorKinds], tuple[Expr, Expr] | None]
 
 
-def apply_identities(program: Program, inputs: KnownKinds) -> Program:
+def apply_identities(program: Program, inputs: TensorKinds) -> Program:
     """The program with the rules applied wherever they pay; `inputs` are the kinds that inputs have."""
     found = (e for s in program.statements for e in walk(*expressions(s)))
     uses: Uses = Counter(e for e in found if isinstance(e, Call) and e.function in ("sin", "cos"))
@@ -35,7 +35,7 @@ def apply_identities(program: Program, inputs: KnownKinds) -> Program:
     return replace(program, statements=tuple(statements))
 
 
-def _rewritten(s: Statement, uses: Uses, known: KnownKinds) -> Statement:
+def _rewritten(s: Statement, uses: Uses, known: TensorKinds) -> Statement:
     if not any(e in uses for e in walk(*expressions(s))):
         return s
 
@@ -51,7 +51,7 @@ def _rewritten(s: Statement, uses: Uses, known: KnownKinds) -> Statement:
     return map_expressions(s, visit)
 
 
-def _sine_and_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Expr] | None:
+def _sine_and_cosine(e: Call, uses: Uses, known: TensorKinds) -> tuple[Expr, Expr] | None:
     """`a * sin(u) * b * cos(u)` is `a * (0.5 * sin(2 u)) * b`; a factor 2 and the 0.5 go together. The first of the two
     is replaced and the later one left out, so that everything that follows the first keeps its type."""
     chain = _chain(e)
@@ -74,7 +74,7 @@ def _sine_and_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Expr
     return _product([(f, doubled if k == first else x) for k, (f, x) in enumerate(chain) if k not in dropped]), u
 
 
-def _may_go(chain: Sequence[FactorPart], k: int, first: int, known: KnownKinds) -> bool:
+def _may_go(chain: Sequence[FactorPart], k: int, first: int, known: TensorKinds) -> bool:
     """Whether a factor 2 may be left out without a change of what the rest computes in."""
     if k > first or k == 0 and first == 1:
         return True
@@ -105,7 +105,7 @@ def _other(e: Expr) -> Call | None:
     return None
 
 
-def _one_minus_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Expr] | None:
+def _one_minus_cosine(e: Call, uses: Uses, known: TensorKinds) -> tuple[Expr, Expr] | None:
     """`1 - cos(u)` is `2 sin(u/2)^2`, which keeps its digits for small u, and `cos(u) - 1` the negative of that."""
     match e:
         case Call("sub", (Int(1) | Float(1.0), Call("cos", (u,)) as cosine)):
@@ -124,7 +124,7 @@ def _one_minus_cosine(e: Call, uses: Uses, known: KnownKinds) -> tuple[Expr, Exp
 IDENTITY_RULES: tuple[IdentityRule, ...] = (_sine_and_cosine, _one_minus_cosine)
 
 
-def _half(u: Expr, known: KnownKinds) -> Expr | None:
+def _half(u: Expr, known: TensorKinds) -> Expr | None:
     """u/2 where a factor of u is an even literal; not of a product of integers, which may have wrapped."""
     match u:
         case Int(n) if n % 2 == 0 and n:

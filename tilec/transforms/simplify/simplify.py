@@ -31,10 +31,10 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.transforms.util.kinds import BOOL, FLOATING, INTEGER, KnownKinds, kinds, statement_kinds
+from tilec.transforms.util.kinds import BOOL, FLOATING, INTEGER, TensorKinds, kinds, statement_kinds
 
 Literal = int | float
-NOTHING_KNOWN: KnownKinds = {}
+NOTHING_KNOWN: TensorKinds = {}
 _ARITHMETIC: dict[str, Callable[[Literal, Literal], Literal]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -50,7 +50,7 @@ _COMPARISONS: dict[str, Callable[[Literal, Literal], bool]] = {
 }
 
 
-def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: KnownKinds = NOTHING_KNOWN) -> Program:
+def simplify(program: Program, outputs: Sequence[str] | None = None, inputs: TensorKinds = NOTHING_KNOWN) -> Program:
     """A program with the same values for `outputs` (default: the program's own), which become its outputs. `inputs`:
     the kinds that inputs are known to have."""
     wanted = program.outputs if outputs is None else tuple(outputs)
@@ -140,19 +140,19 @@ def rename_reads(s: Statement, same: dict[str, str]) -> Statement:
     return replace(map_expressions(s, visit), default=default)
 
 
-def _fold_statement(s: Statement, known: KnownKinds) -> Statement:
+def _fold_statement(s: Statement, known: TensorKinds) -> Statement:
     """Values only: an index, a size or a constraint has arithmetic of its own."""
     guard = _fold_guard(s.guard, known)
     body = fold(s.body, known)
     return s if body is s.body and guard is s.guard else replace(s, guard=guard, body=body)
 
 
-def _fold_guard(guard: Expr | None, known: KnownKinds) -> Expr | None:
+def _fold_guard(guard: Expr | None, known: TensorKinds) -> Expr | None:
     guard = None if guard is None else fold(guard, known)
     return None if guard is not None and truth(guard) is True and _reads_nothing(guard) else guard
 
 
-def fold(e: Expr, known: KnownKinds = NOTHING_KNOWN) -> Expr:
+def fold(e: Expr, known: TensorKinds = NOTHING_KNOWN) -> Expr:
     """The expression with literals computed and identities removed; the very same object where there are none."""
     match e:
         case Call():
@@ -216,7 +216,7 @@ def _from_literal(value: Literal) -> Expr | None:
     return Float(value) if math.copysign(1.0, value) > 0 else -Float(-value)
 
 
-def _fold_call(e: Call, known: KnownKinds) -> Expr:
+def _fold_call(e: Call, known: TensorKinds) -> Expr:
     literals = [_literal(a) for a in e.args]
     if e.function in _ARITHMETIC and None not in literals:
         a, b = literals
@@ -226,7 +226,7 @@ def _fold_call(e: Call, known: KnownKinds) -> Expr:
     return e if rule is None else rule(e, known, *e.args)
 
 
-def _negated(e: Expr, known: KnownKinds) -> Expr | None:
+def _negated(e: Expr, known: TensorKinds) -> Expr | None:
     """What a floating expression is the negative of. That of an integer wraps in its own type, the result's may be
     wider: 1 - -X is 1 + X for no uint8 X but 0."""
     if not isinstance(e, Call) or e.function != "neg" or _literal(e) is not None or kinds(e, known) != FLOATING:
@@ -234,7 +234,7 @@ def _negated(e: Expr, known: KnownKinds) -> Expr | None:
     return e.args[0]
 
 
-def _add(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
+def _add(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
     negated = _negated(b, known)
     if negated is not None and _never_bool(a, known):
         return a - negated
@@ -243,31 +243,31 @@ def _add(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
     return b if a == ZERO and kinds(b, known) == INTEGER else e
 
 
-def _sub(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
+def _sub(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
     negated = _negated(b, known)
     if negated is not None and _never_bool(a, known):
         return a + negated
     return a if b == ZERO and _never_bool(a, known) else e
 
 
-def _mul(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
+def _mul(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
     if b == ONE and _never_bool(a, known):
         return a
     return b if a == ONE and _never_bool(b, known) else e
 
 
-def _div(e: Expr, known: KnownKinds, a: Expr, b: Expr) -> Expr:
+def _div(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
     return a if b == ONE and _never_bool(a, known) else e
 
 
-def _neg(e: Expr, known: KnownKinds, a: Expr) -> Expr:
+def _neg(e: Expr, known: TensorKinds, a: Expr) -> Expr:
     match a:
         case Call("neg", (x,)) if _never_bool(x, known):
             return x
     return e
 
 
-def _select(e: Expr, known: KnownKinds, condition: Expr, a: Expr, b: Expr) -> Expr:
+def _select(e: Expr, known: TensorKinds, condition: Expr, a: Expr, b: Expr) -> Expr:
     """Dropping a condition or a branch must drop no read."""
     decided = truth(condition)
     if a == b and _reads_nothing(condition):
@@ -289,7 +289,7 @@ _RULES: dict[str, Callable[..., Expr]] = {
 }
 
 
-def _never_bool(e: Expr, known: KnownKinds) -> bool:
+def _never_bool(e: Expr, known: TensorKinds) -> bool:
     """Is the value surely a number? A read of a tensor of unknown type is not surely one."""
     return 0 not in kinds(e, known)
 

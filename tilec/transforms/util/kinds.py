@@ -15,14 +15,14 @@ from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Inside
 from tilec.ir.types import Kind, kind
 
 Kinds = frozenset[Kind]
-KnownKinds = Mapping[str, Kinds]  # of tensors, by name
+TensorKinds = Mapping[str, Kinds]  # of tensors, by name
 ANY: Kinds = frozenset(Kind)
 BOOL: Kinds = frozenset((Kind.BOOL,))
 INTEGER: Kinds = frozenset((Kind.INTEGER,))
 FLOATING: Kinds = frozenset((Kind.FLOATING,))
 
 
-def kinds(e: Expr, known: KnownKinds) -> Kinds:
+def kinds(e: Expr, known: TensorKinds) -> Kinds:
     """The kinds that an expression's value may have; `known` says those of tensors, any kind where it is silent."""
     match e:
         case Int() | Index() | Inside():
@@ -42,7 +42,7 @@ def kinds(e: Expr, known: KnownKinds) -> Kinds:
     return ANY
 
 
-def statement_kinds(s: Statement, known: KnownKinds) -> Kinds:
+def statement_kinds(s: Statement, known: TensorKinds) -> Kinds:
     """The kinds of a statement's output: a default raises that of a weak one."""
     result = aggregated(s.aggregation, kinds(s.body, known))
     return result if s.default is None else result | _promoted(result, known.get(s.default, ANY))
@@ -57,7 +57,7 @@ def aggregated(aggregation: str, body: Kinds) -> Kinds:
     return FLOATING if rule == "float" else frozenset((kind(rule),))
 
 
-def _call(e: Call, known: KnownKinds) -> Kinds:
+def _call(e: Call, known: TensorKinds) -> Kinds:
     rule = FUNCTIONS[e.function].result
     if rule in ("float", "random"):
         return FLOATING

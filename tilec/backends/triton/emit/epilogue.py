@@ -29,7 +29,7 @@ def find_epilogue(
         readers = [s for s in program.statements if anchor.output in reads(s) and s.output != anchor.output]
         if len(readers) != 1 or readers[0].output in barred:
             break
-        reader = _settled(readers[0], types)
+        reader = _as_assignment(readers[0], types)
         if not _joins(reader, anchor, there, types):
             break
         anchor = reader
@@ -37,7 +37,7 @@ def find_epilogue(
     return tuple(found)
 
 
-def _settled(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+def _as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     """A sum that has one term an element as an assignment: what its guard drops is 0."""
     if s.aggregation != "sum" or not is_floating(types[s.output].dtype) or s.constraints:
         return s
@@ -54,13 +54,13 @@ def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str,
         return False
     if not set(reads(s)) <= there | {anchor.output}:
         return False
-    if not at_hand(s.body, anchor.output, s.index):
+    if not reads_own_element(s.body, anchor.output, s.index):
         return False
     space = build_space(s, types)
     return space is not None and not space.reductions and not space.valid and space.covers
 
 
-def at_hand(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
+def reads_own_element(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
     """Whether all that an expression reads of the tensor is the value of its element at that index: none of it through
     `pad`, and none to find where another tensor is read."""
     match e:
@@ -68,10 +68,10 @@ def at_hand(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
             own = e.tensor == tensor and e.index == index
             return own or tensor not in {x.tensor for x in walk(e) if isinstance(x, Access)}
         case Pad():
-            return tensor not in {x.tensor for x in walk(e.access) if isinstance(x, Access)} and at_hand(
+            return tensor not in {x.tensor for x in walk(e.access) if isinstance(x, Access)} and reads_own_element(
                 e.value, tensor, index
             )
-    return all(at_hand(c, tensor, index) for c in children(e))
+    return all(reads_own_element(c, tensor, index) for c in children(e))
 
 
 def epilogue_over(space: Space, statements: Sequence[Statement]) -> list[Statement]:

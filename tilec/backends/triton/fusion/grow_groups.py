@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilec.backends.triton.emit.epilogue import at_hand, find_epilogue
+from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.cost import size_in_bytes
@@ -387,7 +387,7 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
     read = {a.tensor for a in value_accesses(s)} & members.keys()
     return not hidden & members.keys() and all(
-        at_hand(root, name, members[name].index or ()) for root in s.roots for name in read
+        reads_own_element(root, name, members[name].index or ()) for root in s.roots for name in read
     )
 
 

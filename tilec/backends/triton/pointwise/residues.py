@@ -18,7 +18,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
-from tilec.backends.triton.pointwise.windows import StripeWriter, stripe_of
+from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type
@@ -48,9 +48,9 @@ def unrolled_outputs(
     space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
 ) -> OutputsKernel | None:
     """The kernel that writes several elements for each place of its block; None where that has no gain."""
-    stripe = stripe_of(space)
-    if stripe is not None:
-        return StripeWriter(stripe, space, view, int64_index, epilogue)
+    block = choose_register_block(space)
+    if block is not None:
+        return RegisterBlockWriter(block, space, view, int64_index, epilogue)
     residues = choose_residues(space, view)
     return None if residues is None else ResidueWriter(residues, space, view, int64_index, epilogue)
 

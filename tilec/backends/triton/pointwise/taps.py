@@ -23,7 +23,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, tiled
-from tilec.backends.triton.pointwise.windows import STRIPE_WASTE, index_forms, window_axes
+from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, window_axes
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
 from tilec.ir.types import TensorType, is_floating
@@ -63,7 +63,7 @@ def tap_sums(space: Space) -> TapSums | None:
         beside = {w for f in forms if v in f.variables() for w in f.variables() if w in outputs[:-1]}
         found = [w for w in outputs if w in beside and 1 < space.largest(w) <= MOST_TAPS_AT_ONCE]
         n = space.largest(v)
-        counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= STRIPE_WASTE * n]
+        counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
         if found and counts:
             across = space.count(tuple(outputs)) // space.largest(found[-1]) // space.largest(outputs[-1])
             across *= -(-space.largest(outputs[-1]) // TAP_COLUMNS)

@@ -27,7 +27,7 @@ from tilec.transforms.util.naming import all_variables, fresh_variable
 
 NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
 MOST_TAPS = 8  # of the axis that are written out
-STRIPE_WASTE = 1.15  # neighbours or columns of blocks over those that there are
+MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
@@ -36,7 +36,7 @@ MORE_READS = 1.2  # of four neighbours at once over those of eight
 
 
 @dataclass(frozen=True)
-class Stripe:
+class RegisterBlock:
     """`count` neighbours along the output variable `across`, `taps` values of the summed variable written out."""
 
     across: str
@@ -61,7 +61,7 @@ def index_forms(space: Space) -> list[Affine] | None:
     return forms if all(form.is_affine and form.is_integral for form in forms) else None
 
 
-def stripe_of(space: Space) -> Stripe | None:
+def choose_register_block(space: Space) -> RegisterBlock | None:
     """The axis of a window that overlaps itself, where there is enough work beside; None elsewhere."""
     found = window_axes(space)
     if found is None:
@@ -77,7 +77,7 @@ def stripe_of(space: Space) -> Stripe | None:
         best = [w for w in reductions if w in beside and space.largest(w) <= MOST_TAPS]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
-            counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= STRIPE_WASTE * n]
+            counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
             if counts and space.count(tuple(outputs)) >= LEAST_OUTPUTS:
                 taps = space.largest(best[-1])
                 step = min(
@@ -85,7 +85,7 @@ def stripe_of(space: Space) -> Stripe | None:
                 )
                 few, many = ((step * (c - 1) + taps) / c for c in (NEIGHBOURS_AT_ONCE[-1], counts[0]))
                 fewer = NEIGHBOURS_AT_ONCE[-1] in counts and few < MORE_READS * many
-                return Stripe(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps)
+                return RegisterBlock(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps)
     return None
 
 
@@ -95,14 +95,14 @@ def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
     return bool(step and move) and abs(step) < abs(move) * space.largest(tap) and step % move == 0
 
 
-class StripeWriter(OutputsKernel):
+class RegisterBlockWriter(OutputsKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
     def __init__(
-        self, stripe: Stripe, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
+        self, block: RegisterBlock, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
     ):
-        self.stripe, self.whole = stripe, space
-        across, count = stripe.across, stripe.count
+        self.block, self.whole = block, space
+        across, count = block.across, block.count
         self.tile = fresh_variable(across, all_variables(space.statement))
         own = tiled(space, {across: (self.tile, count)})
         extent = space.extent[0][across]
@@ -111,11 +111,11 @@ class StripeWriter(OutputsKernel):
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         width = size_in_bytes(replace(view.types[space.statement.output], shape=()))
-        long_rows = few and -(-columns // 64) * 64 <= STRIPE_WASTE * columns
+        long_rows = few and -(-columns // 64) * 64 <= MOST_PADDING * columns
         self.fit(max(BLOCK_BYTES // width, 64), 64 if long_rows else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
-        k, space, tap = self.k, self.space, self.stripe.tap
+        k, space, tap = self.k, self.space, self.block.tap
         around = tuple(v for v in space.reductions if not space.single(v) and v != tap)
         for name, variables in (("window", around), ("red", () if unrolled else (tap,))):
             if variables:
@@ -123,14 +123,14 @@ class StripeWriter(OutputsKernel):
                 k.assign(name, f"tl.full((), 0, {'tl.int64' if k.int64_index else 'tl.int32'}) + at_{name}")
                 k.decode(Axis(name, variables, None))
                 n = space.count(variables)
-                points = n * self.stripe.count * self.stripe.taps
+                points = n * self.block.count * self.block.taps
                 whole = self.exact and not is_symbolic(n) and points <= MOST_TAP_POINTS
                 over = f"tl.static_range(0, {n})" if whole else f"range(0, {k.count(variables)})"
                 yield f"at_{name}", over, frozenset((*variables, name))
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
-        stripe = self.stripe
-        places = [(u, n) for u in range(stripe.count) for n in (range(stripe.taps) if unrolled else (None,))]
+        block = self.block
+        places = [(u, n) for u in range(block.count) for n in (range(block.taps) if unrolled else (None,))]
         return [(u, self.at(u, n)) for u, n in sorted(places, key=self._place)]
 
     def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
@@ -138,18 +138,18 @@ class StripeWriter(OutputsKernel):
         u, n = term
         forms = (linear(e) for a in accesses_in(self.whole.statement.body) for e in a.index)
         step, move = next(
-            (int(f.coefficient(self.stripe.across)), int(f.coefficient(self.stripe.tap)))
+            (int(f.coefficient(self.block.across)), int(f.coefficient(self.block.tap)))
             for f in forms
-            if f.coefficient(self.stripe.across) and f.coefficient(self.stripe.tap)
+            if f.coefficient(self.block.across) and f.coefficient(self.block.tap)
         )
         return step * u + move * (n or 0), u
 
     def at(self, u: int, n: int | None) -> Statement:
         """The statement of neighbour u, and of tap n where it is written out."""
-        stripe = self.stripe
-        change = {stripe.across: Affine.variable(self.tile, stripe.count) + (self.whole.low[0][stripe.across] + u)}
+        block = self.block
+        change = {block.across: Affine.variable(self.tile, block.count) + (self.whole.low[0][block.across] + u)}
         if n is not None:
-            change[stripe.tap] = Affine.of((), self.whole.low[0][stripe.tap] + n)
+            change[block.tap] = Affine.of((), self.whole.low[0][block.tap] + n)
         return substitute_affine(self.whole.statement, change)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.domain import boxed
-from tilec.backends.triton.emit.epilogue import at_hand
+from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
 from tilec.ir.index import distinct_variables, linear, replace_constraints, replace_indices
 from tilec.ir.program import (
@@ -84,7 +84,7 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
         or sum(isinstance(e, Call) for e in inside) > MOST_EPILOGUE_OPERATORS
     ):
         return False
-    return all(at_hand(root, s.output, r.index or ()) for root in r.roots)
+    return all(reads_own_element(root, s.output, r.index or ()) for root in r.roots)
 
 
 def over(loop: SkewedLoop, r: Statement) -> Statement:

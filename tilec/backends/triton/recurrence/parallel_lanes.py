@@ -168,10 +168,10 @@ def choose_local(local: Local) -> LocalTiling:
 def _step_inputs(local: Local) -> list[Access]:
     """Elements of other tensors that a step and its epilogue read."""
 
-    def settled(e: Pad) -> bool:
+    def is_known(e: Pad) -> bool:
         return e.access in local.back and local.start is not None
 
-    return step_inputs(local.loop, local.roots, settled)
+    return step_inputs(local.loop, local.roots, is_known)
 
 
 def _repeated_inputs(local: Local, accesses: Sequence[Access]) -> dict[Access, Access]:

@@ -171,9 +171,9 @@ def _range(domain: Domain, v: str) -> tuple[int, int]:
     return domain.low[v], domain.low[v] + domain.extent[v] - 1
 
 
-def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad], bool]) -> list[Access]:
+def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], is_known: Callable[[Pad], bool]) -> list[Access]:
     """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
-    `settled`: pads whose value is known already."""
+    `is_known`: pads whose value is known already."""
     found: dict[Access, None] = {}
     s, box = loop.statement, loop.space().box(0)
 
@@ -194,7 +194,7 @@ def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], settled: Callable[[Pad]
         elif isinstance(e, Pad):
             access = e.access if isinstance(e.access, Access) else e.access.access
             outside = [] if box.inside(access, loop.types) else [e.value]
-            stack += [] if settled(e) else [*outside, e.access]
+            stack += [] if is_known(e) else [*outside, e.access]
         else:
             stack += reversed(value_children(e))
     return list(found)

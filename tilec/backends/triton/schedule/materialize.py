@@ -60,7 +60,7 @@ class _Maker:
         return [p.statement.output for p in self.all]
 
 
-def settled(steps: Sequence[Step]) -> list[Step]:
+def resolve_requests(steps: Sequence[Step]) -> list[Step]:
     """The steps with all that is prepared made, each once, as soon as what it is made of is there."""
     asked = [s for s in steps if isinstance(s, Request)]
     if not asked:

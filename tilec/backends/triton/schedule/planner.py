@@ -19,7 +19,7 @@ from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_e
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
-from tilec.backends.triton.schedule.materialize import made_once, settled
+from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.reshape import reshape_steps
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
@@ -72,7 +72,7 @@ def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int
             made = statement_steps(defracted[s.output], s, types, known, setting)
         units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
         done |= {m.output for m in statements}
-    steps = _without_overwritten(settled(made_once(_with_releases(units, flat))))
+    steps = _without_overwritten(resolve_requests(made_once(_with_releases(units, flat))))
     return Plan(tuple(s for step in steps for s in _launchable(step)), flat.outputs)
 
 

@@ -11,7 +11,7 @@ from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import Names
 
 
-def own_outputs(program: Program, inputs: Mapping[str, TensorType]) -> Program:
+def copy_shared_outputs(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with a copy for each output that is an input or stands among the outputs before; `inputs` are
     the types of its inputs."""
     taken = set(program.input_names())

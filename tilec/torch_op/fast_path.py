@@ -23,7 +23,7 @@ from tilec.torch_op.state import PLAIN, untouched
 strided = torch.strided
 
 
-class Settled:
+class FastCall:
     """A recorded call of plain tensors on one device, ready to run: of its tensors, one by one, `run` gives outputs and
     extras."""
 
@@ -68,20 +68,20 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
     return lambda every: (every[place],)
 
 
-class SettledCall(torch.autograd.Function):
-    """The node of a settled call."""
+class FastTileCall(torch.autograd.Function):
+    """The node of a fast call."""
 
     @staticmethod
-    def forward(ctx: Any, settled: Settled, *tensors: torch.Tensor) -> Outputs:
-        results = settled.run(*tensors)
+    def forward(ctx: Any, call: FastCall, *tensors: torch.Tensor) -> Outputs:
+        results = call.run(*tensors)
         for r in results:
             if r is not None and r._is_view():  # which torch would take no operation in place on
                 results = tuple([r if r is None or not r._is_view() else r.detach() for r in results])
                 break
-        ctx.settled = settled
-        ctx.recorded = recorded = settled.recorded
+        ctx.call = call
+        ctx.recorded = recorded = call.recorded
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*settled.keep((*results, *tensors)))
+        ctx.save_for_backward(*call.keep((*results, *tensors)))
         integers = [r for r in results if r is not None and not r.is_floating_point()]
         if integers or recorded.constant:
             ctx.mark_non_differentiable(*integers, *[results[place] for place in recorded.constant])
@@ -90,23 +90,23 @@ class SettledCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
         try:
-            return SettledCall._backward(ctx, d_outputs)
+            return FastTileCall._backward(ctx, d_outputs)
         except TileError as error:
             hide_frames(error)
             raise
 
     @staticmethod
     def _backward(ctx: Any, d_outputs: Outputs) -> Outputs:
-        settled: Settled = ctx.settled
+        call: FastCall = ctx.call
         key = ctx.needs_input_grad, tuple([d is not None for d in d_outputs])
         kept = ctx.saved_tensors
-        fast = settled.passes.get(key)
+        fast = call.passes.get(key)
         if fast is None:
-            results = settled.recorded.pulled_back(key[0][1:], kept, d_outputs)
-            _settle(settled, key, kept, d_outputs)
+            results = call.recorded.pulled_back(key[0][1:], kept, d_outputs)
+            _add_fast_pass(call, key, kept, d_outputs)
             return (None, *results)
-        if not _plain(settled.device, kept, d_outputs) or not fast.takes(kept):
-            return (None, *settled.recorded.pulled_back(key[0][1:], kept, d_outputs))
+        if not _plain(call.device, kept, d_outputs) or not fast.takes(kept):
+            return (None, *call.recorded.pulled_back(key[0][1:], kept, d_outputs))
         given = (*kept, *d_outputs, *fast.beside)
         results = fast.run(*fast.pick(given))
         if fast.gradients is not None:
@@ -114,21 +114,21 @@ class SettledCall(torch.autograd.Function):
         return tuple([None if place is None else results[place] for place in fast.places])
 
 
-_apply = super(torch.autograd.Function, SettledCall).apply  # torch's own binds the arguments to a signature each time
+_apply = super(torch.autograd.Function, FastTileCall).apply  # torch's own binds the arguments to a signature each time
 
 
-def settled_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Outputs]:
+def fast_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Outputs]:
     """The recorded call of tensors like these, one by one."""
-    return partial(_apply, Settled(recorded, tensors))
+    return partial(_apply, FastCall(recorded, tensors))
 
 
-def _settle(settled: Settled, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> None:
+def _add_fast_pass(call: FastCall, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> None:
     """Let later backward passes with such cotangents go straight to what they run."""
     needed, there = key[0][1:], key[1]
-    if any(needed) and any(there) and _plain(settled.device, kept, d_outputs):
-        backward = settled.recorded.backward(needed, there)
+    if any(needed) and any(there) and _plain(call.device, kept, d_outputs):
+        backward = call.recorded.backward(needed, there)
         if not backward.replaced and backward.unread:
-            settled.passes[key] = FastPass(backward, kept, d_outputs)
+            call.passes[key] = FastPass(backward, kept, d_outputs)
 
 
 def _addressed(tensors: Sequence[torch.Tensor]) -> torch.device | None:
@@ -169,7 +169,7 @@ class NativeBackward:
                 sources, beside, tensors = backward.placed(kept, d_outputs)
                 run = None if how is None else how.function.prepared(tensors, how.weak, how.values).native(tensors)
                 gradients = [_gradient(r) for r in backward.results]
-                self._library.settle_pass(native, needed, kept, d_outputs, run, sources, beside, gradients)
+                self._library.add_pass(native, needed, kept, d_outputs, run, sources, beside, gradients)
         return results
 
 
