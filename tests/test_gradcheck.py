@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conformance.programs import CONSTRUCTS, DOMAINS, SMOOTH, applied
 
 import tilec
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS
-from tilec.ir.types import DTYPES
-
-DOMAINS = {  # where a function is smooth; elsewhere (-2, 2)
-    "log": (0.3, 2), "sqrt": (0.3, 2), "rsqrt": (0.3, 2), "recip": (0.3, 2), "asin": (-0.8, 0.8), "acos": (-0.8, 0.8),
-    "tan": (-1, 1), "log1p": (-0.5, 2), "pow": (0.3, 2), "div": (0.3, 2), "mod": (0.6, 0.9),
-    "abs": (0.3, 2), "relu": (0.3, 2),
-}  # fmt: skip
-SMOOTH = [
-    f for f in FUNCTIONS.values()
-    if f.pullback is not None and f.name not in ("select", "reverse_grad", "as_type", *DTYPES)
-]  # fmt: skip
-
-
-def text(f, args: list[str]) -> str:
-    if f.symbol and f.arity == (1, 1):
-        return f"{f.symbol}{args[0]}"
-    return f"{args[0]} {f.symbol} {args[1]}" if f.symbol else f"{f.name}({', '.join(args)})"
 
 
 def sample(shape: tuple[int, ...], low: float, high: float, seed: int) -> torch.Tensor:
@@ -39,10 +22,10 @@ def test_scalar_function(f, form: str) -> None:
     names = "XYZ"[: f.arity[1]]
     inputs = [sample((3, 4), low, high, seed) for seed in range(len(names))]
     if form == "elementwise":
-        source = f"function ({', '.join(names)}) -> (R) {{ R = {text(f, list(names))}; }}"
+        source = f"function ({', '.join(names)}) -> (R) {{ R = {applied(f, list(names))}; }}"
     else:
         declared = ", ".join(f"{n}[I, J]" for n in names)
-        body = text(f, [f"{n}[i, j]" for n in names])
+        body = applied(f, [f"{n}[i, j]" for n in names])
         source = f"function ({declared}) -> (R) {{ R[i : I] = +(({body}) * X[i, j]); }}"
     function = tilec.compile(source)
     assert torch.autograd.gradcheck(function, inputs)
@@ -84,22 +67,6 @@ def test_ties_share_as_torch_amax() -> None:
     (ours,) = torch.autograd.grad(function(a).sum(), a)
     (theirs,) = torch.autograd.grad(a.amax(1).sum(), a)
     torch.testing.assert_close(ours, theirs)
-
-
-CONSTRUCTS = {
-    "default": "function (A[N], X[M]) -> (O) { O[2*i : M] = A[i] * A[i] default X; }",
-    "pad": "function (A[N], V[]) -> (O) { O[i : N] = sin(pad(A[2*i - 1], V[] * V[])) * A[i]; }",
-    "gather and scatter": "function (A[N]) -> (O) { O[(3*i) % N : N] = +(A[i] * A[(i + 1) % N]); }",
-    "a guard": "function (A[N]) -> (O) { O[i : N] = +(A[j] > A[i] ? A[i] * A[j]); }",
-    "a constraint": "function (A[N]) -> (O) { O[i : N] = +(A[k] * A[k]), i - k < N; }",
-    "a chain": "function (A[N]) -> (O) { M[] = >(A[i]); E = exp(A - M); S[] = +(E[i]); O = E / S; }",
-    "nested": "function (A[N]) -> (O) { O[i : N] = tanh(sum(A[j] * A[j]) + A[i]) * prod(A[j] + A[i]); }",
-    "a broadcast": "function (A[N]) -> (O) { B = reshape(A, N, 1); O = (A * B) * (A - sin(B)); }",
-    "structure": "function (A[N]) -> (O) { B = reshape(A, 2, N / 2); W[0, j : 1, N / 2] = B[1, j]; C = simple_reduce(B * B, W) * B; O = C + gather(B, 1); }",  # noqa: E501
-    "softmax": "function (A[N]) -> (O) { B = reshape(A, 2, N / 2); O = builtin_softmax(B, 2, N / 2) * builtin_logsoftmax(B, 2, N / 2); }",  # noqa: E501
-    "a fraction": "function (A[N]) -> (O) { O[i : N] = +(A[(i - k + 1)/2] * A[k]), k < 3; }",
-    "an output twice": "function (A[N]) -> (B, B, A) { B = A * A; }",
-}
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from agreement import agree, run, tensors
+from support.agreement import agree, run, tensors
 
 import tilec
 

@@ -2,28 +2,11 @@
 
 import pytest
 import torch
-from agreement import SMALL, agree, run, tensors
+from conformance.programs import GROUPS, SHAPES
+from support.agreement import SMALL, agree, run, tensors
 
 import tilec
 from tilec.backends.base import Options
-
-GROUPS = [
-    """function (X[N, C, T], A[C], G[N, C, T]) -> (DX, DA) {
-        DX[n, c, t : N, C, T] = G[n, c, t] * cos(A[c] * X[n, c, t]) * A[c];
-        DA[c : C] = +(G[n, c, t] * cos(A[c] * X[n, c, t]) * X[n, c, t]);
-    }""",
-    """function (X[N, C, T]) -> (Y, M, S, L) {
-        Y[c, n, t : C, N, T] = exp(X[n, c, t]) + 1;
-        M[t, n : T, N] = >(exp(X[n, c, t]));
-        S[] = +(exp(X[n, c, t]) * 2);
-        L[c : C] = any(exp(X[n, c, t]) > 3);
-    }""",
-    """function (X[N, C, T]) -> (P, Q) {
-        P[c : C] = *(1 + sin(X[n, c, t]) / 9);
-        Q[i, j, k : N, C, T] = sin(X[i, j, k]);
-    }""",
-]
-SHAPES = [((3, 4, 5), (4,), (3, 4, 5)), ((3, 4, 5),), ((3, 4, 5),)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from agreement import tensors
+from support.agreement import tensors
 
 import tilec
 

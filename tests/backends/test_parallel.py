@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import run, tensors
+from support.agreement import run, tensors
 
 import tilec
 

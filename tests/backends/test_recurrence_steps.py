@@ -5,17 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from agreement import agree, run, tensors
-from support.recurrences import RECURRENCES
+from support.agreement import agree, run, tensors
 
 import tilec
-
-
-@pytest.mark.parametrize("case", RECURRENCES)
-def test_each_recurrence(case):
-    source, arrays = RECURRENCES[case]
-    agree(source, *(torch.from_numpy(np.asarray(a)) for a in arrays))
-
 
 SHUFFLE = """function (B[N, T, D], H0[N, D]) -> (H) {
     H[n, t, i : N, T, D] = relu(B[n, t, i] + H[n, t - 1, (i - 1) % D]) init H0[n, i];

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from agreement import run, tensors
+from support.agreement import run, tensors
 
 import tilec
 from tilec import knobs

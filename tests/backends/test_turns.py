@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agree, run, tensors
+from support.agreement import agree, run, tensors
 
 TURNS = {
     "one place": ("relu(B[n, t, i] + H[n, t - 1, (i - 1) % 7]) init H0[n, i]", True),

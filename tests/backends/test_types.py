@@ -3,61 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from agreement import SMALL, agree, run, tensors
+from support.agreement import SMALL, agree, run, tensors
 
 from tilec.backends.base import Options
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}
-ANY = [
-    "function (A[N, M]) -> (O) { O[i : N] = +(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O[i : N] = >(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O[i : N + 1] = <(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O[i, j : N, M + 2] = A[i, j - 1]; }",
-    "function (A[N, M]) -> (O) { O[i : N] = any(A[i, j] != 0); }",
-    "function (A[N, M]) -> (O) { O = A == 1 ? A : 0; }",
-    "function (A[N, M]) -> (O) { O[i, j : N, M + 2] = pad(A[i, j - 1], 1); }",
-]
-NUMBERS = [
-    "function (A[N, M], B[M, K]) -> (O) { O[i, j : N, K] = +(A[i, k] * B[k, j]); }",
-    "function (A[N, M], B[M, K]) -> (O) { O[i, j : N, K] = >(A[i, k] + B[k, j]); }",
-    "function (A[N, M]) -> (O) { O[i : N] = *(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O = A * 3 + A / 2 - 1; }",
-    "function (A[N, M]) -> (O) { O = max(A, 1) * min(A, 2) % 3; }",
-    "function (A[N, M]) -> (O) { O = exp(A / 4) + float64(A); }",
-    "function (A[N, M]) -> (O) { O[i : N] = mean(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O[i : N] = logsumexp(A[i, j]); }",
-    "function (A[N, M]) -> (O) { O[i, j : N, M] = A[i, j] * i + j / 2; }",
-    "function (A[N, M]) -> (O) { O[i : N] = argmax(A[i, j]); }",
-    "function (A[N, M]) -> (O) { S[] = +(A[i, j]); O = A * S; }",
-]
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize("source", ANY)
-def test_every_type(source, dtype):
-    agree(source, *tensors((4, 5), dtype=dtype), tolerance=TOLERANCE.get(dtype, 1e-5))
-
-
-@pytest.mark.parametrize("options", [None, SMALL], ids=["whole", "blocks"])
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
-@pytest.mark.parametrize("source", NUMBERS)
-def test_numbers(source, dtype, options):
-    shapes = [(4, 5), (5, 3)][: source.count("[M, K]") + 1]
-    agree(source, *tensors(*shapes, dtype=dtype), tolerance=TOLERANCE.get(dtype, 1e-5), options=options)
-
-
-BITS = ["O = A & 3;", "O = A | B;", "O = A ^ B;", "O = ~A;", "O = A << 1;", "O = (A >> 1) + B;", "O = A / B;"]
-BITS += ["O = A % B;", "O = -A;", "O = abs(A);", "O = sign(A);"]
-
-
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-@pytest.mark.parametrize("source", BITS)
-def test_integers(source, dtype):
-    a, b = tensors((4, 5), (4, 5), dtype=dtype)
-    names = "A, B" if "B" in source else "A"
-    agree(f"function ({names}) -> (O) {{ {source} }}", *((a, b) if "B" in source else (a,)))
 
 
 @pytest.mark.parametrize("left", [*FLOATS[2:], *INTEGERS, torch.bool], ids=str)

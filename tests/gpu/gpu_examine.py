@@ -53,7 +53,11 @@ class Wrong(Exception):
 
 def examine(name: str, settings: Settings) -> Verdict:
     """The verdict on the case of this name. Raises where the device itself has failed."""
-    case = make(name, settings.seed, settings.small)
+    return examine_case(make(name, settings.seed, settings.small), settings)
+
+
+def examine_case(case: Case, settings: Settings) -> Verdict:
+    """The same of a case that is there."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

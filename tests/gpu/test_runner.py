@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import run as runner
 import torch
-from gpu_cases import families, make, plan, tables
+from conformance.cases import tables
+from gpu_cases import make, plan
 from gpu_examine import Settings, Verdict, difference, examine, laid_out, poisoned_memory
 from gpu_magnitude import magnitudes
 from gpu_programs import SIZED
+from support.programs import FAMILIES
 
 import tilec
 from tilec.bench import workers
@@ -31,9 +33,7 @@ def test_a_plan_holds_everything_and_is_the_seeds() -> None:
     assert names == plan(1, runner.DTYPES) != plan(2, runner.DTYPES)
     assert sorted(names) == sorted(plan(2, runner.DTYPES)) and len(names) == len(set(names)) > 5000
     begun = {tuple(name.split("/")[:2]) for name in names}
-    assert begun == {("table", t) for t in tables()} | {("sized", n) for n in SIZED} | {
-        ("random", f) for f in families()
-    }
+    assert begun == {("table", t) for t in tables()} | {("sized", n) for n in SIZED} | {("random", f) for f in FAMILIES}
     assert {name.split("/")[-1] for name in names[:100]} == set(runner.DTYPES)
     assert all("matmul/" in name for name in plan(1, runner.DTYPES, only="matmul/"))
     assert not any("/" in name for name in SIZED) and all(len(entries) > 10 for entries in tables().values())

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from support.programs import AGGREGATIONS, PHASES, Case, Options, programs
+from support.programs import AGGREGATIONS, FAMILIES, PHASES, Case, Options, programs
 from support.stages import REFUSALS, check
 
 from tilec.ir.evaluate import evaluate
@@ -14,23 +14,15 @@ from tilec.language import parse
 
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
-FAMILIES = {
-    "mixed": (Options(), 60),
-    "contractions": (Options(kinds=("contraction",), statements=2), 60),
-    "elementwise": (Options(kinds=("elementwise", "structural", "contraction"), statements=5), 40),
-    "smooth": (Options(smooth=True), 30),
-    "special": (Options(special=True), 30),
-    "chains": (Options(statements=8), 24),
-    "quasi-affine": (Options(quasi_affine=True, statements=2), 40),
-}
+COUNTS = {
+    "mixed": 60, "contractions": 60, "elementwise": 40, "smooth": 30, "special": 30, "chains": 24, "quasi-affine": 40,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_stage_and_the_backend_agree(family):
-    options, count = FAMILIES[family]
-
-    @settings(max_examples=count * SCALE, phases=PHASES)
-    @given(programs(options))
+    @settings(max_examples=COUNTS[family] * SCALE, phases=PHASES)
+    @given(programs(FAMILIES[family]))
     def agree(case: Case):
         check(parse(case.source), list(case.inputs.values()))
 

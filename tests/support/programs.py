@@ -185,6 +185,17 @@ class Writer(Expressions):
         return Case(source, dict(self.arrays), frozenset(self.features))
 
 
+FAMILIES = {
+    "mixed": Options(),
+    "contractions": Options(kinds=("contraction",), statements=2),
+    "elementwise": Options(kinds=("elementwise", "structural", "contraction"), statements=5),
+    "smooth": Options(smooth=True),
+    "special": Options(special=True),
+    "chains": Options(statements=8),
+    "quasi-affine": Options(quasi_affine=True, statements=2),
+}
+
+
 def programs(options: Options) -> st.SearchStrategy[Case]:
     """Valid programs with inputs. One may still be refused for two writers (WriteConflict) when its shapes are known.
 

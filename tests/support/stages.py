@@ -87,6 +87,34 @@ def _nodes(program: Program) -> Iterator[Expr]:
             yield from walk(root)
 
 
+def agree_with_oracle(program: Program, arrays: Sequence[np.ndarray]):
+    """The outputs by the oracle, once interpreted kernels have given them too; None for a program that it refuses."""
+    setting = setting_of(program, arrays)
+    try:
+        expected = evaluate(program, arrays)
+    except REFUSALS:
+        return None
+    lowering = lower(program, setting.types, setting.values)
+    floats = element_types(lowering.stages["flat"], lowering.types)
+    rough = "float32" in floats or "rand" in show(program)  # draws are float32
+    run_backend(program, arrays, setting, expected, "triton", rough)
+    return expected
+
+
+def agree_with_gradient(program: Program, arrays: Sequence[np.ndarray]):
+    """The same of the gradient too, whose cotangents are small whole numbers."""
+    results = agree_with_oracle(program, arrays)
+    first = None if results is None else gradient(program, arrays)
+    if first is not None:
+        agree_with_oracle(first, [*arrays, *cotangents(results)])
+    return results
+
+
+def cotangents(results: Sequence[np.ndarray]) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(-2, 3, r.shape).astype(float) for r in results]
+
+
 def gradient(program: Program, arrays: Sequence[np.ndarray]) -> Program | None:
     """The gradient by the floating inputs; None where there are none. By others it would only be truncated."""
     names = [name for name, a in zip(program.input_names(), arrays, strict=True) if a.dtype.kind == "f"]

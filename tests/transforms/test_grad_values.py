@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conformance.programs import BROADCAST, DIFFERENTIATED, GATHERS, INDICES
 from support.gradcheck import check_gradient
 
 import tilec
@@ -15,8 +16,6 @@ from tilec.ir.types import DTYPES
 from tilec.language import parse
 from tilec.transforms.autodiff.adjoint import ADJOINT_RULES
 from tilec.transforms.autodiff.grad import grad
-
-INDICES = np.array([0, 2, 1, 0, 5])
 
 
 def normal(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
@@ -74,66 +73,10 @@ def test_aggregations_within_aggregations(outer, inner):
     )
 
 
-CONTRACTIONS = {
-    "stride and dilation": ("I[N, W], K[J, N]", "O[n, x : N, W/3] = +(I[n, 3*x + 2*j] * K[j, n])", [(2, 9), (2, 2)]),
-    "repeated access": ("A[N]", "O[] = +(A[i] * A[j] * A[i])", [(3,)]),
-    "product along a diagonal": ("A[N], B[M]", "O[i + j : N + M - 1] = *(A[i] + B[j])", [(3,), (2,)]),
-    "product with rational indices": ("A[N], B[M]", "O[i/2 + j : N + M] = *(A[i] + B[j])", [(5,), (3,)]),
-    "product modulo": ("A[N], B[M]", "O[(i + j) % 3 : 3] = *(A[i] + B[j])", [(3,), (3,)]),
-    "logsumexp modulo": ("A[N], B[M]", "O[(i + j) % 3 : 3] = logsumexp(A[i] * B[j])", [(3,), (3,)]),
-    "product, negative coefficient": ("A[N], B[M]", "O[3*i - j : N] = *(A[i] + B[j])", [(5,), (4,)]),
-    "variable in constraints only": ("A[N], B[N]", "O[i : N] = *(A[i]*k + B[i]), k < 3", [(3,), (3,)]),
-    "constraints": ("A[N]", "O[i : N] = +(A[i]*k*n), k < 3, n - k < 2", [(3,)]),
-    "mean of some": ("A[N, K], B[K]", "O[i : N] = mean(B[k] > 0 ? A[i, k]*B[k])", [(4, 3), (3,)]),
-    "mean partly outside": ("A[N, K]", "O[i : N + 2] = mean(A[i - 1, k] * A[i, k])", [(4, 3)]),
-    "guard": ("A[N]", "O[i : N] = +(A[i] > A[j] ? A[j] * A[i])", [(4,)]),
-    "conditional": ("A[N]", "O[i : N] = +(A[i] + A[i+j] > 0 ? A[j] * A[i] : A[i] / A[j])", [(4,)]),
-    "any and all": (
-        "A[N]",
-        "O[i : N] = +(any(A[j] > A[i]) ? A[i] * A[k] : all(A[j] > A[i]) ? A[i] : A[i]/2), k < N",
-        [(3,)],
-    ),
-    "pad by a number": ("A[N], V[]", "O[i : N] = +(pad(A[i + j - 1], V[]) * pad(A[2*i], 2.0)), j < 3", [(5,), ()]),
-    "pad by an element": ("A[N], B[N]", "O[i : N] = +(pad(A[i + j - 1], B[i]) * B[j]), j < 3", [(4,), (4,)]),
-    "pad within pad": ("A[N]", "O[i : N] = +(pad(A[i - 1], pad(A[i + 1], A[i])) * A[i])", [(3,)]),
-    "wrap": ("A[N]", "O[i : N] = A[(i - 1) % N] * A[(2*i) % N]", [(4,)]),
-    "clamp": ("A[N]", "O[i : N] = A[clamp(i + 1, 0, N - 1)] * i", [(4,)]),
-    "default of sum": ("A[N], D[N]", "O[i : N] = +(A[2*i]*A[2*j]), j - i < 2 default D", [(5,), (5,)]),
-    "default of assign": ("A[N], D[M]", "O[i : M] = =(A[2*i] * A[2*i + 1]) default D", [(4,), (5,)]),
-    "default of prod": ("A[N, M], D[N]", "O[i : N] = *(A[i, j] * A[i, j+1]), i - 1 < 2 default D", [(4, 3), (4,)]),
-    "default of max": ("A[N, M], D[N]", "O[i : N] = >(A[2*i, j]) default D", [(4, 3), (4,)]),
-    "default of logsumexp": ("A[N, M], D[N]", "O[i : N] = logsumexp(A[2*i, j]) default D", [(4, 3), (4,)]),
-    "nested, no variable of its own": ("A[N, M]", "O[i : N] = 2*sum(A[i, 0])*mean(A[i, 1])*prod(A[i, 2])", [(3, 3)]),
-    "nested twice alike": ("A[N, M]", "O[i : N] = sum(A[i, j]) * sum(A[i, j]) / sum(exp(A[i, j]))", [(3, 4)]),
-    "nested with constraints": ("A[N, M]", "O[i : N] = A[i, 0]*sum(A[i, j]*A[i, k]), j < 2, k - j < 2", [(3, 4)]),
-    "nested in nested": (
-        "A[N, N]",
-        "O[i : N] = max(mean[j, k](A[i, j]*A[j, k])) * max[j](min[k](A[j, k]*A[i, k]))",
-        [(3, 3)],
-    ),
-    "rank 0 by name": ("A[N, M], S", "O[i : N] = +(A[i, j] * S / N)", [(3, 4), ()]),
-    "literal dimension": ("A[2, N]", "O[i/2 : N] = +(A[0, i] * A[1, i])", [(2, 5)]),
-    "sizes left out": ("A[N, M], B[M, K]", "O[i, j] = +(A[i, k] * B[k, j])", [(3, 2), (2, 3)]),
-    "size statement": ("A[N, M]", "P = (N + 1) / 2; O[i : N - P] = mean(A[i + P - 1, j])", [(5, 3)]),
-}
-
-
-@pytest.mark.parametrize("name", CONTRACTIONS)
+@pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_contractions(name):
-    inputs, statement, shapes = CONTRACTIONS[name]
+    inputs, statement, shapes = DIFFERENTIATED[name]
     check_gradient(f"function ({inputs}) -> (O) {{ {statement}; }}", *normal(*shapes, seed=1))
-
-
-GATHERS = {
-    "gather": ("A[N, M], Ix[K]", "O[i, j : K, M] = A[Ix[i] + 1, j] * 2", [(4, 2)]),
-    "gather of a gather": ("A[N], Ix[K]", "O[k : K] = A[Ix[Ix[k]]] * A[k]", [(4,)]),
-    "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
-    "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
-    "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),
-    "padded gather": ("A[N], Ix[K]", "O[k : K] = pad(A[Ix[k]], 2 * A[0])", [(4,)]),
-    "whole gather": ("A, Ix", "O = gather(A * A, Ix)", [(6, 2)]),
-    "whole scatter": ("A, Ix", "O = scatter(A, Ix, A * A) * A + A", [(6, 2)]),
-}
 
 
 @pytest.mark.parametrize("name", GATHERS)
@@ -145,28 +88,9 @@ def test_gathers_and_scatters(name):
     )
 
 
-ELEMENTWISE = {
-    "snake": ("X, A", "O = X + sin(A*X)*sin(A*X)/A", [(2, 3, 4), (3, 1)]),
-    "softmax": ("X[N, C]", "S[n, 0 : N, 1] = +(exp(X[n, c])); O = exp(X) / S", [(3, 4)]),
-    "builtin softmax": ("X, B", "O = builtin_softmax(X * B, 3, 4) * B", [(3, 4), (4,)]),
-    "nested in elementwise": ("X", "O = X / sum(X[i]*X[i]) + max(X[j])", [(5,)]),
-    "guarded nested": ("A[N, M], B[N]", "O = B * sum(A[i, j] > 0 ? A[i, j])", [(3, 4), (3,)]),
-    "elements": ("A[N, M], S[]", "O = A * S[] + A[0, 1]", [(3, 4), ()]),
-    "both ways of reading": ("A, B", "Y[i, j] = +(A[i, k] * B[k, j]); O = Y + sum(Y[i, i]) + Y[0,1]", [(3, 2), (2, 3)]),
-    "reshape": ("X, Z", "O = reshape(X, 3, 2) * Z", [(6,), (2,)]),
-    "simple_reduce": ("X, Z", "O = simple_reduce(X*X, Z) * Z", [(3, 4), (4,)]),
-    "index and shape": ("X, Y", "O = X * Y * index(X, 0) + shape(X, 1)", [(3, 2), (2,)]),
-    "conditional": ("X[N]", "O = X > 0 ? X * X : 3 * X - X / 4", [(5,)]),
-    "powers": ("X, Z", "O = pow(X, 3) + pow(X, -2) + pow(2, X) + pow(abs(Z), X)", [(4,), (4,)]),
-    "integers on the way": ("X, Z", "O = X * int32(Z * 3) + floor(Z) * X + argmax(X[i]) + 7 / 2 * Z", [(4,), (4,)]),
-    "a chain of divisions": ("X, Z", "O = 1 / X * Z / (X * X) / Z / (2 + Z * Z) * X", [(4,), (4,)]),
-    "ranks that differ": ("X, Y, Z", "O = X * Y + Z", [(3,), (2, 3), (4, 2, 1)]),
-}
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", BROADCAST)
 def test_elementwise(name):
-    inputs, statements, shapes = ELEMENTWISE[name]
+    inputs, statements, shapes = BROADCAST[name]
     check_gradient(f"function ({inputs}) -> (O) {{ {statements}; }}", *normal(*shapes, seed=2))
 
 
