@@ -10,7 +10,7 @@ from support.kernel_cases import KernelCase
 
 import tilec
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.emit.kernel import RESERVED
+from tilec.backends.triton.emit.kernel import KERNEL_NAMES
 from tilec.backends.triton.plan.check_lines import MalformedKernel, free_names
 from tilec.backends.triton.plan.lines import (
     Assignment,
@@ -25,7 +25,6 @@ from tilec.backends.triton.plan.lines import (
     printed,
 )
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
-from tilec.backends.triton.scan.kernel import OWN
 
 START = assign("acc", "tl.zeros((BM,), tl.float32)")
 STEP = assign("acc", "x", "+=")
@@ -124,15 +123,20 @@ def test_what_nothing_defines_is_found_before_a_kernel_is_compiled():
 WHOLE = ("matmul/hopper/", "blocks/", "scatter/sort.py", "fusion/horizontal_fusion.py")  # name their parameters too
 
 
-def test_names_that_writers_give_are_reserved():
+def test_names_that_writers_give_are_reserved_and_no_others():
     """A tensor or an index variable of that name gets another one in the kernel."""
     folder = Path(tilec.__file__).parent / "backends" / "triton"
     found: dict[str, str] = {}
+    texts: set[object] = set()
     for path in folder.rglob("*.py"):
         where = path.relative_to(folder).as_posix()
+        if path.name != "kernel.py" or path.parent.name != "emit":
+            texts |= {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
         for node in ast.walk(ast.parse(path.read_text())) if not where.startswith(WHOLE) else ():
             match node:
                 case ast.Call(ast.Name("assign" | "ForLoop"), [first, *_]):
+                    names = [first]
+                case ast.Call(ast.Attribute(ast.Name("self"), "_name"), [first, *_]):
                     names = [first]
                 case ast.Call(ast.Attribute(ast.Name("k") | ast.Attribute(attr="k" | "kernel"), call), [first, *_]):
                     names = [first] if call in ("assign", "close") else []
@@ -144,7 +148,8 @@ def test_names_that_writers_give_are_reserved():
                     names = []
             found |= {n.value: where for n in names if isinstance(n, ast.Constant)}
     assert len(found) > 60
-    assert not {n: where for n, where in found.items() if n not in (*RESERVED, *OWN)}
+    assert not {n: where for n, where in found.items() if n not in KERNEL_NAMES}
+    assert not {*KERNEL_NAMES} - {*found} - texts, "no writer says these"
 
 
 def test_a_tensor_may_be_called_as_a_constant_is():

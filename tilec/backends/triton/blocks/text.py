@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.blocks.ir import (
@@ -23,7 +22,7 @@ from tilec.backends.common.blocks.ir import (
     Store,
     Value,
 )
-from tilec.backends.common.code import python_name
+from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, StoreLine, assign
@@ -86,7 +85,7 @@ class BlockText:
         for op in ops:
             match op:
                 case Number(out, value):
-                    self.names[out.number] = literal_text(value)
+                    self.names[out.number] = literal(value)
                     self.numbers[out.number] = value
                 case SizeArgument(out, name):
                     self.names[out.number] = name
@@ -164,7 +163,7 @@ class BlockText:
                 shape = ", ".join(str(self.kernel.axes[a]) for a in out.type.axes)
                 comma = "," if len(out.type.axes) == 1 else ""
                 shape = f"({shape}{comma})"
-                return f"{self.language}.full({shape}, {literal_text(value)}, {self.type_text(out.type.dtype)})"
+                return f"{self.language}.full({shape}, {literal(value)}, {self.type_text(out.type.dtype)})"
             case Apply():
                 return self._apply(op)
             case Cast(out, value):
@@ -179,7 +178,7 @@ class BlockText:
                 if condition is None:
                     return f"{self.language}.load({place})"
                 mask = self.spread(condition, axes)
-                return f"{self.language}.load({place}, mask={mask}, other={literal_text(other)})"
+                return f"{self.language}.load({place}, mask={mask}, other={literal(other)})"
             case Reduce(_, aggregation, axis, value, careful):
                 dimension = value.type.axes.index(axis)
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
@@ -213,18 +212,10 @@ class BlockText:
         texts = []
         for v in op.args:
             text = self.spread(v, axes)
-            literal = v.number in self.numbers
-            if literal and (not plain or all_numbers):
+            is_literal = v.number in self.numbers
+            if is_literal and (not plain or all_numbers):
                 text = f"{self.language}.full((), {text}, {self.type_text(v.type.dtype)})"
             texts.append(text)
         if template.count("{0}") > 1 or template.startswith("(-"):
             texts[0] = f"({texts[0]})"
         return template.format(*texts)
-
-
-def literal_text(value: float | int | bool) -> str:
-    if isinstance(value, bool) or isinstance(value, int):
-        return str(value)
-    if math.isinf(value):
-        return 'float("inf")' if value > 0 else '-float("inf")'
-    return 'float("nan")' if math.isnan(value) else repr(value)

@@ -25,9 +25,9 @@ from tilec.backends.common.blocks.ir import (
     operands,
     results,
 )
-from tilec.backends.common.code import python_name
+from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import every_operation
-from tilec.backends.triton.blocks.text import BlockText, literal_text, stride_name
+from tilec.backends.triton.blocks.text import BlockText, stride_name
 from tilec.backends.triton.blocks.warp_roles import (
     GLUON_FUNCTIONS,
     GLUON_REDUCTIONS,
@@ -360,7 +360,7 @@ class _Consumer(_Part):
             case Full(out, value) if out.type.axes:
                 shape = ", ".join(str(GROUP_ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
                 layout = self._layout(out.type.axes)
-                return f"gl.full([{shape}], {literal_text(value)}, gl.{out.type.dtype}, layout={layout})"
+                return f"gl.full([{shape}], {literal(value)}, gl.{out.type.dtype}, layout={layout})"
             case Reduce(out, aggregation, axis, value):
                 found = GLUON_REDUCTIONS[aggregation].format(self.names[value.number], value.type.axes.index(axis))
                 if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):

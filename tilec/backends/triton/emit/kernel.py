@@ -23,17 +23,18 @@ from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
 
-RESERVED = (
-    "tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None",
+LANGUAGE = ("tl", "gl", "triton", "torch", "libdevice", "device", "range", "float", "int", "True", "False", "None")
+# names that writers give as they are; a test derives them from the writers
+KERNEL_NAMES = (
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
-    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "steps", "part", "start",
-    "part_in", "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top",
-    "highest", "PIECE",
-    "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top", "lifted",
-    "weight", "zeros", "offset", "origin", "head", "span", "whole", "place", "vector", "filled", "rest", "one",
-    "BINS", "other", "difference", "lanes_at",
-    *device_functions(),
+    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "steps", "part", "start", "part_in",
+    "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest",
+    "PIECE", "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top",
+    "lifted", "weight", "zeros", "origin", "head", "span", "place", "vector", "filled", "rest", "one", "BINS",
+    "other", "difference", "lanes_at", "lane_in", "step_in", "chunk", "at_chunk", "known", "element_in", "unsure",
+    "from_chunk", "BT", "BL", "BC",
 )  # fmt: skip
+RESERVED = (*LANGUAGE, *KERNEL_NAMES, *device_functions())
 
 
 @dataclass

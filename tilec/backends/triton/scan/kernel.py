@@ -25,12 +25,6 @@ from tilec.backends.triton.scan.form import Scan
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.program import Expr, Statement
 
-OWN = (
-    "lane", "lane_in", "step", "step_in", "start", "end", "first", "chunk", "at_chunk", "known", "reached", "head",
-    "element_in", "unsure", "from_chunk", "at_step", "valid", "result", "BT", "BL", "BC",
-)  # fmt: skip
-
-
 TOTALS = 2048  # of chunks and lanes, composed at a time
 
 
@@ -68,8 +62,6 @@ class ScanWriter:
         s = self.scan.statement
         name = python_name(s.output) + suffix
         self.kernel = k = Kernel(name, self.scan.space, self.view.types, self.view.strides, self.int64_index)
-        for own in OWN:
-            k.names.fresh(own)
         for v in self.scan.space.low[0]:
             if v not in self.scan.lanes and v != self.scan.along:
                 k.value_of[v] = k.low(v)
