@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 
@@ -94,19 +96,31 @@ class Received:
             yield
 
 
+def _alone(function: Callable) -> Callable:
+    """The function, run by one thread at a time."""
+    lock = threading.RLock()
+
+    @functools.wraps(function)
+    def call(*args, **named):
+        with lock:
+            return function(*args, **named)
+
+    return call
+
+
 @contextmanager
 def _threads():
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     threaded._install_threaded_pg()
     threaded.ProcessLocalGroup.reset()
-    parse, lock = ast.parse, threading.Lock()
-
-    def parse_alone(*args, **named):  # CPython 3.11 miscounts its depth where threads switch in ast.parse
-        with lock:
-            return parse(*args, **named)
-
+    # CPython 3.11 miscounts its depth where threads switch in ast.parse; torch 2.11 may crash where one thread enters a
+    # mode of fake tensors while another does, which torch 2.13 has a lock for in tests such as these
+    propagate = "_propagate_tensor_meta_non_cached"
     try:
-        with mock.patch.object(ast, "parse", parse_alone):
+        with (
+            mock.patch.object(ast, "parse", _alone(ast.parse)),
+            mock.patch.object(ShardingPropagator, propagate, _alone(getattr(ShardingPropagator, propagate))),
+        ):
             yield
     finally:
         threaded._uninstall_threaded_pg()
