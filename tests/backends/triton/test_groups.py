@@ -285,3 +285,29 @@ def test_how_memory_is_walked(name, dtype):
     source, walks = WALKS[name]
     text = tilec.compile(source, backend="triton").lower(tilec.spec((32, 112, 112, 64), dtype), target="sm_90").source()
     assert walks[dtype] + ":" in text
+
+
+PAIRS = """function (A[N, D], B[N, D]) -> (Y) {
+    S[i, j : N, N] = sum(A[i, d] * B[j, d]) / 8;
+    L[i : N] = logsumexp(S[i, j]);
+    Y[i : N] = L[i] - S[i, i];
+}"""
+
+
+def test_products_in_16_bits_are_scaled_by_what_reads_them():
+    f = tilec.compile(PAIRS, backend="triton")
+    made = f.lower(*[tilec.spec((1024, 512), "bfloat16")] * 2, target="sm_90").kernels
+    assert [k.statements[-1] for k in made] == ["S_sum", "Y"]
+    assert "times_inverse_(" not in made[-1].source.split("def Y_rows")[1]  # 8 is a power of two
+    # what was rounded is rounded all the same, and what is stored for others stays
+    assert ".to(tl.bfloat16).to(tl.float32)" in made[-1].source
+    kept = tilec.compile(PAIRS.replace("(Y) {", "(Y, S) {"), backend="triton")
+    names = [k.statements[-1] for k in kept.lower(*[tilec.spec((1024, 512), "bfloat16")] * 2, target="sm_90").kernels]
+    assert "S" in names
+
+
+def test_of_a_term_and_a_sum_one_exponential_is_taken():
+    f = tilec.compile("function (X[N, M]) -> (L) { L[i : N] = logsumexp(X[i, j]); }", backend="triton")
+    (kernel,) = f.lower(tilec.spec((512, 40000), "bfloat16"), target="sm_90").kernels
+    walk = kernel.source.split("for first in")[1].split("highest =")[0]
+    assert walk.count("shifted_exp_(") == 1

@@ -21,7 +21,7 @@ from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine
-from tilec.ir.program import index_variables
+from tilec.ir.program import Access, Expr, accesses_in, children, index_variables
 from tilec.ir.types import Types
 from tilec.transforms.lower.factor import quotient_of
 
@@ -39,6 +39,11 @@ class _Build(Places):
     def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None = None):
         super().__init__(kernel, types, tiling)
         self.visits = visits
+        bodies = [r.target.body for r in kernel.targets]
+        read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
+        products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
+        # what takes the longest way from there comes first
+        self._products = sorted(products, key=lambda a: -max(_distance(e, a) for e in bodies))
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
@@ -187,6 +192,8 @@ class _Build(Places):
         """The next state."""
         b, looped = self.b, self.kernel.looped
         at = self.emitter(positions, masked)
+        for a in self._products:  # first of all, then what lies between them
+            self._inner(self.kernel.inners[a.tensor], a, at)
         state = list(carried)
         exponentials: dict[str, tuple[Value, Value]] = {}
         anchors = {r.anchor for r in self.kernel.targets if r.anchor is not None}
@@ -404,6 +411,12 @@ class _Build(Places):
             if not f.coefficient(looped):
                 condition = b.apply("or", condition, b.apply("lt", at.form(f), b.number(0)))
         return condition
+
+
+def _distance(e: Expr, part: Access) -> int:
+    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
+    found = [_distance(c, part) for c in children(e)]
+    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
 
 
 def _tensors(ops) -> set[str]:

@@ -79,10 +79,11 @@ class Accumulator:
     def step(self, value: str) -> list[CodeLine]:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
-            (top, total), new_top, exp = self.state, self._name("new_top"), self.exponential
-            return [
+            (top, total), new_top, scaled = self.state, self._name("new_top"), self._name("scaled")
+            return [  # of the two exponentials, that of the greater is 1
                 assign(new_top, f"maximum_({top}, {value})"),
-                assign(total, f"{total} * {exp}({top}, {new_top}) + {exp}({value}, {new_top})"),
+                assign(scaled, f"{self.exponential}(tl.minimum({top}, {value}), {new_top})"),
+                assign(total, f"tl.where({value} > {top}, {total} * {scaled} + 1, {total} + {scaled})"),
                 assign(top, new_top),
             ]
         (acc,) = self.state

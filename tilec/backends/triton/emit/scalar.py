@@ -6,6 +6,7 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -226,6 +227,8 @@ class TritonScalars(ScalarWriter):
                 divisor, sign = -divisor, -1.0
             if not divisor > 2.0**-63 or not divisor < 2.0**63:
                 return None
+            if not is_open_number(divisor) and math.frexp(divisor)[0] == 0.5:  # a power of two: its inverse is exact
+                return f"({parenthesised(self.tensor(a, 'float32'))} * {literal(sign / divisor)})"
             size, nearest = self._literal(divisor), self._literal(inverse_of(divisor))
             return f"times_inverse_({self.tensor(a, 'float32')}, {size}, {nearest}, {sign})"
         if along != [True, False]:

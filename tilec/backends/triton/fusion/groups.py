@@ -9,7 +9,7 @@ none of its business.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import ChainKernel
@@ -40,6 +40,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     expressions,
     index_variables,
     map_values,
@@ -48,7 +49,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names
 
 
@@ -169,6 +170,9 @@ def _assembled(
     known = dict(types)
     fresh_names = Names.of(program)
     views = {s.output: s for s in program.statements if _is_view(s, program, types)}
+    made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
+    scaled = (_scaled(s, made, program, types) for s in program.statements if s.output not in of)
+    views |= {s.output: s for s in scaled if s is not None}
     readers = {v: [statements[r] for r in around.readers.get(v, set())] for v in views}
     views = {v: s for v, s in views.items() if all(r.output in of and _reads_within(r, v, types) for r in readers[v])}
     ordered: list[Statement] = []
@@ -203,15 +207,35 @@ def _assembled(
 
 def _is_view(s: Statement, program: Program, types: Types) -> bool:
     """Whether a statement only gives all of an input another shape or order, which several groups may read through."""
+    return (
+        isinstance(s.body, Access) and s.body.tensor in program.input_names() and _reorders(s, s.body, program, types)
+    )
+
+
+def _scaled(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:
+    """A statement that applies one cheap function to all of a tensor in 16 bits, such as a product's sums, which cost
+    no more to read; its value rounded as what is stored would be."""
+    accesses, calls = [*accesses_in(s.body)], [e for e in walk(s.body) if isinstance(e, Call)]
+    if len(accesses) != 1 or len(calls) != 1 or calls[0].function not in ("mul", "div", "add", "sub", "neg"):
+        return None
+    (read,), dtype = accesses, types[s.output].dtype
+    if dtype not in NARROW or read.tensor not in made or not _reorders(s, read, program, types):
+        return None
+    return replace(s, body=Call(dtype, (s.body,)))
+
+
+def _reorders(s: Statement, read: Access, program: Program, types: Types) -> bool:
+    """Whether each element of a tensor that is no output is made of one element of the tensor read, and each element of
+    that is read."""
     own = [linear(e).bare for e in s.index or ()]
     plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
-    if not plain or not isinstance(s.body, Access) or s.output in program.outputs or None in own:
+    source = types.get(read.tensor)
+    if not plain or s.output in program.outputs or None in own:
         return False
-    source = types.get(s.body.tensor)
-    if s.body.tensor not in program.input_names() or source is None or source.dtype != types[s.output].dtype:
+    if source is None or source.dtype != types[s.output].dtype:
         return False
     if not set(variables_of(s)) <= set(own) or not all(
-        linear(e).is_affine and linear(e).is_integral for e in s.body.index
+        linear(e).is_affine and linear(e).is_integral for e in read.index
     ):
         return False
     space = build_space(s, types)
