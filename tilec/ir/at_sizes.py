@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from tilec.ir.symbolic import is_open_number
+from tilec.ir.symbolic import is_open_number, is_symbolic
 
 Item = TypeVar("Item")
 NAMESPACE: dict[str, Callable] = {"gcd": math.gcd}  # what texts name beside sizes
@@ -111,8 +111,15 @@ def _filled(x: Any, texts: dict[str, int]) -> Filled | None:
     return None
 
 
+def named_sizes(sizes: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    """The open sizes on which these depend, by the names that they have in texts."""
+    every: Iterable[Any] = sizes
+    found = {s: n.recorder.polynomial({(s,): 1}) for n in every if is_symbolic(n) for s in n.symbols()}
+    return tuple(sorted(found.items(), key=operator.itemgetter(0)))
+
+
 def mentions(x: Any, names: Collection[str]) -> bool:
-    """Does a text in such a tree name one of these sizes?"""
+    """Does a text in such a tree name one of these sizes, which is not given to it among `numbers`?"""
     if isinstance(x, str):
         return any(re.search(rf"\b{name}\b", x) for name in names)
     if isinstance(x, tuple | list):
@@ -120,5 +127,7 @@ def mentions(x: Any, names: Collection[str]) -> bool:
     if isinstance(x, Mapping):
         return any(mentions(y, names) for y in x.values())
     if is_dataclass(x) and not isinstance(x, type):
-        return any(mentions(getattr(x, f.name), names) for f in fields(x))
+        given = dict(getattr(x, "numbers", ()))
+        left = [name for name in names if name not in given]
+        return any(mentions(getattr(x, f.name), left) for f in fields(x) if f.name != "numbers")
     return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
@@ -18,6 +19,7 @@ from tilec.errors import Unsupported
 from tilec.native import build
 
 LIBRARY_NAME = "tilec_native"
+LOOKED_FOR = 0.1  # seconds from one look for a library that is being built to the next
 
 
 class _Loaded:
@@ -26,6 +28,7 @@ class _Loaded:
     def __init__(self) -> None:
         self.module: Any = None
         self.failed = False
+        self.awaited = 0.0  # while a compiler is at work, when to look again
         self.lock = threading.Lock()
 
 
@@ -37,6 +40,8 @@ def native() -> Any | None:
     if _loaded.failed or not knobs.NATIVE.value:
         return None
     if _loaded.module is None:
+        if time.monotonic() < _loaded.awaited:
+            return None
         with _loaded.lock:
             if _loaded.module is None and not _loaded.failed:
                 _load()
@@ -48,6 +53,7 @@ def built_native() -> Any | None:
     if knobs.NATIVE.value and build.compiler() and not build.library_path().exists():
         with contextlib.suppress(Unsupported):
             build.build_library()
+    _loaded.awaited = 0.0
     return native()
 
 
@@ -55,6 +61,7 @@ def _load() -> None:
     path = build.library_path()
     if not path.exists():
         _loaded.failed = not build.start_build()
+        _loaded.awaited = time.monotonic() + LOOKED_FOR
         return
     try:
         loader = ExtensionFileLoader(LIBRARY_NAME, str(path))

@@ -19,6 +19,7 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
 from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.plan.plan import Step, TorchLines
+from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Statement, reads
@@ -94,4 +95,5 @@ def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]
 
 def _step(task: Task, lines: list[str], switches: bool = False) -> TorchLines:
     s = task.flat
-    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), switches)
+    numbers = named_sizes(n for name in (*reads(s), s.output) for n in task.types[name].shape)
+    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, switches)

@@ -129,13 +129,16 @@ class Table:
 
 @dataclass(frozen=True)
 class TorchLines:
-    """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines.
-    `switches`: while they run they set what torch keeps for all."""
+    """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines as are
+    `numbers`, sizes that are left open; `dtypes`: of `writes`. `switches`: while they run they set what torch keeps for
+    all."""
 
     lines: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     statements: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    numbers: tuple[tuple[str, int], ...] = ()
     switches: bool = False
 
 

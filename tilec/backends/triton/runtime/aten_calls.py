@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tilec.backends.torch.runtime as runtime
+from tilec.backends.common.code import python_name
+from tilec.backends.triton.plan.plan import TorchLines
 from tilec.native import native
 
 CONSTANT_TYPES = (bool, int, float, type(None), torch.dtype, torch.device, torch.memory_format)
@@ -28,8 +32,8 @@ class AtenCalls:
 
 
 class AtenStep:
-    """A step of Python lines. `calls`: what it calls, once it has run; None where that is more than can be done
-    again."""
+    """A step of Python lines, whose results begin at multiples of 16 bytes, as kernels take them. `calls`: what it
+    calls, once it has run; None where that is more than can be done again."""
 
     def __init__(
         self, function: Callable[..., tuple], reads: Sequence[str], writes: Sequence[str], repeatable: bool
@@ -41,12 +45,20 @@ class AtenStep:
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         given = [tensors[name] for name in self._reads]
         if self._watched or native() is None:
-            results = self._function(*given)
+            results = self._aligned(given)
         else:
             with _Watch(given) as watch:
-                results = self._function(*given)
+                results = self._aligned(given)
             self.calls, self._watched = watch.found(results), True
         tensors.update(zip(self._writes, results, strict=True))
+
+    @property
+    def unseen(self) -> bool:
+        """Will its next call say what it calls?"""
+        return not self._watched and native() is not None
+
+    def _aligned(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [t.clone() if t.data_ptr() & 15 else t for t in self._function(*given)]
 
 
 class _Watch(TorchDispatchMode):
@@ -122,3 +134,20 @@ def _memory(t: torch.Tensor) -> int:
 
 def _strides(t: torch.Tensor | None) -> list[int] | None:
     return None if t is None else list(t.stride())
+
+
+@lru_cache(maxsize=1024)
+def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(text, f"<tilec {statements}>", "exec"), scope)
+    return scope["lines"]
+
+
+def torch_lines(step: TorchLines) -> AtenStep:
+    """The lines as a function of the tensors they read, with their numbers."""
+    results = ", ".join(map(python_name, step.writes))
+    header = f"def lines({', '.join([*map(python_name, step.reads), *(name for name, _ in step.numbers)])}):"
+    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
+    function = _lines_function(text, ", ".join(step.statements))
+    with_numbers = partial(function, **dict(step.numbers)) if step.numbers else function
+    return AtenStep(with_numbers, step.reads, step.writes, not step.switches)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-import tilec.backends.torch.runtime as runtime
 from tilec.backends.base import KernelSource
 from tilec.backends.common.checkpoint_runner import Tensors
-from tilec.backends.common.code import python_name, tensor_function
+from tilec.backends.common.code import tensor_function
 from tilec.backends.common.memory import FAILED, TensorMemory
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
@@ -31,7 +30,7 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.runtime.aten_calls import AtenStep
+from tilec.backends.triton.runtime.aten_calls import AtenStep, torch_lines
 from tilec.backends.triton.runtime.compiled import (
     check_device,
     compile_for,
@@ -41,6 +40,7 @@ from tilec.backends.triton.runtime.compiled import (
 )
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
+from tilec.backends.triton.runtime.open_native import FilledIn
 from tilec.backends.triton.runtime.open_plans import OpenPlans
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.backends.triton.runtime.straight import Operation, Run, straight
@@ -56,16 +56,19 @@ precision = torch.get_float32_matmul_precision
 class PlannedCall:
     """One plan on one device."""
 
-    def __init__(self, plan: Plan | None, names: Sequence[str], device: torch.device, native: Any | None = None):
-        """`native`: the plan as the library's, which needs no other."""
+    def __init__(
+        self, plan: Plan | None, names: Sequence[str], device: torch.device, filled_in: FilledIn | None = None
+    ):
+        """`filled_in`: the plan as the library's, which needs no other."""
         self._plan = plan
         self._names = tuple(names)
         self._device = device
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps] if plan is not None else []
         self._straight: Run | None = None
-        self._native = native
-        self._first = native is None
+        self._native: Any | None = filled_in and filled_in.plan
+        self._again: Callable[[], Any | None] | None = filled_in.again if filled_in else None
+        self._first = filled_in is None
 
     @property
     def plan(self) -> Plan:
@@ -83,7 +86,10 @@ class PlannedCall:
 
     def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
         if self._native is not None:
-            return self._native(*inputs)
+            outputs = self._native(*inputs)
+            if (again := self._again) is not None:
+                self._native, self._again = again() or self._native, None
+            return outputs
         if self._straight is not None:
             return self._straight(inputs, stream)
         if self._first:
@@ -92,10 +98,9 @@ class PlannedCall:
                 self._native = native_plan(self.plan, self._names, self._operations, self._device)
             if self._native is not None:
                 self._first = False
-                outputs = self._native(*inputs)
-                if any(isinstance(o, AtenStep) for o in self._operations):  # by now it is known what they call
-                    self._native = native_plan(self.plan, self._names, self._operations, self._device)
-                return outputs
+                if any(isinstance(o, AtenStep) and o.unseen for o in self._operations):
+                    self._again = partial(native_plan, self.plan, self._names, self._operations, self._device)
+                return self._run(inputs, stream)
         outputs = self._steps(inputs, stream)
         if self._first:
             self._first = False
@@ -121,8 +126,9 @@ class PlannedCall:
                     known[tensor] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
                 case Table(tensor):
                     known[tensor] = torch.empty(1, dtype=torch.int32, device="meta")
-                case TorchLines(writes=writes):  # where these begin is not known
-                    known = {name: t for name, t in known.items() if name not in writes}
+                case TorchLines(writes=writes, dtypes=dtypes):
+                    for tensor, dtype in zip(writes, dtypes, strict=True):
+                        known[tensor] = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
                 case Launch() | Repeat():
                     launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
                     launch = step if isinstance(step, Launch) else step.launch
@@ -156,7 +162,7 @@ def _operation(step: object, device: torch.device) -> Operation:
         case Release(names):
             return _release(names)
         case TorchLines():
-            return _torch_lines(step)
+            return torch_lines(step)
         case SubPlan():
             return _part(step, device)
         case Slabs():
@@ -267,22 +273,6 @@ def _allocation(step: Allocate, device: torch.device) -> Operation:
     return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
 
 
-@lru_cache(maxsize=1024)
-def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
-    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
-    exec(compile(text, f"<tilec {statements}>", "exec"), scope)
-    return scope["lines"]
-
-
-def _torch_lines(step: TorchLines) -> Operation:
-    """The lines as a function of the tensors they read."""
-    results = ", ".join(map(python_name, step.writes))
-    header = f"def lines({', '.join(map(python_name, step.reads))}):"
-    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
-    function = _lines_function(text, ", ".join(step.statements))
-    return AtenStep(function, step.reads, step.writes, not step.switches)
-
-
 class TritonProgram:
     """The executable of a lowered program. Plans are made for the strides and alignment that a call brings."""
 
@@ -353,13 +343,13 @@ class TritonProgram:
         call = self._calls[key] = PlannedCall(plan, self._names, device, filled_in)
         return call
 
-    def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> Any | None:
+    def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> FilledIn | None:
         """What a class of shapes runs, as the library's plan at these sizes; None where it has not run so yet."""
         if self._open_plans is None or interpreting() or native() is None:
             return None
         made = self._open_plans.find(self._sizes, [t.stride() for t in inputs], setting)
         by_name = dict(zip(self._names, inputs, strict=True))
-        return made and made.filled_in(self._sizes, by_name, partial(_operation, device=device))
+        return made.filled_in(self._sizes, by_name, partial(_operation, device=device)) if made is not None else None
 
     def _at_sizes(self, x: Any) -> Any:
         return with_numbers(x, self._sizes) if self._sizes else x
@@ -415,8 +405,8 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
                 dtypes[tensor] = dtype
             case Table(tensor):
                 dtypes[tensor] = "int32"
-            case TorchLines(writes=writes):
-                dtypes |= dict.fromkeys(writes, "int64")
+            case TorchLines():
+                dtypes |= dict(zip(step.writes, step.dtypes, strict=True))
             case Launch():
                 yield step, dtypes
             case Repeat(launch=launch):

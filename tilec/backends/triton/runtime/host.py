@@ -140,7 +140,7 @@ def _lines(step: Step) -> list[str]:
         case Release(tensors):
             return [f"del {', '.join(map(python_name, tensors))}"]
         case TorchLines():
-            return list(step.lines)
+            return [*(f"{name} = {n}" for name, n in step.numbers), *step.lines]
     raise AssertionError(f"no step: {step!r}")
 
 

@@ -52,8 +52,7 @@ class PlanMaker:
                 return self.free(step)
             case Launch() if isinstance(operation, Launched) and (launched := operation.compiled()) is not None:
                 return self.launch(launched, step.grid)
-        calls = operation.calls if isinstance(operation, AtenStep) else None  # which hold for these sizes
-        return *self.python(step, operation), *(() if calls is None else (calls.calls, calls.results))
+        return self.python(step, operation)
 
     def empty(self, step: Allocate, shape: Sequence[int]) -> tuple | None:
         """An allocation, None where it has a place in the shared one."""
@@ -77,7 +76,8 @@ class PlanMaker:
         if any(name in self._places for name in reads):
             raise RuntimeError("a kernel that Python launches reads the workspace")
         named = [[(name, self._slot(name)) for name in dict.fromkeys(group)] for group in (reads, writes)]
-        return "python", operation, *named
+        calls = operation.calls if isinstance(operation, AtenStep) else None  # which hold for these sizes
+        return "python", operation, *named, *(() if calls is None else (calls.calls, calls.results))
 
     def _argument(self, kind: str, value: Any) -> tuple[str, object]:
         if isinstance(value, EncodedMap):

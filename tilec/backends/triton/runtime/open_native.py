@@ -1,18 +1,20 @@
 """A plan whose sizes are open as the library's: its steps are made once, and a call's numbers are filled in.
 
 Kernels that a length compiles anew, as where a number is a multiple of 16 for the first time, are left to the plan at
-its sizes, and so are plans of which a step in Python depends on sizes.
+its sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines
+from tilec.backends.triton.runtime.aten_calls import AtenStep
 from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel, kernel_key, specialised
 from tilec.backends.triton.runtime.native_plan import PlanMaker
 from tilec.backends.triton.runtime.straight import Operation, may_share, places_of
@@ -21,7 +23,7 @@ from tilec.native import native
 
 
 def fits(plan: Plan, names: Sequence[str]) -> bool:
-    """Can a plan for inputs of these names be one? Where what torch's own lines write begins, nobody knows."""
+    """Can a plan for inputs of these names be one?"""
     known = set(names)
     for step in plan.steps:
         match step:
@@ -29,8 +31,8 @@ def fits(plan: Plan, names: Sequence[str]) -> bool:
                 known.add(tensor)
             case Table(tensor) if not depends_on_sizes(step):
                 known.add(tensor)
-            case TorchLines() if not depends_on_sizes(step):
-                known -= set(step.writes)
+            case TorchLines():
+                known |= set(step.writes)
             case Launch() if not step.maps and known.issuperset(step.tensors):
                 pass
             case Release():
@@ -43,6 +45,26 @@ def fits(plan: Plan, names: Sequence[str]) -> bool:
 def _numbers(launch: Launch) -> tuple:
     """What of a launch may depend on sizes: its grid, its arguments, how it is compiled."""
     return launch.grid, tuple([v for _, v in launch.arguments]), (launch.constants, launch.warps, launch.stages)
+
+
+def _made_by(step: object) -> Iterable[tuple[str, str]]:
+    """The tensors that a step makes, with their types; all begin at multiples of 16 bytes."""
+    match step:
+        case Allocate(tensor, _, dtype):
+            return [(tensor, dtype)]
+        case Table(tensor):
+            return [(tensor, "int32")]
+        case TorchLines():
+            return zip(step.writes, step.dtypes, strict=True)
+    return ()
+
+
+@dataclass(frozen=True)
+class FilledIn:
+    """The library's `plan`; `again` makes it anew once it is known what its lines of torch call."""
+
+    plan: Any
+    again: Callable[[], Any | None] | None = None
 
 
 class OpenNative:
@@ -59,21 +81,36 @@ class OpenNative:
         self._device = next(iter(inputs.values())).device
         self._shared = may_share(plan)
         self._allocated = [s.tensor for s in plan.steps if isinstance(s, Allocate)]
-        self._python = {k: operation(s) for k, s in enumerate(plan.steps) if isinstance(s, Table | TorchLines)}
+        self._operation = operation
+        python = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Table | TorchLines)}
+        self._python = {k: operation(s) for k, s in python.items() if not depends_on_sizes(s)}
+        self._sized = {k: s for k, s in python.items() if k not in self._python}
         self._specialised: dict[str, object] = {name: specialised(t) for name, t in inputs.items()}
         for s in plan.steps:
-            if isinstance(s, Allocate | Table):
-                dtype = getattr(torch, s.dtype) if isinstance(s, Allocate) else torch.int32
-                self._specialised[s.tensor] = specialised(torch.empty(0, dtype=dtype, device="meta"))
+            for name, dtype in _made_by(s):
+                made = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+                self._specialised[name] = specialised(made)
         shapes = tuple([s.shape for s in plan.steps if isinstance(s, Allocate)])
         launches = tuple([_numbers(s) for s in plan.steps if isinstance(s, Launch)])
-        self._numbers = template((shapes, launches), symbols)
+        self._numbers = template((shapes, launches, tuple(self._sized.values())), symbols)
         self._kernels: dict[tuple, CompiledKernel] = {}
 
-    def at(self, sizes: Mapping[str, int]) -> Any | None:
+    def at(self, sizes: Mapping[str, int]) -> FilledIn | None:
         """The library's plan at these sizes; None where a kernel is not there yet, or no driver that it knows."""
-        every, launches = self._numbers(sizes)
-        shapes = dict(zip(self._allocated, every, strict=True))
+        shapes, launches, steps = self._numbers(sizes)
+        own = {k: self._operation(s) for k, s in zip(self._sized, steps, strict=True)}
+        operations = {**self._python, **own}
+        made = partial(self._made, dict(zip(self._allocated, shapes, strict=True)), launches, operations)
+        plan = made()
+        unseen = any(isinstance(o, AtenStep) and o.unseen for o in operations.values())
+        return None if plan is None else FilledIn(plan, made if unseen else None)
+
+    def _made(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        launches: Sequence[tuple],
+        operations: Mapping[int, Operation],
+    ) -> Any | None:
         maker = PlanMaker(self._plan, self._names, self._device, places_of(self._shared, shapes))
         steps, left = list[tuple | None](), iter(launches)
         for place, step in enumerate(self._plan.steps):
@@ -91,7 +128,7 @@ class OpenNative:
                         return None
                     steps.append(maker.launch(launched, grid))
                 case _:
-                    steps.append(maker.python(step, self._python[place]))
+                    steps.append(maker.python(step, operations[place]))
         try:
             return maker.plan(native(), steps)
         except RuntimeError:

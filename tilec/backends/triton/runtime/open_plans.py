@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.check_lines import MalformedKernel
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.runtime.open_native import OpenNative, fits
+from tilec.backends.triton.runtime.open_native import FilledIn, OpenNative, fits
 from tilec.backends.triton.runtime.straight import Operation
 from tilec.errors import TileError
 from tilec.ir.at_sizes import mentions, template, with_numbers
@@ -44,7 +43,7 @@ class OpenPlan:
         sizes: Mapping[str, int],
         inputs: Mapping[str, torch.Tensor],
         operation: Callable[[object], Operation],
-    ) -> Any | None:
+    ) -> FilledIn | None:
         """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
         like = tuple([(t.device, t.data_ptr() & 15) for t in inputs.values()])
         if like not in self.natives:

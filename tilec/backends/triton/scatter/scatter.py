@@ -179,7 +179,7 @@ def _sorted(
     key = (tuple(substitute(e, number) for e in forms), conditions, position.sizes, runs.count, runs.int64_index)
     return [
         Once(key, (placed, order, starts), (*steps, Release((at,)))),
-        *([_contiguous_default(s, content)] if s.default is not None else []),
+        *([_contiguous_default(s, content, types)] if s.default is not None else []),
         *segment_steps(runs),
         Release((placed, order, starts, *([content] if s.default is not None else []))),
     ]
@@ -215,10 +215,10 @@ def _without_keyed(s: Statement, keyed: tuple[str, ...], whole_guard: bool) -> S
     return replace(s, guard=s.guard if whole_guard else None, constraints=constraints)
 
 
-def _contiguous_default(s: Statement, content: str) -> Step:
+def _contiguous_default(s: Statement, content: str, types: Mapping[str, TensorType]) -> Step:
     assert s.default is not None
     line = f"{python_name(content)} = {python_name(s.default)}.contiguous()"
-    return TorchLines((line,), (s.default,), (content,), (s.output,))
+    return TorchLines((line,), (s.default,), (content,), (s.output,), (types[s.default].dtype,))
 
 
 def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain) -> tuple[int, ...]:

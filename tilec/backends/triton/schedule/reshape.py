@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.triton.plan.plan import Step, TorchLines
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Index, Program, Statement, reads
 from tilec.ir.types import TensorType
@@ -34,7 +35,8 @@ def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) 
         return None
     new, old = python_name(s.output), python_name(source.tensor)
     line = f"{new} = {old}.view({tuple_text([str(n) for n in wanted.shape])})"
-    return [TorchLines((line,), (source.tensor,), (s.output,), (s.output,))]
+    numbers = named_sizes(wanted.shape)
+    return [TorchLines((line,), (source.tensor,), (s.output,), (s.output,), (wanted.dtype,), numbers)]
 
 
 def _place(index: Sequence, shape: Sequence[int]) -> Affine:
