@@ -12,14 +12,13 @@ from tilec.ir.types import ElementType, Types, is_floating
 Typed = Callable[[Expr], ElementType]
 
 
-def split_factors(e: Expr, types: Types, whole: str | None = None) -> tuple[list[Expr], float | int] | None:
+def split_factors(e: Expr, types: Types) -> tuple[list[Expr], float | int] | None:
     """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse.
 
-    `whole` is the type of the body, that of e unless given: a product of integers inside a floating body wraps in its
-    own type first, and is one factor.
+    A product of integers inside a floating body wraps in its own type first, and is one factor.
     """
     typed = expression_types(types)
-    return _factors(e, typed, whole or typed(e).dtype)
+    return _factors(e, typed, typed(e).dtype)
 
 
 def _factors(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int] | None:
@@ -56,10 +55,10 @@ def _same_arithmetic(t: ElementType, whole: str) -> bool:
     return is_floating(t.dtype) or t.weak or t.dtype == whole
 
 
-def split_terms(e: Expr, types: Types, whole: str | None = None) -> tuple[list[Expr], float | int]:
-    """Terms of a body, the factors where times is `+`, and the number that is added to them. `whole` as above."""
+def split_terms(e: Expr, types: Types) -> tuple[list[Expr], float | int]:
+    """Terms of a body, the factors where times is `+`, and the number that is added to them."""
     typed = expression_types(types)
-    return _terms(e, typed, whole or typed(e).dtype)
+    return _terms(e, typed, typed(e).dtype)
 
 
 def _terms(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
@@ -31,6 +31,8 @@ from tilec.ir.index import linear
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import TensorType, Types
 from tilec.language.show import show_statement
+
+AnyStrides = Mapping[str, Sequence[int]]
 
 # Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
 # bounds cut the walk short, and those whose blocks are listed by data. By products and mixtures: one product into a
@@ -152,10 +154,8 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
     streamed: dict[str, int] = {}
     matrices: set[str] = set()
     for r in kernel.targets:
-        for f in r.feature:
-            streamed.update(
-                (a.tensor, padded_features(kernel.extent[r.target.feature or ""])) for a in accesses_in(f.value)
-            )
+        for a in accesses_in(*(f.value for f in r.feature)):
+            streamed[a.tensor] = padded_features(kernel.extent[r.target.feature or ""])
         for a in accesses_in(r.target.body, *r.target.conditions):
             used = {*index_variables(a)}
             inner = kernel.inners.get(a.tensor)
@@ -183,125 +183,113 @@ def _name(kernel: ChainKernel) -> str:
     return python_name(kernel.outputs[-1]) + "_chain"
 
 
-def chain_steps(
-    kernel: ChainKernel,
-    types: Types,
-    strides: Mapping[str, Sequence[int]],
-    setting: Setting,
-    tiling: Tiling | None = None,
-) -> list[Step]:
+def chain_steps(kernel: ChainKernel, types: Types, strides: AnyStrides, setting: Setting) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, parts of the walk, lists of the blocks to visit; its
     kernel."""
-    split = split_of(kernel, types)
-    if split is not None:
-        return _split_steps(split, kernel, types, strides, setting, tiling)
-    return _walk_steps(kernel, types, strides, setting, tiling)
+    return _ChainPlanner(kernel, types, strides, setting).steps()
 
 
-def _walk_steps(
-    kernel: ChainKernel, types: Types, strides: Mapping[str, Sequence[int]], setting: Setting, tiling: Tiling | None
-) -> list[Step]:
-    visits = visits_of(kernel, types) if _points(kernel) >= _MANY else None
-    apart = _warp_roles_launch(kernel, types, strides, setting) if visits is None and tiling is None else None
-    if apart is not None:
-        return [apart]
-    tiling = tiling or choose_chain_tiling(kernel, types, setting)
-    if visits is None:
-        return [chain_launch(kernel, types, strides, setting, tiling)]
-    shapes = block_shapes(visits, kernel, tiling)
-    types = {**types, **{n: TensorType(s, INDEX_TYPE) for n, s in shapes.items()}}
-    strides = {**strides, **{n: contiguous(s) for n, s in shapes.items()}}
-    made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, types, tiling)
-    steps: list[Step] = [Allocate(n, s, INDEX_TYPE) for n, s in shapes.items()]
-    steps.append(_launched(made, kernel, types, strides, LISTS, {}, {}))
-    steps.append(chain_launch(kernel, types, strides, setting, tiling, visits))
-    return [*steps, Release(tuple(shapes))]
+def chain_launch(kernel: ChainKernel, types: Types, strides: AnyStrides, setting: Setting) -> Launch:
+    """The launch of a chain's kernel that walks all of its blocks."""
+    return _ChainPlanner(kernel, types, strides, setting).launch(choose_chain_tiling(kernel, types, setting))
 
 
-def _split_steps(
-    split: Split,
-    kernel: ChainKernel,
-    types: Types,
-    strides: Mapping[str, Sequence[int]],
-    setting: Setting,
-    tiling: Tiling | None,
-) -> list[Step]:
-    """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
-    types = {**types, **split.types}
-    strides = {**strides, **{n: contiguous(t.shape) for n, t in split.types.items()}}
-    steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
-    steps += _walk_steps(split.kernel, types, strides, setting, tiling)
-    made = build_together(f"{_name(kernel)}_together", split, kernel, types)
-    return [*steps, _launched(made, kernel, types, strides, PARTS_TILING, {}, {}), Release(tuple(split.types))]
+@dataclass(frozen=True)
+class _ChainPlanner:
+    kernel: ChainKernel
+    types: Types
+    strides: AnyStrides
+    setting: Setting
 
+    def steps(self) -> list[Step]:
+        split = split_of(self.kernel, self.types)
+        return self._walk() if split is None else self._in_parts(split)
 
-def chain_launch(
-    kernel: ChainKernel,
-    types: Types,
-    strides: Mapping[str, Sequence[int]],
-    setting: Setting,
-    tiling: Tiling | None = None,
-    visits: Visits | None = None,
-) -> Launch:
-    """The launch of a chain's kernel. `visits`: lists that are there."""
-    made, tiling = block_program(kernel, types, setting, tiling, visits)
-    return _launched(made, kernel, types, strides, tiling, *_boxes(made, kernel, types, strides, setting, tiling))
+    def _beside(self, types: Types) -> _ChainPlanner:
+        """With contiguous tensors of these types too."""
+        strides = {name: contiguous(t.shape) for name, t in types.items()}
+        return replace(self, types={**self.types, **types}, strides={**self.strides, **strides})
 
+    def _walk(self) -> list[Step]:
+        kernel = self.kernel
+        visits = visits_of(kernel, self.types) if _points(kernel) >= _MANY else None
+        apart = self._warp_roles() if visits is None else None
+        if apart is not None:
+            return [apart]
+        tiling = choose_chain_tiling(kernel, self.types, self.setting)
+        if visits is None:
+            return [self.launch(tiling)]
+        lists = {n: TensorType(s, INDEX_TYPE) for n, s in block_shapes(visits, kernel, tiling).items()}
+        planner = self._beside(lists)
+        made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, planner.types, tiling)
+        steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in lists.items()]
+        return [*steps, planner._launched(made, LISTS, {}, {}), planner.launch(tiling, visits), Release(tuple(lists))]
 
-def _launched(
-    made: BlockProgram,
-    kernel: ChainKernel,
-    types: Types,
-    strides: Mapping[str, Sequence[int]],
-    tiling: Tiling,
-    loads: Mapping[int, BoxLoad],
-    maps: Mapping[str, Descriptor],
-) -> Launch:
-    int64_tensors = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    file = print_kernel(made, int64_tensors, [show_statement(without_sizes(s)) for s in kernel.statements], loads)
-    return _launch_of(made, file, maps, kernel, strides, tiling)
+    def _in_parts(self, split: Split) -> list[Step]:
+        """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
+        planner = self._beside(split.types)
+        steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
+        steps += replace(planner, kernel=split.kernel)._walk()
+        made = build_together(f"{_name(self.kernel)}_together", split, self.kernel, planner.types)
+        return [*steps, planner._launched(made, PARTS_TILING, {}, {}), Release(tuple(split.types))]
 
+    def launch(self, tiling: Tiling, visits: Visits | None = None) -> Launch:
+        """`visits`: lists that are there."""
+        made, _ = block_program(self.kernel, self.types, self.setting, tiling, visits)
+        return self._launched(made, tiling, *self._boxes(made, tiling))
 
-def _launch_of(
-    made: BlockProgram,
-    file: KernelFile,
-    maps: Mapping[str, Descriptor],
-    kernel: ChainKernel,
-    strides: Mapping[str, Sequence[int]],
-    tiling: Tiling,
-) -> Launch:
-    arguments: list[tuple[str, object]] = list(maps.items())
-    arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
-    arguments += list(made.sizes.items())
-    arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(strides[t.name])]
-    grid = (made.grid, 1, 1)
-    how = tiling.warps, tiling.stages, kernel.outputs, not kernel.singly
-    return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
+    def _launched(
+        self, made: BlockProgram, tiling: Tiling, loads: Mapping[int, BoxLoad], maps: Mapping[str, Descriptor]
+    ) -> Launch:
+        file = print_kernel(made, self._int64_tensors(made), self._heading(), loads)
+        return self._launch_of(made, file, maps, tiling)
 
+    def _int64_tensors(self, made: BlockProgram) -> list[str]:
+        names = [t.name for t in made.tensors]
+        return [n for n in names if reach(self.types[n].shape, tuple(self.strides[n])) > NARROWEST]
 
-def _warp_roles_launch(
-    kernel: ChainKernel, types: Types, strides: Mapping[str, Sequence[int]], setting: Setting
-) -> Launch | None:
-    """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it does
-    not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
-    if kernel.looped is None or kernel.elementwise or _width(kernel) < ROLES_WIDTH:
-        return None
-    tiling = _roles_tiling(kernel, replace(ROLES, precision=PRECISION[setting.precision]), setting.device.shared)
-    if tiling is None:
-        return None
-    ends = {c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(kernel.looped))}
-    if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step or len(ends) > 1:
-        return None
-    made, _ = block_program(kernel, types, setting, tiling)
-    loads, maps = _boxes(made, kernel, types, strides, setting, tiling)
-    found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
-    if found is None:
-        return None
-    found, maps = half_maps(found, maps)
-    int64_tensors = [t.name for t in made.tensors if reach(types[t.name].shape, tuple(strides[t.name])) > NARROWEST]
-    heading = [show_statement(without_sizes(s)) for s in kernel.statements]
-    file = warp_roles_file(found, maps, int64_tensors, heading, tiling.stages)
-    return _launch_of(made, file, maps, kernel, strides, tiling)
+    def _heading(self) -> list[str]:
+        return [show_statement(without_sizes(s)) for s in self.kernel.statements]
+
+    def _launch_of(
+        self, made: BlockProgram, file: KernelFile, maps: Mapping[str, Descriptor], tiling: Tiling
+    ) -> Launch:
+        arguments: list[tuple[str, object]] = list(maps.items())
+        arguments += [(python_name(t.name), Pointer(t.name)) for t in made.tensors]
+        arguments += list(made.sizes.items())
+        arguments += [(stride_name(t.name, d), n) for t in made.tensors for d, n in enumerate(self.strides[t.name])]
+        grid = (made.grid, 1, 1)
+        how = tiling.warps, tiling.stages, self.kernel.outputs, not self.kernel.singly
+        return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
+
+    def _warp_roles(self) -> Launch | None:
+        """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it
+        does not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
+        kernel, setting = self.kernel, self.setting
+        if kernel.looped is None or kernel.elementwise or _width(kernel) < ROLES_WIDTH:
+            return None
+        tiling = _roles_tiling(kernel, replace(ROLES, precision=PRECISION[setting.precision]), setting.device.shared)
+        if tiling is None:
+            return None
+        ends = {c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(kernel.looped))}
+        if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step or len(ends) > 1:
+            return None
+        made, _ = block_program(kernel, self.types, setting, tiling)
+        loads, maps = self._boxes(made, tiling)
+        found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
+        if found is None:
+            return None
+        found, maps = half_maps(found, maps)
+        file = warp_roles_file(found, maps, self._int64_tensors(made), self._heading(), tiling.stages)
+        return self._launch_of(made, file, maps, tiling)
+
+    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
+        """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's
+        work on tensor maps does not show."""
+        if self.setting.device.capability != HOPPER or _points(self.kernel) < _MANY or not tiling.boxed:
+            return {}, {}
+        shapes = {t.name: self.types[t.name].shape for t in made.tensors}
+        return box_loads(made, shapes, self.strides, self.setting.misaligned)
 
 
 def _roles_tiling(kernel: ChainKernel, tiling: Tiling, shared: int) -> Tiling | None:
@@ -319,19 +307,3 @@ def _roles_tiling(kernel: ChainKernel, tiling: Tiling, shared: int) -> Tiling | 
 def _points(kernel: ChainKernel) -> int:
     points = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
     return points if kernel.looped is None else points * kernel.extent[kernel.looped]
-
-
-def _boxes(
-    made: BlockProgram,
-    kernel: ChainKernel,
-    types: Types,
-    strides: Mapping[str, Sequence[int]],
-    setting: Setting,
-    tiling: Tiling,
-) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
-    """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's work
-    on tensor maps does not show."""
-    if setting.device.capability != HOPPER or _points(kernel) < _MANY or not tiling.boxed:
-        return {}, {}
-    shapes = {t.name: types[t.name].shape for t in made.tensors}
-    return box_loads(made, shapes, strides, setting.misaligned)
