@@ -85,7 +85,7 @@ class TensorFrame:
 
     def _read(self, access: Access, forms: list[Affine], variables: frozenset[str]) -> str:
         if not forms:
-            return self._rank_zero(access)
+            return self.local[access.tensor]
         tensor = self.local[access.tensor]
         shape = self.types[access.tensor].shape
         if 0 in shape:  # only a `pad` reads there, and takes none of it; an index that reads there keeps its variables
@@ -106,9 +106,6 @@ class TensorFrame:
             if padded is not None:
                 return padded
         return self._gather(access, forms, shape)
-
-    def _rank_zero(self, access: Access) -> str:
-        return self.local[access.tensor]
 
     def _view(
         self, tensor: str, stem: str, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]

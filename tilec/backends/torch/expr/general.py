@@ -155,7 +155,7 @@ class _Body:
         evaluator = TorchScalars(frame, *s.roots)
         mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
-        dtype = self._dtype()
+        dtype = accumulation_dtype(self.aggregation, self.task.type.dtype)
         code = self._masked(evaluator, value, dtype, mask)
         variables = tested | value.variables
         reached = mask if mask is not None and self._needs_reached() else None
@@ -180,10 +180,6 @@ class _Body:
         test = evaluator.condition(value)
         variables = variables | value.variables
         return self.frame.assign("valid", test if mask is None else f"{mask} & {test}"), variables
-
-    def _dtype(self) -> str:
-        """The dtype in which the aggregation works."""
-        return accumulation_dtype(self.aggregation, self.task.type.dtype)
 
     def _needs_reached(self) -> bool:
         return self.task.flat.default is not None

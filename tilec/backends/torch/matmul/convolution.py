@@ -265,33 +265,19 @@ def _size(o: ConvolutionOperand, axis: int | None) -> int:
 
 def library_lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
     """Lines, and the tensors that must be finite for them to hold."""
-    sizes = [
-        (
-            _size(c.operands[INPUT], s.axes[INPUT]),
-            _size(c.operands[OUTPUT], s.axes[OUTPUT]),
-            _size(c.operands[KERNEL], s.axes[KERNEL]),
-        )
-        for s in c.spatial
-    ]
+    sizes = [tuple(map(_size, c.operands, s.axes)) for s in c.spatial]
     extents = [_extent(s, *n) for s, n in zip(c.spatial, sizes, strict=True)]
     view = _Views(task, c)
     groups = math.prod(view.size(INPUT, v) for v in view.of("group"))
-    settings = ", ".join(
-        (
-            tuple_text([s.stride for s in c.spatial]),
-            tuple_text([e.padding for e in extents]),
-            tuple_text([abs(s.step) for s in c.spatial]),
-            str(groups),
-        )
-    )
-    names = [task.names.fresh(n) for n in ("x", "y", "k")]
+    numbers = ([s.stride for s in c.spatial], [e.padding for e in extents], [abs(s.step) for s in c.spatial])
+    settings = f"{', '.join(map(tuple_text, numbers))}, {groups}"
+    x, y, k = (task.names.fresh(n) for n in ("x", "y", "k"))
     cropped = [(e.low, e.high) != (0, n - 1) for e, (n, _, _) in zip(extents, sizes, strict=True)]
     flipped = [2 + d for d, s in enumerate(c.spatial) if s.step < 0]
     scale = "" if c.scale == 1 else f" * {literal(c.scale)}"
     padded = any(e.padding or e.low < 0 or e.high >= n for e, (n, _, _) in zip(extents, sizes, strict=True))
     exceeding = any(e.computed > o for e, (_, o, _) in zip(extents, sizes, strict=True))
     flip = f".flip({tuple_text(flipped)})" if flipped else ""
-    x, y, k = names
     reach = view.reach(extents)
     lines = []
     if c.written != INPUT:

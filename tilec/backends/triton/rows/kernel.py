@@ -27,7 +27,6 @@ from tilec.backends.triton.rows.alignment_peeling import (
 )
 from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together, is_short
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, unrolls
-from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, Types
@@ -87,13 +86,13 @@ class RowWriter:
     # forms
 
     def _whole(self) -> None:
-        self.k.assign("down", self._program())
+        self.k.assign("down", self.k.program())
         self._position("col", self.group.columns, "0")
         self._walk_rows(self._all_at_once)
 
     def _tiled(self) -> None:
         k = self.k
-        k.assign("tile", self._program())
+        k.assign("tile", self.k.program())
         count, aligned = k.count(self.group.columns), self.aligned
         k.assign("across", f"tl.cdiv({count if aligned is None else f'{count} + {aligned.vector - 1}'}, BN)")
         k.assign("down", "tile // across")
@@ -174,7 +173,7 @@ class RowWriter:
     def _looped(self) -> None:
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
-        k.assign("down", self._program())
+        k.assign("down", self.k.program())
         end = k.count([v for v in group.columns if group.extent[v] > 1])
         if self.aligned is None:
             self._position("row", group.rows, "down * BM")
@@ -257,9 +256,6 @@ class RowWriter:
 
     # positions
 
-    def _program(self) -> str:
-        return self.k.program()
-
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
         outer = self._outer(variables) if name == "col" and start == "first" else ()
@@ -323,18 +319,18 @@ class RowWriter:
             tests += map(evaluator.test, s.guards)
             value = evaluator.value(s.body)
             if s.output in self.group.sums:
-                self._add(
-                    s, evaluator, value, [*tests, frame.spread("row_in", "row")], self.running.accumulators[s.output]
-                )
+                accumulator = self.running.accumulators[s.output]
+                code = self._spread(s, evaluator, [*tests, frame.spread("row_in", "row")], accumulator)
+                self.k.add(*accumulator.step(code))
             elif s.output in running:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
                 rowwise = s.output in self.maxima.values()
                 self.k.scopes[0].lines += accumulator.start("(BM,)" if rowwise else "(BM, BN)")
-                code = self._spread(s, evaluator, value, [*tests, *ends], accumulator)
+                code = self._spread(s, evaluator, [*tests, *ends], accumulator)
                 self.k.add(*self.running.stepped(s.output, code))
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
-                code = self._spread(s, evaluator, value, [*tests, *ends], accumulator)
+                code = self._spread(s, evaluator, [*tests, *ends], accumulator)
                 pending.append(_Reduction(s, accumulator, code))
             else:
                 self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
@@ -378,22 +374,12 @@ class RowWriter:
         dtype = "int32" if s.output in self.places and is_short(s, self.group.extent) else self.types[s.output].dtype
         return replace(Accumulator.of(s.aggregation, dtype), suffix=suffix)
 
-    def _spread(
-        self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
-    ) -> str:
+    def _spread(self, s: Statement, evaluator: TritonScalars, tests: Sequence[str], accumulator: Accumulator) -> str:
         """A name of the block of values, the identity where the point does not count."""
-        truth = accumulator.aggregation in LOGICAL or accumulator.dtype == "bool"
-        code = evaluator.condition(value) if truth else evaluator.tensor(value, accumulator.dtype)
-        mask = " & ".join(dict.fromkeys(tests))
+        block = f"tl.broadcast_to({evaluator.text(s.body, accumulator.term_dtype)}, (BM, BN))"
         name = self.k.names.fresh("value")
-        block = f"tl.broadcast_to({code}, (BM, BN))"
-        self.k.assign(name, f"tl.where({mask}, {block}, {accumulator.identity_text})" if mask else block)
+        self.k.assign(name, where_text(tests, block, accumulator.identity_text))
         return name
-
-    def _add(
-        self, s: Statement, evaluator: TritonScalars, value: ScalarValue, tests: Sequence[str], accumulator: Accumulator
-    ) -> None:
-        self.k.add(*accumulator.step(self._spread(s, evaluator, value, tests, accumulator)))
 
     def _give_statistic(self, frame: Frame, s: Statement, accumulator: Accumulator, result: str) -> ScalarValue:
         t = self.types[s.output]

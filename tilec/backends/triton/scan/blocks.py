@@ -22,7 +22,6 @@ class BlockWriter(ScanWriter):
     def totals(self, flat: Statement, chunks: int) -> Launch:
         """Compose the terms of each chunk."""
         k = self._begin("_totals")
-        self._lanes()
         names = [k.names.fresh("total") for _ in self.algebra.dtypes]
         k.scopes[0].lines += self._full(names, self._shape if self.algebra.commutes else self._lane_shape)
         self._chunk()
@@ -41,10 +40,7 @@ class BlockWriter(ScanWriter):
 
     def apply(self, flat: Statement, chunks: int) -> Launch:
         """Go through rows, or their chunks, and store what every element holds."""
-        k = self._begin("_scan")
-        self._lanes()
-        carries = self._start() if chunks == 1 else self._head(chunks)
-        self._chunk(chunks > 1)
+        carries, k = self._go_through(chunks), self.kernel
         frame = self._tile()
         found = self._scanned(self._terms(frame, self._spread_step("step_in"), self._shape), self._axis)
         spread = [self._spread_lane(c) for c in carries]

@@ -67,7 +67,15 @@ class ScanWriter:
                 k.value_of[v] = k.low(v)
         self._along_name = k.names.fresh(python_name(self.scan.along))
         self._shifted = {v: k.names.fresh(python_name(v)) for v in self.scan.circular_shifts}
+        self._lanes()
         return k
+
+    def _go_through(self, chunks: int) -> list[str]:
+        """Begin the kernel that goes through rows or their chunks; names of what these start from."""
+        self._begin("_scan")
+        carries = self._start() if chunks == 1 else self._head(chunks)
+        self._chunk(chunks > 1)
+        return carries
 
     @property
     def _lane_shape(self) -> str:
@@ -75,17 +83,15 @@ class ScanWriter:
 
     def _lanes(self) -> None:
         k = self.kernel
-        block = None if self.flat_lanes else "BL"
-        place = k.program()
-        wanted = [v for v in self.scan.lanes if k.space.largest(v) > 1]
-        if block is None:
-            k.assign("lane", place)
+        if self.flat_lanes:
+            k.assign("lane", k.program())
         else:
-            k.assign("lane", f"{place} * BL + tl.arange(0, BL)")
-            k.assign("lane_in", f"lane < {k.count(wanted)}")
+            count = k.count([v for v in self.scan.lanes if k.space.largest(v) > 1])
+            k.assign("lane", f"{k.program()} * BL + tl.arange(0, BL)")
+            k.assign("lane_in", f"lane < {count}")
             if self.scan.circular_shifts:  # a lane that moves round stays inside only from inside
-                k.assign("lane", f"tl.minimum(lane, {k.count(wanted)} - 1)")
-        self._lane_axis = Axis("lane", self.scan.lanes, block)
+                k.assign("lane", f"tl.minimum(lane, {count} - 1)")
+        self._lane_axis = Axis("lane", self.scan.lanes, None if self.flat_lanes else "BL")
         k.decode(self._lane_axis)
         self._at_rest = {v: k.value_of[v] for v in self.scan.circular_shifts}
 

@@ -40,7 +40,6 @@ class LaneWriter(ScanWriter):
     def totals(self, flat: Statement, chunks: int) -> Launch:
         """Compose the terms of each chunk."""
         k = self._begin("_totals")
-        self._lanes()
         names = [k.names.fresh("total") for _ in self.algebra.dtypes]
         k.scopes[0].lines += self._full(names, "(BL,)")
         self._chunk()
@@ -54,10 +53,7 @@ class LaneWriter(ScanWriter):
 
     def apply(self, flat: Statement, chunks: int) -> Launch:
         """Go through rows, or their chunks, and store what every element holds."""
-        k = self._begin("_scan")
-        self._lanes()
-        carries = self._start() if chunks == 1 else self._head(chunks)
-        self._chunk(chunks > 1)
+        carries, k = self._go_through(chunks), self.kernel
         state = carries[0]
         for moment in self._ahead((self.scan.statement.body,)):
             self._enter(moment)
