@@ -62,7 +62,7 @@ class Builder:
     # scalars and positions
 
     def number(self, value: float | int | bool, dtype: str = INDEX_TYPE) -> Value:
-        made = self._add((Number, value, dtype, str(value)), (), dtype, "c", lambda out: Number(out, value))
+        made = self._add(Number, (value,), (), dtype, "c", key=str(value))
         self._numbers[made.number] = value
         return made
 
@@ -73,17 +73,16 @@ class Builder:
     def size(self, name: str, value: int) -> Value:
         assert self.sizes.setdefault(name, value) == value
         dtype = INDEX_TYPE if abs(value) < 2**31 else "int64"
-        return self._add((SizeArgument, name), (), dtype, name, lambda out: SizeArgument(out, name))
+        return self._add(SizeArgument, (name,), (), dtype, name)
 
     def program(self) -> Value:
-        return self._add((ProgramId,), (), INDEX_TYPE, "program", ProgramId)
+        return self._add(ProgramId, (), (), INDEX_TYPE, "program")
 
     def positions(self, axis: str) -> Value:
-        return self._add((Positions, axis), (axis,), INDEX_TYPE, axis, Positions)
+        return self._add(Positions, (), (axis,), INDEX_TYPE, axis)
 
     def fill(self, axes: Sequence[str], value: float | int | bool, dtype: str = "float32") -> Value:
-        key = (Full, tuple(axes), value, dtype)
-        return self._add(key, self._sorted(axes), dtype, "fill", lambda out: Full(out, value))
+        return self._add(Full, (value,), self._sorted(axes), dtype, "fill")
 
     # values
 
@@ -95,7 +94,7 @@ class Builder:
             return folded
         dtype = "bool" if function in COMPARED else args[-1].type.dtype
         axes = self._sorted({a for v in args for a in v.type.axes})
-        return self._add((function, *args), axes, dtype, hint, lambda out: Apply(out, function, args))
+        return self._add(Apply, (function, args), axes, dtype, hint)
 
     def _folded(self, function: str, args: Sequence[Value]) -> Value | None:
         """Arithmetic of integer literals, sums with 0, products with 1, conditions that are literals."""
@@ -129,20 +128,17 @@ class Builder:
         origin = self._origin.get(value.number)
         if origin is not None and origin.type.dtype == dtype:
             return origin  # what was only held wider
-        made = self._add((Cast, value, dtype), value.type.axes, dtype, value.hint, lambda out: Cast(out, value))
+        made = self._add(Cast, (value,), value.type.axes, dtype, value.hint)
         if value.type.dtype in ("bfloat16", "float16") and dtype == "float32":
             self._origin[made.number] = value
         return made
 
     def reduce(self, aggregation: str, axis: str, value: Value, careful: bool = False, hint: str = "t") -> Value:
         axes = tuple(a for a in value.type.axes if a != axis)
-        key = (Reduce, aggregation, axis, value, careful)
-        dtype = value.type.dtype
-        return self._add(key, axes, dtype, hint, lambda out: Reduce(out, aggregation, axis, value, careful))
+        return self._add(Reduce, (aggregation, axis, value, careful), axes, value.type.dtype, hint)
 
-    def running_sum(self, axis: str, value: Value, hint: str = "t") -> Value:
-        key = (CumulativeSum, axis, value)
-        return self._add(key, value.type.axes, value.type.dtype, hint, lambda out: CumulativeSum(out, axis, value))
+    def running_sum(self, axis: str, value: Value) -> Value:
+        return self._add(CumulativeSum, (axis, value), value.type.axes, value.type.dtype, "t")
 
     def dot(
         self, axis: str, left: Value, right: Value, accumulator: Value | None = None, precision: str | None = None
@@ -150,9 +146,7 @@ class Builder:
         axes = self._sorted((set(left.type.axes) | set(right.type.axes)) - {axis})
         if axes and axes[0] not in left.type.axes:
             left, right = right, left
-        key = (DotOp, axis, left, right, accumulator, precision)
-        make = lambda out: DotOp(out, axis, left, right, accumulator, precision)  # noqa: E731
-        return self._add(key, axes, "float32", "dot", make)
+        return self._add(DotOp, (axis, left, right, accumulator, precision), axes, "float32", "dot")
 
     # memory
 
@@ -167,9 +161,8 @@ class Builder:
         condition = self._needed(condition)
         inputs = (*index, *(() if condition is None else (condition,)))
         axes = self._sorted({a for v in inputs for a in v.type.axes})
-        key = (Load, tensor, tuple(index), condition, other)
         hint = "".join(c for c in tensor.lower() if c.isalnum()) or "x"
-        return self._add(key, axes, dtype, hint, lambda out: Load(out, tensor, tuple(index), condition, other))
+        return self._add(Load, (tensor, tuple(index), condition, other), axes, dtype, hint)
 
     def store(self, tensor: str, index: Sequence[Value], value: Value, condition: Value | None = None) -> None:
         self._scopes[-1].ops.append(Store(tensor, tuple(index), value, self._needed(condition)))
@@ -213,12 +206,16 @@ class Builder:
         self._depth[made.number] = depth
         return made
 
-    def _add(self, key: tuple, axes: Sequence[str], dtype: str, hint: str, make: Callable[[Value], Op]) -> Value:
+    def _add(
+        self, kind: Callable[..., Op], given: tuple, axes: Sequence[str], dtype: str, hint: str, key: object = None
+    ) -> Value:
+        """The value of an operation of that kind; `key`: what tells it from others besides what it is given."""
+        key = kind, given, tuple(axes), dtype, key
         for scope in self._scopes:
             if key in scope.known:
                 return scope.known[key]
         out = self._value(axes, dtype, hint, 0)
-        op = make(out)
+        op = kind(out, *given)
         depth = max([0, *(self._depth[v.number] for v in operands(op))])
         self._depth[out.number] = depth
         self._scopes[depth].ops.append(op)
