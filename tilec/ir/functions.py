@@ -12,8 +12,9 @@ condition (`c ? g : 0`) where the derivative is zero whatever else is infinite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -43,6 +44,11 @@ class ScalarFunction:
 
 def call(name: str, *args: Expr) -> Expr:
     return Call(name, args)
+
+
+def all_of(conditions: Iterable[Expr]) -> Expr | None:
+    """The condition that all of these hold; None of none."""
+    return reduce(lambda a, b: b if a is None else Call("and", (a, b)), conditions, None)
 
 
 def _select(condition: Expr, a: Expr, b: Expr) -> Expr:

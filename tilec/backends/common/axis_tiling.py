@@ -16,7 +16,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.cost import size_in_bytes
 from tilec.errors import AffineMistake
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import ZERO
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import infer
 from tilec.ir.program import (
@@ -363,13 +363,9 @@ def _at_rows(
     for c in asking:
         e = value(linear(c.expr).to_value())
         conditions += [Call("ge", (e, ZERO)), Call("lt", (e, c.bound))]
-    guard = conditions[0] if conditions else None
-    for condition in conditions[1:]:
-        assert guard is not None
-        guard = Call("and", (guard, condition))
     kept = tuple(c for c in s.constraints if c not in asking)
     index = None if s.index is None else tuple(map(position, s.index))
-    s = replace(s, index=index, guard=guard, body=value(s.body), constraints=kept)
+    s = replace(s, index=index, guard=all_of(conditions), body=value(s.body), constraints=kept)
     axis = run.axis.get(s.output)
     if axis is None or s.sizes is None:
         return s

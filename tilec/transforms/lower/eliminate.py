@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.ir.functions import all_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -143,7 +144,7 @@ def _eliminated(
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
-    first = Statement(name, places, sizes, quotient_of(list(inside)), "sum", _joined(guards), span=s.span)
+    first = Statement(name, places, sizes, quotient_of(list(inside)), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 
 
@@ -170,17 +171,10 @@ def _is_product(inside: Sequence[Factor], index: Sequence[str], v: str) -> bool:
     return len(sets) > 1 and all(own != set(index) for own in sets)
 
 
-def _joined(guards: Sequence[Expr]) -> Expr | None:
-    result: Expr | None = None
-    for g in guards:
-        result = g if result is None else Call("and", (result, g))
-    return result
-
-
 def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
     guards = [g for g in whole.guards if v not in index_variables(g)]
     body = quotient_of([*outside, Factor(inner, False)])
-    return replace(whole.statement, body=body, guard=_joined(guards))
+    return replace(whole.statement, body=body, guard=all_of(guards))
 
 
 # what is there already

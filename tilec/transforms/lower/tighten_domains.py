@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tilec.errors import UnboundIndex
 from tilec.ir.constraining import asks_in_branches, constraining
-from tilec.ir.functions import ZERO
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -144,14 +144,9 @@ def _confined(s: Statement, shapes: Shapes) -> Statement:
             kept.append(test)
         else:
             constraints.append(found)
-    guard: Expr | None = None
-    for test in kept:
-        guard = test if guard is None else Call("and", (guard, test))
-    return (
-        keep_constraint_variables(replace(s, guard=guard, constraints=tuple(dict.fromkeys(constraints))))
-        if len(kept) < len(tests)
-        else s
-    )
+    if len(kept) == len(tests):
+        return s
+    return keep_constraint_variables(replace(s, guard=all_of(kept), constraints=tuple(dict.fromkeys(constraints))))
 
 
 def _conjuncts(e: Expr) -> list[Expr]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tilec.backends.common.chains.values import conjuncts
-from tilec.ir.functions import ZERO
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.program import Call, Expr, accesses_in, is_zero, rebuild
 from tilec.ir.types import Types, kind
 
@@ -37,12 +37,7 @@ def where(e: Expr, known: Collection[Expr]) -> Expr:
     if not known or not isinstance(e, Call):
         return e
     if e.function == "select" and is_zero(e.args[2]):
-        left = [p for p in conjuncts(e.args[0]) if p not in known]
+        left = all_of(p for p in conjuncts(e.args[0]) if p not in known)
         inner = where(e.args[1], known)
-        if not left:
-            return inner
-        condition = left[0]
-        for p in left[1:]:
-            condition = Call("and", (condition, p))
-        return Call("select", (condition, inner, ZERO))
+        return inner if left is None else Call("select", (left, inner, ZERO))
     return rebuild(e, lambda x: where(x, known))

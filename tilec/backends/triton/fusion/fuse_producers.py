@@ -16,13 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
+from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
-from tilec.ir.functions import ONE, ZERO
+from tilec.ir.functions import ONE, ZERO, all_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -173,7 +174,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     values = [e for e in found if e is not None]
     if len(values) < len(tensors):
         return None
-    body = functools.reduce(lambda a, b: Call("add", (a, b)), values)
+    body = sum_of(values)
     ranges = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
     made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=ranges)
     space = build_space(made, types)
@@ -215,12 +216,13 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
             return None
         form, bound = form * form.denominator, c.bound * form.denominator
         tests += [Call("ge", (form.to_value(), ZERO)), Call("lt", (form.to_value(), Int(bound)))]
-    if not tests:
+    valid = all_of(tests)
+    if valid is None:
         return None
     value = unconstrained(replace_indices(s.body, change), types)
     if types[s.output].dtype in NARROW and not summed:
         value = Call(types[s.output].dtype, (value,))
-    return Call("select", (functools.reduce(lambda a, b: Call("and", (a, b)), tests), value, ZERO))
+    return Call("select", (valid, value, ZERO))
 
 
 # what is computed again for each reader

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.functions import FUNCTIONS, ONE, ZERO, all_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -156,10 +156,8 @@ def element_at(s: Statement, place: Access, types: Types) -> Expr:
             conditions[guard if is_bool(guard) else Call("ne", (guard, ZERO))] = None
     t = types[s.output]
     value = unconstrained(s.body, types)
-    if conditions:
-        both, *rest = conditions
-        for condition in rest:
-            both = Call("and", (both, condition))
+    both = all_of(conditions)
+    if both is not None:
         if t.dtype == "bool" and is_bool(value):
             value = Call("and", (both, value))
         else:
