@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import math
 import pstats
+import sys
 
 import pytest
 from support.tiers import slow_but
@@ -70,7 +71,8 @@ def taps(n: int) -> str:
 STATEMENTS = (sinkhorn, normalised_twice, elementwise, products, layer_norms, residual_blocks, taps)
 PROGRAMS = {f.__name__: f for f in STATEMENTS}
 COUNTS = (10, 20, 40, 80)
-LARGEST = 1.2  # exponent of the steps by the statements
+# exponent of the steps by the statements; from 3.12 on comprehensions, which are linear, are no calls
+LARGEST = 1.2 if sys.version_info < (3, 12) else 1.25
 
 
 def steps(source: str, gradient: bool, backend: str) -> int:

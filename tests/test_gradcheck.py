@@ -17,6 +17,7 @@ def sample(shape: tuple[int, ...], low: float, high: float, seed: int) -> torch.
 
 @pytest.mark.parametrize("form", ["elementwise", "in a body"])
 @pytest.mark.parametrize("f", SMOOTH, ids=lambda f: f.name)
+@pytest.mark.covering
 def test_scalar_function(f, form: str) -> None:
     low, high = DOMAINS.get(f.name, (-2, 2))
     names = "XYZ"[: f.arity[1]]

@@ -1,38 +1,24 @@
-"""The conformance list, run at every stage, by the torch backend, by both interpreters, and on a device."""
+"""The conformance list, run at every stage, by the torch backend, and as block programs."""
 
 from __future__ import annotations
-
-import os
 
 import numpy as np
 import pytest
 import torch
-from conformance.cases import BLOCKS, STAGES, TORCH, TRITON, WIDE, ConformanceCase, cases, tables
-from gpu_cases import Case
-from gpu_examine import Settings, examine_case
+from conformance.cases import BLOCKS, STAGES, TORCH, ConformanceCase, cases, tables
 from support.agreement import SMALL, agree
 from support.chains import VARIANTS, both_ways
-from support.stages import agree_with_gradient, check, cotangents, gradient
+from support.stages import check, cotangents, gradient
 
 from tilec.backends.common.chains import recognise
 from tilec.backends.common.chains.places import Tiling
 from tilec.language import parse
 
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}
-NORMALLY_INTERPRETED = ("found", "recurrences", "branches", "attention")  # the others take as long, and find less
-INTERPRETED = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
-)
 
 
 def over(found: list[ConformanceCase]):
     return pytest.mark.parametrize("case", found, ids=lambda case: case.name)
-
-
-def interpreted(found: list[ConformanceCase]) -> list:
-    """By default every second of the tables that have gone wrong most, and every 12th of the others."""
-    kept = [n % (2 if case.name.split("/")[0] in NORMALLY_INTERPRETED else 12) == 0 for n, case in enumerate(found)]
-    return [c if k else pytest.param(c, marks=pytest.mark.slow) for c, k in zip(found, kept, strict=True)]
 
 
 def drawn(case: ConformanceCase, dtype: str) -> list[torch.Tensor]:
@@ -77,18 +63,3 @@ def test_as_block_programs(case: ConformanceCase, monkeypatch: pytest.MonkeyPatc
     for x, y in zip(mine, theirs, strict=True):
         assert np.linalg.norm(x - y) <= 3e-6 * np.linalg.norm(y) + 1e-30
     assert len(forward) == 1 and len(backward) >= 2
-
-
-@INTERPRETED
-@over(interpreted(cases(TRITON)))
-def test_as_interpreted_kernels(case: ConformanceCase) -> None:
-    """Values and gradients by Triton's interpreter, against the oracle. On a device `tests/gpu` does the same."""
-    arrays = case.draw(np.random.default_rng(0))
-    if case.dtypes == WIDE:
-        agree_with_gradient(parse(case.source), arrays)
-        return
-    for dtype in case.dtypes:
-        layouts = ("contiguous",) * len(arrays)
-        given = Case(case.name, case.source, tuple(arrays), getattr(torch, dtype), layouts, oracle=True)
-        verdict = examine_case(given, Settings(device="cpu", small=True))
-        assert verdict.status == "ok", verdict.text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,15 +57,15 @@ def test_sizes_are_awkward_and_small_for_the_interpreter() -> None:
 
 
 def test_a_sample_is_ok() -> None:
-    names = [n for n in plan(1, runner.DTYPES) if not n.startswith("sized")][:40]
+    names = [n for n in plan(1, runner.DTYPES) if n.startswith("random")][:12]
     verdicts = {name: examine(name, HERE) for name in names}
     assert {n: v for n, v in verdicts.items() if v.status not in runner.GOOD} == {}
-    assert sum(v.status == "ok" for v in verdicts.values()) > 32
+    assert sum(v.status == "ok" for v in verdicts.values()) > 9
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_sized_programs_are_ok(step: int) -> None:
-    """Every fourth, or each of them, at the interpreter's sizes."""
+    """Every eighth, or each of them, at the interpreter's sizes."""
     small = Settings(seed=1, backend="torch", device="cpu", small=True)
     verdicts = {name: examine(f"sized/{name}/0/float32", small) for name in list(SIZED)[::step]}
     assert {n: v for n, v in verdicts.items() if v.status != "ok"} == {}
@@ -334,9 +332,8 @@ def test_shards_are_parts(here: list[str]) -> None:
 def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.jsonl"
     options = ["--backend", "torch", "--device", "cpu", "--seed", "3", "--jobs", "1"]
-    some = [sys.executable, runner.__file__, *options, "--only", "table/types/3/", "--state", str(state)]
-    done = subprocess.run(some, capture_output=True, text=True)
-    assert done.returncode == 0 and "[6/6] 6 ok" in done.stdout, done.stdout + done.stderr
+    assert runner.main([*options, "--only", "table/types/3/", "--state", str(state)]) == 0
+    assert "[6/6] 6 ok" in capsys.readouterr().out
     entries = [json.loads(line) for line in state.read_text().splitlines() if line]
     assert [entry["status"] for entry in entries] == ["ok"] * 6
     assert runner.main([*options, "--case", "table/types/3/0/float32"]) == 0

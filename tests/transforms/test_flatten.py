@@ -59,6 +59,7 @@ def test_nested_aggregations(statement: str, n: int, m: int) -> None:
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("constraint", ["", ", i + j < 4", ", j - 9 < 2"])
+@pytest.mark.covering
 def test_every_aggregation_keeps_its_type_and_identity(aggregation: str, dtype: str, constraint: str) -> None:
     x = array(3, 4).astype("int64").clip(0 if dtype == "uint8" else -4).astype(dtype)
     body = "X[i, j]"
