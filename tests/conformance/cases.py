@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from conformance import programs
 from support.chains import VARIANTS, inputs_of
 from support.conditionals import CONDITIONALS
@@ -18,6 +19,7 @@ from support.found import FOUND
 from support.recurrences import RECURRENCES
 
 import tilec
+from tilec import gallery
 
 Arrays = list[np.ndarray]
 Draw = Callable[[np.random.Generator], Arrays]
@@ -37,13 +39,14 @@ EVERYWHERE = frozenset((TORCH, TRITON))
 @dataclass(frozen=True)
 class ConformanceCase:
     """`draw`: inputs, floating ones in float64, to be rounded to one of `dtypes`. `runners`: who runs it by default
-    beside a device."""
+    beside a device. `small`: enough for the oracle; elsewhere the torch backend in float64 says what is exact."""
 
     name: str
     source: str
     draw: Draw
     runners: frozenset[str] = EVERYWHERE
     dtypes: tuple[str, ...] = WIDE
+    small: bool = True
 
 
 @functools.cache
@@ -61,6 +64,7 @@ def tables() -> dict[str, tuple[ConformanceCase, ...]]:
         "recurrences": _recurrences,
         "branches": _branches,
         "attention": _attention,
+        "gallery": _gallery,
     }
     return {table: tuple(make(table)) for table, make in made.items()}
 
@@ -212,3 +216,15 @@ def _attention(table: str) -> Iterator[ConformanceCase]:
             return [x if n in a.integers else x.astype(float) for n, x in made.items()]
 
         yield ConformanceCase(f"{table}/{name}", a.text, draw, frozenset((BLOCKS, TRITON)), ("float32",))
+
+
+def _gallery(table: str) -> Iterator[ConformanceCase]:
+    """`tests/gallery` compares their values and gradients with torch's on the CPU."""
+    for name in gallery.names():
+
+        def draw(generator: np.random.Generator, name=name) -> Arrays:
+            example = gallery.entry(name).example(int(generator.integers(2**31)), torch.float64)
+            return [np.asarray(a) for a in example]
+
+        source = gallery.entry(name).source
+        yield ConformanceCase(f"{table}/{name}", source, draw, frozenset((TRITON,)), ("float32",), small=False)

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def interpreted(found: list[ConformanceCase]) -> list:
-    """By default every second of the tables that have gone wrong most, and every 12th of the others."""
-    kept = [n % (2 if case.name.split("/")[0] in NORMALLY_INTERPRETED else 12) == 0 for n, case in enumerate(found)]
+    """By default every second of the tables that have gone wrong most, and every 12th of the other small ones."""
+    often = [case.name.split("/")[0] in NORMALLY_INTERPRETED for case in found]
+    kept = [case.small and n % (2 if o else 12) == 0 for n, (case, o) in enumerate(zip(found, often, strict=True))]
     return [c if k else pytest.param(c, marks=pytest.mark.slow) for c, k in zip(found, kept, strict=True)]
 
 
@@ -35,6 +36,6 @@ def test_as_interpreted_kernels(case: ConformanceCase) -> None:
         return
     for dtype in case.dtypes:
         layouts = ("contiguous",) * len(arrays)
-        given = Case(case.name, case.source, tuple(arrays), getattr(torch, dtype), layouts, oracle=True)
+        given = Case(case.name, case.source, tuple(arrays), getattr(torch, dtype), layouts, case.small)
         verdict = examine_case(given, Settings(device="cpu", small=True))
         assert verdict.status == "ok", verdict.text

@@ -70,7 +70,7 @@ def _random(names: list[str], rng: random.Random, generator: np.random.Generator
 
 def _table(names: list[str], rng: random.Random, generator: np.random.Generator, small: bool) -> Made:
     case = tables()[names[0]][int(names[1])]
-    return case.source, case.draw(generator), True
+    return case.source, case.draw(generator), case.small
 
 
 def _sized(names: list[str], rng: random.Random, generator: np.random.Generator, small: bool) -> Made:
