@@ -22,6 +22,31 @@ def test_a_cast_in_the_text_rounds(dtype):
     torch.testing.assert_close(f(a, b), exact, rtol=0, atol=0)
 
 
+def test_products_are_not_rounded_before_their_mean():
+    a = torch.tensor([1 + 2**-7, -1]).bfloat16()
+    b = torch.tensor([1 + 2**-7, 1 + 2**-6]).bfloat16()
+    f = tilec.compile("function (A[K], B[K]) -> (Y) { Y[] = mean(A[k] * B[k]); }")
+    assert f(a, b).item() == 2**-15
+    shape = tilec.spec((8, 4096, 128), "bfloat16")
+    gram = tilec.compile("function (X[N, P, C]) -> (G) { G[n, a, b : N, C, C] = mean(X[n, p, a] * X[n, p, b]); }")
+    kernels = gram.lower(shape, backend="triton", target="sm_90").kernels
+    assert [k.name for k in kernels][:1] == ["product"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["matrices", "batches"])
+def test_a_product_is_scaled_in_one_pass(batch, dtype):
+    b = "B, " if batch else ""
+    i = "b, " if batch else ""
+    f = tilec.compile(
+        f"function (X[{b}I, K], Y[{b}K, J]) -> (O) {{ O[{i}i, j : {b}I, J] = +(X[{i}i, k] / 3 * Y[{i}k, j]); }}"
+    )
+    x, y = (torch.randn(*batch, *s, generator=torch.Generator().manual_seed(1)).to(dtype) for s in ((5, 7), (7, 6)))
+    assert "rt.scaled_product" in f.lower(x, y, backend="torch").source()
+    exact = (x.double() @ y.double()) / 3
+    torch.testing.assert_close(f(x, y).double(), exact, rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-5)
+
+
 def test_a_normaliser_is_kept_in_32_bits_and_its_readers_types_stay():
     g = tilec.compile(MARKOV).grad()
     specs = [tilec.spec(s, "bfloat16") for s in (*MARKOV_SHAPES, MARKOV_SHAPES[1])]

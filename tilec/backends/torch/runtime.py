@@ -228,6 +228,16 @@ def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:
     return result if float32_result else result.to(a.dtype)
 
 
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Matrix product times a number: one pass over the result, rounded once, where torch has that."""
+    if a.device.type == "cpu" and a.dtype in (torch.float16, torch.bfloat16):
+        return multiply(a, b) * scale
+    if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.dim() > 3:
+        return torch.matmul(a, b) * scale
+    times = torch.addmm if a.dim() == 2 else torch.baddbmm
+    return times(a.new_empty(()), a, b, beta=0, alpha=scale)
+
+
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
     """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
     if _widen(x):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from tilec.ir.index import Affine, integer
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
+    Call,
     Expr,
     Float,
     Index,
@@ -30,7 +33,7 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     """The sum (16-bit floats in float32) over the number of valid points; 0, or the default, where there are none."""
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    body = call("float32", s.body) if element.dtype in NARROW else s.body
+    body = _in_float32(s.body, types) if element.dtype in NARROW else s.body
     total = replace(s, output=names.fresh(f"{s.output}_sum"), body=body, aggregation="sum", default=None)
     whole = axes(target.shape)
     value = _floating(whole.read(total.output, target.shape), element)
@@ -44,6 +47,22 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     if s.default is not None:
         value = call("select", call("gt", n, Int(0)), value, _default(s, whole, target, types))
     return [total, count, _elementwise(s, whole, value, target, types, total, count)]
+
+
+def _in_float32(body: Expr, types: Types) -> Expr:
+    """A 16-bit body in float32. A product of elements of several places is one of float32 elements, which is not
+    rounded, as in a sum, and is a matrix product where it sums over one."""
+    factors = product_factors(body)
+    if len({*factors}) > 1 and all(isinstance(f, Access) and types[f.tensor].dtype in NARROW for f in factors):
+        return functools.reduce(operator.mul, (call("float32", f) for f in factors))
+    return call("float32", body)
+
+
+def product_factors(e: Expr) -> tuple[Expr, ...]:
+    """What is multiplied."""
+    if isinstance(e, Call) and e.function == "mul":
+        return tuple(f for part in e.args for f in product_factors(part))
+    return (e,)
 
 
 def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:

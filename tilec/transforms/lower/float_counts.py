@@ -36,7 +36,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import bounds
-from tilec.transforms.lower.decompose import points_per_element
+from tilec.transforms.lower.decompose import points_per_element, product_factors
 from tilec.transforms.util.naming import Names, all_variables
 
 _EXACT = 2**24  # integers that float32 holds
@@ -85,12 +85,8 @@ def _with_numbers(program: Program, inputs: Types) -> Program:
 
 def _counts_points(s: Statement) -> bool:
     """Whether a statement adds up ones, where its accesses lie inside."""
-    ones = all(isinstance(e, Inside) or e == Int(1) for e in _factors(s.body))
+    ones = all(isinstance(e, Inside) or e == Int(1) for e in product_factors(s.body))
     return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
-
-
-def _factors(e: Expr) -> tuple[Expr, ...]:
-    return tuple(f for a in e.args for f in _factors(a)) if isinstance(e, Call) and e.function == "mul" else (e,)
 
 
 def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:

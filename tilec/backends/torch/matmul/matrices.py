@@ -99,15 +99,17 @@ class ContractionWriter:
         self.before: list[str] = []
         self.lines: list[str] = []
 
-    def text(self, a: Operand, b: Operand, kept: tuple[str, ...]) -> str:
-        """Text of the result, over `kept`."""
+    def text(self, a: Operand, b: Operand, kept: tuple[str, ...], scale: str | None = None) -> str:
+        """Text of the result, over `kept`; of a matrix product times a number, where it is given."""
         a, b = self._only(a, kept, b), self._only(b, kept, a)
         layout = lay_out(a, b, kept, self.domain)
         if not layout.summed:
             return self._elementwise(layout, kept)
         left = self._matrix(layout, layout.left, layout.rows, swapped=False)
         right = self._matrix(layout, layout.right, layout.columns, swapped=True)
-        if self.dtype in NARROW:
+        if scale is not None:
+            code = f"rt.scaled_product({left}, {right}, {scale})"
+        elif self.dtype in NARROW:
             accumulated = any(v in self.ends for v in layout.summed)
             code = f"rt.multiply({left}, {right}{', float32_result=True' if accumulated else ''})"
         else:

@@ -122,8 +122,8 @@ def class_lines(
         operands = [o for k, o in enumerate(operands) if k not in pair]
         assert len(chosen) == 2
         if not operands:
-            last = _Result(task, domain, kept, dtype, semiring, chosen)
-            return [*lines, *last.store(scale, direct)]
+            last = _Result(task, domain, kept, dtype, semiring, chosen, scale)
+            return [*lines, *last.store(direct)]
         later = {v for o in operands for v in o.variables} | set(kept)
         order = _intermediate_order(chosen, later, domain)
         if math.prod(domain.extent[v] for v in order) > task.options.memory_budget // 16:
@@ -161,14 +161,20 @@ class _Result:
         dtype: str,
         semiring: TorchSemiring,
         chosen: Sequence[Operand],
+        scale: float | None = None,
     ):
+        scale = semiring.one if scale is None else scale
         self.task, self.domain, self.kept, self.dtype, self.semiring = task, domain, kept, dtype, semiring
         layout = lay_out(chosen[0], chosen[1], kept, domain)
         steps = plan_steps(task, domain, layout, semiring)
         self.outer = Loops(task, domain, kept, steps)
         self.inner = Loops(task, domain, layout.summed, steps)
         block = ContractionWriter(task, domain, dtype, semiring, {**self.outer.ends, **self.inner.ends})
-        self.code, self.before, self.lines = block.text(chosen[0], chosen[1], kept), block.before, block.lines
+        matrices = semiring is SUM and is_floating(dtype) and bool(layout.summed)
+        within = scale != semiring.one and matrices and not self.outer.headers and not self.inner.headers
+        self.scale = semiring.one if within else scale
+        self.code = block.text(chosen[0], chosen[1], kept, literal(scale) if within else None)
+        self.before, self.lines = block.before, block.lines
         if self.inner.headers:
             total = task.names.fresh("total")
             plus = semiring.plus.format(total, "part")
@@ -186,12 +192,12 @@ class _Result:
         target = self.outer.part(name, self.kept)
         return [start, *self.before, *self.outer.wrap([*self.lines, f"{target} = {self.code}"])]
 
-    def store(self, scale: float | int, direct: bool) -> list[str]:
+    def store(self, direct: bool) -> list[str]:
         """Lines that write it into the part of the output that its class has, or, `direct`, make it the output."""
         task, domain, code = self.task, self.domain, self.code
         outputs = domain.output_variables()
-        if scale != self.semiring.one:
-            code = f"({self.semiring.scaled.format(code, literal(scale))})"
+        if self.scale != self.semiring.one:
+            code = f"({self.semiring.scaled.format(code, literal(self.scale))})"
         missing = [v for v in outputs if v not in self.kept]
         if missing:
             code = f"({code})[{', '.join('None' if v in missing else ':' for v in outputs)}]"
