@@ -311,3 +311,25 @@ def test_of_a_term_and_a_sum_one_exponential_is_taken():
     (kernel,) = f.lower(tilec.spec((512, 40000), "bfloat16"), target="sm_90").kernels
     walk = kernel.source.split("for first in")[1].split("highest =")[0]
     assert walk.count("shifted_exp_(") == 1
+
+
+def test_memory_runs_along_columns_that_a_view_divides():
+    """Rows of 192 seen as 3 x 64: a block holds a few of them, not the 64 that it would read against memory's order."""
+    source = """function (X[N, P, C], G[C], B[C]) -> (Y) {
+        Z = reshape(X, N, P, 3, C / 3);
+        A = reshape(G, 3, C / 3);
+        D = reshape(B, 3, C / 3);
+        M[n, g : N, 3] = mean(Z[n, p, g, c]);
+        O[n, p, g, c : N, P, 3, C / 3] = (Z[n, p, g, c] - M[n, g]) * A[g, c] + D[g, c];
+        Y = reshape(O, N, P, C);
+    }"""
+    shapes = [tilec.spec(s, "bfloat16") for s in ((32, 3136, 192), (192,), (192,), (32, 3136, 192))]
+    text = tilec.compile(source, backend="triton").grad().lower(*shapes, target="sm_90").source()
+    assert "DA_rows" in text and "BM=8, BN=256" in text and "BM=64" not in text
+
+
+def test_steps_between_the_last_variables_places_stand_beside_it():
+    """`I[4*x + i]`: a program reads whole lines, all values of i, although y stands between them in the output."""
+    source = "function (I[H, W]) -> (O) { O[j, i, y, x : 4, 4, H / 4, W / 4] = I[4*y + j, 4*x + i]; }"
+    text = tilec.compile(source, backend="triton").lower(tilec.spec((512, 256), "bfloat16"), target="sm_90").source()
+    assert "i = row % n_i" in text

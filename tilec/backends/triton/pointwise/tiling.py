@@ -134,8 +134,17 @@ def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False, elem
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else block)
     m = space.count(tuple(outputs[:-1]))
-    axes = (tuple(outputs[:-1]), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
+    axes = (_between_last(space, outputs), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
+
+
+def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
+    """The output variables but the last; at their end those that step through the places that it leaves out where it
+    is read (`I[4*x + i]`), so that a program reads all of a line."""
+    last, rest = outputs[-1], outputs[:-1]
+    forms = [linear(e) for a in accesses_in(space.statement.body, space.statement.guard) for e in a.index]
+    near = {v for f in forms for v in f.variables() if abs(f.coefficient(v)) < abs(f.coefficient(last))}
+    return (*(v for v in rest if v not in near), *(v for v in rest if v in near))
 
 
 def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | None:

@@ -121,11 +121,12 @@ def rows_together(group: Group, strides: Strides) -> int:
             if a.tensor not in strides:
                 continue
             moves = [
-                (abs(step), v)
-                for e, step in zip(a.index, strides[a.tensor], strict=True)
-                if (v := linear(e).bare) is not None and group.extent[v] > 1 and step
+                (abs(step * form.coefficient(v)), v)
+                for form, step in zip(map(linear, a.index), strides[a.tensor], strict=True)
+                for v in form.variables()
+                if group.extent.get(v, 1) > 1 and step
             ]
-            size = math.prod(group.extent[v] for _, v in moves)
+            size = math.prod(group.extent[v] for v in {v for _, v in moves})
             if moves and size > best:
                 best, answer = size, NEIGHBOURS if min(moves)[1] in group.rows else 1
     return answer
