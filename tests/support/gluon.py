@@ -242,6 +242,7 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         max=lambda x, axis: value(np.max(x, axis)),
         zeros=lambda shape, dtype, layout: value(np.zeros([int(s) for s in shape])),
         static_range=range,
+        range=lambda *bounds, **how: range(*bounds),
         load=load,
         store=store,
         convert_layout=lambda x, layout: x,

@@ -24,8 +24,11 @@ def plan_of(lowering, strides, setting):
     return make_plan(lowering, grouped(lowering.stages["flat"], lowering.types), strides, setting)
 
 
-def task_of(shapes, dtype="bfloat16", **setting):
-    program = parse(MATMUL)
+TAPS = "function (A[N, X, O], B[N, X, C]) -> (K) { K[o, i, c : O, 3, C] = +(A[n, x, o] * B[n, x + i - 1, c]); }"
+
+
+def task_of(shapes, dtype="bfloat16", source=MATMUL, **setting):
+    program = parse(source)
     types = {n: TensorType(s, dtype) for n, s in zip(("A", "B"), shapes, strict=True)}
     lowering = lower(program, types, {})
     strides = {n: contiguous(t.shape) for n, t in lowering.types.items()}
@@ -44,9 +47,12 @@ def test_every_family_is_a_way():
     assert len({json.dumps(dict(choice), sort_keys=True) for choice, _ in found}) > 5
 
 
-def test_a_choice_that_went_through_json_gives_the_same_steps():
-    task, _ = task_of(((512, 512), (512, 512)), library=True)
-    for choice, steps in product_configs(task):
+@pytest.mark.parametrize(("source", "shape"), [(MATMUL, (512, 512)), (TAPS, (256, 1024, 64))], ids=["matmul", "taps"])
+def test_a_choice_that_went_through_json_gives_the_same_steps(source, shape):
+    task, _ = task_of((shape, shape), source=source, library=True)
+    found = product_configs(task)
+    assert any(choice.get("unrolled") for choice, _ in found) == (source == TAPS)
+    for choice, steps in found:
         assert steps_of(task, json.loads(json.dumps(dict(choice)))) == steps
 
 

@@ -212,7 +212,7 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     w = Lines()
     w.add(assign("i", f"{PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)"), assign("inside", "i < total"))
     w.assign("sums", "tl.load(parts + i, mask=inside, other=0.0)")
-    with w.loop("k", "range(1, SPLIT)"):
+    with w.loop("k", "tl.range(1, SPLIT, loop_unroll_factor=8)"):
         w.assign("sums", "tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)", "+=")
     for v in reversed(order):
         w.add(assign(v.name, f"i % {v.name}_n"), assign("i", f"i // {v.name}_n"))

@@ -27,7 +27,7 @@ from tilec.ir.index import Affine
 
 MAPPED = {"float16", "bfloat16", "float32"}  # types that tensor maps are made for
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
-TOTAL_BLOCK = 1024
+TOTAL_BLOCK, SMALL_TOTAL_BLOCK = 1024, 256  # elements of a program that adds shares; where those are few
 MAX_COUNT = 2**31 - 1
 SHARED_MEMORY = PLANNED_FOR.shared
 MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
@@ -287,10 +287,11 @@ def _assemble(
     if elements > MAX_COUNT:
         return None
     file, order, moves = partial_sums_kernel(design)
+    block = TOTAL_BLOCK if elements >= 4 * MULTIPROCESSORS * TOTAL_BLOCK else SMALL_TOTAL_BLOCK
     tail = (("scale", dot.scale),) if design.scaled else ()
     second = Launch(
         file=file,
-        grid=(-(-elements // TOTAL_BLOCK), 1, 1),
+        grid=(-(-elements // block), 1, 1),
         arguments=(
             ("parts", Pointer(out)),
             ("out", Pointer(dot.output)),
@@ -298,7 +299,7 @@ def _assemble(
             *((n, values[n]) for n in (*order, *moves)),
             *tail,
         ),
-        constants=(("SPLIT", config.split), ("BLOCK", TOTAL_BLOCK)),
+        constants=(("SPLIT", config.split), ("BLOCK", block)),
         warps=4,
         stages=1,
         statements=(dot.output,),
