@@ -32,7 +32,7 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     """The statement as such a product; None where it is of another form, or multiplies as much as it is."""
     s = view.statement
     classes = {v: len({c[v] for c in space.classes}) for v in space.residues}
-    many = [v for v in dot.columns if space.largest(v) > 1]
+    many = [v for v in dot.columns if space.largest(v) > 1] or list(dot.columns)
     if dot.dtype not in NARROW or dot.batch or s.guard is not None or not classes or len(many) != 1:
         return None
     if math.prod(classes.values()) != len(space.classes) or any(low[v] for low in space.low for v in space.outputs):
@@ -58,7 +58,8 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     if columns > MOST_COLUMNS or math.prod(taps.values()) * columns >= before:
         return None
     rows = [v for v in space.outputs if v in dot.rows]
-    if s.index is None or not inner or set(rows) | {channel} != {v for v in space.outputs if space.largest(v) > 1}:
+    written = {v for v in space.outputs if space.largest(v) > 1} | {channel}
+    if s.index is None or not inner or {v for v in rows if space.largest(v) > 1} | {channel} != written:
         return None
 
     shifts = {v: Affine.variable(v) + low[v] for v in dot.summed if low[v]}
@@ -89,7 +90,7 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     if found is None or points is None:
         return None
     steps = hopper_steps(found, points, over, setting)
-    if steps is None and setting.device.capability < HOPPER:
+    if steps is None and (setting.device.capability < HOPPER or channels == 1):  # one channel alone is no product
         steps = dot_steps(found, points, over, product, False, setting)
     if steps is None:
         return None

@@ -71,8 +71,9 @@ class OperandRewrite:
         return [*self.before, *steps, *self.after]
 
 
-def recognise_dot(space: Space, view: StridedView) -> Dot | None:
-    """The statement as a product of two operands, None where it is none, or too small for tensor cores."""
+def recognise_dot(space: Space, view: StridedView, one_channel: bool = False) -> Dot | None:
+    """The statement as a product of two operands, None where it is none, or too small for tensor cores.
+    `one_channel`: output variables of a single value count as columns too."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored:
         return None
@@ -84,7 +85,7 @@ def recognise_dot(space: Space, view: StridedView) -> Dot | None:
     dtype = _dot_type(factors, element.dtype, view)
     if dtype is None:
         return None
-    found = sides_of(factors, space)
+    found = sides_of(factors, space, frozenset(space.outputs) if one_channel else frozenset())
     if found is None:
         return None
     if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
@@ -97,9 +98,10 @@ def recognise_dot(space: Space, view: StridedView) -> Dot | None:
     return replace(found, scale=scale, dtype=dtype)
 
 
-def sides_of(factors: list[Expr], space: Space) -> Dot | None:
-    """Factors (or terms) as two operands that share a summed variable, None where they are not."""
-    varying = {v for v in (*space.outputs, *space.reductions) if not space.single(v)}
+def sides_of(factors: list[Expr], space: Space, kept: frozenset[str] = frozenset()) -> Dot | None:
+    """Factors (or terms) as two operands that share a summed variable, None where they are not. `kept`: variables that
+    count although they have a single value."""
+    varying = {v for v in (*space.outputs, *space.reductions) if v in kept or not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     for f in factors:
         groups.setdefault(variables_outside(f) & varying, []).append(f)

@@ -183,7 +183,8 @@ def _tuned(p: Problem) -> list[Step] | None:
 def _rewritten(p: Problem) -> Any:
     dot, setting = p.dot, p.setting
     if dot is None:
-        return None
+        dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
+        return None if dot is None else class_columns(dot, p.space, p.view, setting)
     rules = (side_by_side, columns, class_columns)
     return next((found for rule in rules if (found := rule(dot, p.space, p.view, setting)) is not None), None)
 
