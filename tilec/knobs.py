@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +38,13 @@ def _parse_switch(text: str) -> bool:
 def _parse_directory(text: str) -> Path:
     if not text.strip():
         raise ValueError(text)
-    return Path(os.path.abspath(os.path.expanduser(text)))
+    return _path(text if os.path.isabs(text) else os.path.abspath(os.path.expanduser(text)))
+
+
+@functools.cache
+def _path(text: str) -> Path:
+    """One object, whose hash is known, since calls at new sizes ask for it."""
+    return Path(os.path.normpath(text))
 
 
 @dataclass(frozen=True)
@@ -126,4 +133,4 @@ def cache_directory() -> Path:
     if (chosen := CACHE.value) is not None:
         return chosen
     shared = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(shared if os.path.isabs(shared) else os.path.expanduser("~/.cache")) / "tilec"
+    return _path(os.path.join(shared if os.path.isabs(shared) else os.path.expanduser("~/.cache"), "tilec"))

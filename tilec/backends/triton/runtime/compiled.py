@@ -76,10 +76,10 @@ def check_device(device: torch.device) -> None:
         there = "" if torch.cuda.is_available() else "; this machine has no CUDA device"
         hint = 'move the inputs to "cuda", use backend="torch", or set TRITON_INTERPRET=1 before Python starts'
         raise InputMistake(f"the Triton backend runs on CUDA tensors; these are on {device.type}{there}", hint=hint)
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
+    found = device_info(device)
+    if found.capability < 80:
         raise Unsupported(
-            f"kernels need compute capability 8.0; {torch.cuda.get_device_name(device)} has {major}.{minor}",
+            f"kernels need compute capability 8.0; {found.name} has {found.capability / 10}",
             hint='use backend="torch"',
         )
 

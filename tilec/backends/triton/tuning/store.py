@@ -143,12 +143,12 @@ class TuningStore:
 
 @functools.cache
 def _store_at(directory: Path) -> TuningStore:
-    return TuningStore(directory)
+    return TuningStore(directory / "tuned")
 
 
 def default_store() -> TuningStore:
     """The process's store in the directory that the knobs name now."""
-    return _store_at(knobs.cache_directory() / "tuned")
+    return _store_at(knobs.cache_directory())
 
 
 def _replace(path: Path, text: str) -> None:
