@@ -176,6 +176,13 @@ def test_a_run_of_all_points_and_none() -> None:
         assert torch.equal(f(x, torch.full((POINTS,), place)), wanted)
 
 
+@pytest.mark.parametrize("columns", [200, 70000])
+def test_runs_are_cut_unless_columns_keep_a_device_busy(columns: int) -> None:
+    f = tilec.compile("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 8, D] = +(X[m, d]); }", backend="triton")
+    kernels = f.lower(tilec.spec((1024, columns), "float16"), tilec.spec((1024,), "int64")).kernels
+    assert ("Y_pieces" in [k.name for k in kernels]) is (columns == 200)
+
+
 def test_programs_of_two_axes_in_line(monkeypatch):
     """As where there are more columns than a grid's second axis is long."""
     monkeypatch.setattr(planner, "MOST_DOWN", 1)

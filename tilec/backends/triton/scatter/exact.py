@@ -34,8 +34,8 @@ _WIDEST = 32  # columns beyond which sorting points moves less than an atomic op
 FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
-COUNTED_POINTS = 2048
-PROGRAMS = 4 * PLANNED_FOR.multiprocessors  # that count
+COUNTED_POINTS = 4096
+PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
 
 
 def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[Step] | None:

@@ -21,6 +21,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -28,7 +29,8 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.program import Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
-BLOCK_TERMS, LARGE_BLOCK_TERMS = 1024, 2048  # elements of a program's block, of narrow rows and of wide ones
+BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
+PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of them to wait for
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class RunBlocks:
     def of(runs: Runs) -> RunBlocks:
         columns = min(power_of_two(runs.width), 256)
         mean = -(-runs.points // max(runs.count, 1))
-        terms = block_terms(columns)
-        points = min(power_of_two(mean), max(4, min(terms // columns, runs.piece)))
+        terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
+        points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
         beside = max(1, terms // (points * columns))
         return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
 
@@ -82,21 +84,18 @@ class RunBlocks:
         return max(1, min(8, self.runs * self.points * self.columns // 512))
 
 
-def block_terms(columns: int) -> int:
-    """Elements of a program's block: few, since a program waits for its points and then for what they read."""
-    return LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
-
-
 def segment_steps(runs: Runs) -> list[Step]:
     """Steps that combine each run into the allocated output."""
     blocks = RunBlocks.of(runs)
     across = -(-runs.width // blocks.columns)
-    split = runs.points > runs.piece
+    # one run of all points keeps the device busy by its columns alone where there are many
+    split = runs.points > runs.piece and across < TWO_A_MULTIPROCESSOR
     whole = _Writer(runs, blocks).whole(split)
     launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, runs.epilogue)
     if not split:
         return [launch]
-    alone = RunBlocks(1, min(runs.piece, max(8, block_terms(blocks.columns) // blocks.columns)), blocks.columns)
+    terms = LARGE_BLOCK_TERMS if blocks.columns >= 256 else PIECE_TERMS
+    alone = RunBlocks(1, min(runs.piece, max(8, terms // blocks.columns)), blocks.columns)
     pieces = -(-runs.points // runs.piece)
     first = _Writer(runs, alone).pieces().launch((pieces, across, 2), alone.warps)
     parts = Allocate(runs.name("parts"), (2 * pieces, runs.width), runs.accumulator.dtype)
