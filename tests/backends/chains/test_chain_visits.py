@@ -1,5 +1,8 @@
 """Lists of the blocks that a kernel visits: how many there are, and that points outside of them do not count."""
 
+import textwrap
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.chains import Attention, both_ways, inputs_of, run, softmax, types_of
@@ -152,3 +155,20 @@ def test_batches_of_one_have_lists_too():
     lowered = lower(tilec.compile(text).program, types, {})
     found = chained(lowered.stages["flat"], lowered.types)
     assert all(visits_of(k, found.types) is not None for k in found.kernels.values())
+
+
+@pytest.mark.parametrize("heads, guard", [(4, "i >= j"), (16, "i <= j"), (17, "i >= j"), (40, "i <= j")])
+def test_longest_walks_begin_first(heads, guard):
+    """Each block of each head has one program; of 16 heads together no later program has more to walk."""
+    f = tilec.compile(softmax(PLAIN, guard), backend="triton")
+    (kernel,) = f.lower(*[tilec.spec((heads, 2048, 64), "bfloat16")] * 3, target="sm_90").kernels
+    lines = kernel.source.split("tl.program_id(0)\n")[1].split("    i = tl.arange")[0]
+    found = []
+    for program in range(32 * heads):
+        names = {"tl": SimpleNamespace(minimum=min), "program": program, "n_i": 2048, "n_b": heads}
+        exec(textwrap.dedent(lines), names)
+        found.append((names.get("rest", 0), names["start"]))
+    assert {*found} == {(b, 64 * t) for b in range(heads) for t in range(32)}
+    for first in range(0, heads, 16):
+        starts = [start for b, start in found if first <= b < first + 16]
+        assert starts == sorted(starts, reverse=guard == "i >= j")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.emit import Emitter
-from tilec.backends.common.chains.walk import is_falling
+from tilec.backends.common.chains.walk import is_falling, is_rising
 from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import NARROW, Types
 
+WALKED_TOGETHER = 16  # elements of a batch, whose operands the caches hold
 WHOLE_FEATURES = 128  # of one block, whatever part of it is used
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
@@ -94,13 +95,18 @@ class Places:
         rest = b.program()
         found: dict[str, Value] = {v: b.number(0) for v, n in self.extent.items() if n == 1}
         self.ends: dict[str, tuple[Value, Value]] = {v: (z, z) for v, z in found.items()}
-        blocked = list(kernel.blocked)
+        blocked, many = list(kernel.blocked), [v for v in kernel.batch if self.extent[v] > 1]
         falling = kernel.looped is not None and is_falling(self.bounds, kernel.looped, blocked)
+        rising = kernel.looped is not None and is_rising(self.bounds, kernel.looped, blocked)
+        side_by_side = (falling or rising) and len(blocked) == 1 and bool(many)
         for v in reversed(blocked):
             n, block = self.size(v), b.number(self.axes[v])
             tiles = b.apply("floordiv", b.apply("add", n, b.number(self.axes[v] - 1)), block)
-            tile = b.apply("rest", rest, tiles, hint="tile")
-            rest = b.apply("floordiv", rest, tiles, hint="rest")
+            if side_by_side:
+                tile, rest = self._longest_first(rest, tiles, many)
+            else:
+                tile = b.apply("rest", rest, tiles, hint="tile")
+                rest = b.apply("floordiv", rest, tiles, hint="rest")
             if falling:
                 tile = b.apply("sub", b.apply("sub", tiles, b.number(1)), tile, hint="tile")
             self.tiles[v] = tile
@@ -108,7 +114,6 @@ class Places:
             found[v] = b.apply("add", start, b.positions(v), hint=v)
             last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))
             self.ends[v] = start, last
-        many = [v for v in kernel.batch if self.extent[v] > 1]
         for v in reversed(many):
             if v == many[0]:
                 found[v] = rest
@@ -117,6 +122,20 @@ class Places:
                 rest = b.apply("floordiv", rest, self.size(v), hint="rest")
             self.ends[v] = found[v], found[v]
         return found
+
+    def _longest_first(self, program: Value, tiles: Value, batch: Sequence[str]) -> tuple[Value, Value]:
+        """A program's block and its place in the batch, where the first blocks have the longest walks: of some elements
+        of the batch together, so that no long walk begins when most multiprocessors have nothing left to do."""
+        b = self.b
+        together, number = b.number(WALKED_TOGETHER), self.size(batch[0])
+        for v in batch[1:]:
+            number = b.apply("mul", number, self.size(v))
+        each = b.apply("mul", together, tiles)
+        first = b.apply("mul", b.apply("floordiv", program, each), together)
+        beside = b.apply("smaller", together, b.apply("sub", number, first))
+        place = b.apply("rest", program, each)
+        tile = b.apply("floordiv", place, beside, hint="tile")
+        return tile, b.apply("add", first, b.apply("rest", place, beside), hint="rest")
 
     def emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
         b, kernel = self.b, self.kernel

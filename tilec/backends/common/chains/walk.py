@@ -33,9 +33,18 @@ class Range:
 
 def is_falling(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) -> bool:
     """Whether programs of later blocks have more to walk."""
-    later = [b for b in bounds if b.coefficient(looped) < 0 and any(b.coefficient(v) > 0 for v in blocked)]
-    sooner = [b for b in bounds if b.coefficient(looped) > 0 and any(b.coefficient(v) < 0 for v in blocked)]
-    return bool(later) and not sooner
+    return _grows(bounds, looped, blocked, -1) and not _grows(bounds, looped, blocked, 1)
+
+
+def is_rising(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) -> bool:
+    """Whether programs of earlier blocks have more to walk."""
+    return _grows(bounds, looped, blocked, 1) and not _grows(bounds, looped, blocked, -1)
+
+
+def _grows(bounds: Collection[Affine], looped: str, blocked: Sequence[str], sign: int) -> bool:
+    """Whether the walk's end (-1) or its beginning (1) moves on with the block."""
+    cut = [b for b in bounds if b.coefficient(looped) * sign > 0]
+    return any(b.coefficient(v) * sign < 0 for b in cut for v in blocked)
 
 
 def limits(
