@@ -33,15 +33,15 @@ def text_of(name: str) -> str:
     }}"""
 
 
-def lowered(source: str, given: list, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """The launches of a program whose kernel has this form."""
+def lowered(source: str, given: list, monkeypatch: pytest.MonkeyPatch, lists_too: bool = False) -> list[Launch]:
+    """The launches of a program whose kernel has this form, after one that makes lists of blocks or none."""
     monkeypatch.setattr(launch, "_MANY", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     f = tilec.compile(source, backend="triton")
     made = f.lower(*given, target="sm_90")
-    found = [step for step in made._executable.plan.steps if isinstance(step, Launch)]
-    assert len(found) == 1 and "warp_specialize" in found[0].file.text
-    return found
+    *lists, found = [step for step in made._executable.plan.steps if isinstance(step, Launch)]
+    assert len(lists) == lists_too and "warp_specialize" in found.file.text
+    return [found]
 
 
 def softmax_reference(name: str, q, k, v, a, r, c):
@@ -97,6 +97,53 @@ def test_attention(name: str, sizes: tuple[int, ...], monkeypatch: pytest.Monkey
     np.testing.assert_allclose(memory["L"].reshape(2, n), expected[1], rtol=1e-9, atol=1e-9)
 
 
+def lists_of(allowed: np.ndarray, block: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks of columns that each block of rows visits, without a mask and with one, and how many."""
+    tiles, steps = -(-len(allowed) // block), -(-allowed.shape[1] // step)
+    blocks, counts = np.zeros((tiles, 2, steps), np.int32), np.zeros((tiles, 2), np.int32)
+    for t, c in np.ndindex(tiles, steps):
+        here = allowed[t * block : (t + 1) * block, c * step : (c + 1) * step]
+        masked = int(not here.all() or here.shape[1] < step)
+        if here.any():
+            blocks[t, masked, counts[t, masked]] = c
+            counts[t, masked] += 1
+    return blocks, counts
+
+
+LISTED = {
+    "i >= j & D[i] == D[j]": lambda i, j, d: (i >= j) & (d[i] == d[j]),
+    "i >= j | j < 100": lambda i, j, d: (i >= j) | (j < 100),
+    "D[i] == D[j]": lambda i, j, d: d[i] == d[j],
+}
+
+
+@pytest.mark.parametrize("guard, width", [*zip(LISTED, (128, 128, 256), strict=True)])
+def test_walks_over_lists(guard: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, step = 700, 128 if width == 128 else 64
+    source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], D[N]) -> (O) {{
+        S[b, i, j : B, N, M] = 0.1 * sum(Q[b, i, e] * K[b, j, e]);
+        L[b, i : B, N] = logsumexp({guard} ? S[b, i, j]);
+        O[b, i, f : B, N, F] = sum({guard} ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+    specs = [tilec.spec((2, n, width), "bfloat16")] * 3
+    launches = lowered(source, [*specs, tilec.spec((n,), "int32")], monkeypatch, lists_too=True)
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((2, n, width)) for _ in range(3))
+    documents = np.repeat(np.arange(4, dtype=np.int32), [300, 90, 10, 300])
+    allowed = LISTED[guard](np.arange(n)[:, None], np.arange(n), documents)
+    blocks, counts = lists_of(allowed, 128, step)
+    memory = {t: x.reshape(-1).copy() for t, x in zip("QKV", (q, k, v), strict=True)}
+    memory |= {"O": np.full(q.size, np.nan), "L": np.full(2 * n, np.nan), "D": documents}
+    memory |= {"O.blocks": blocks.reshape(-1), "O.counts": counts.reshape(-1)}
+    dtypes = (
+        dict.fromkeys("QKVO", "bfloat16") | {"L": "float32"} | dict.fromkeys(("D", "O.blocks", "O.counts"), "int32")
+    )
+    run(launches, memory, dtypes)
+    scores = np.where(allowed, 0.1 * (q @ k.transpose(0, 2, 1)), -np.inf)
+    expected = np.exp(scores - np.logaddexp.reduce(scores, -1)[..., None]) @ v
+    np.testing.assert_allclose(memory["O"].reshape(q.shape), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     n, e = 280, 128
     launches = lowered(UNSCALED, [tilec.spec((2, n, e), "float16")] * 3, monkeypatch)
@@ -110,7 +157,7 @@ def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow heads, biases for each score, blocks that data list, windows, functions beside those of the table."""
+    """Narrow heads, biases for each score, windows, functions beside those of the table."""
     monkeypatch.setattr(launch, "_MANY", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     scored = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[N, M], D[N]) -> (O) {{
@@ -122,7 +169,6 @@ def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for width, score, guard in (
         (64, product, ""),
         (128, f"{product} + P[i, j]", ""),
-        (128, product, "D[i] == D[j] ? "),
         (128, product, "i >= j & i - j < 64 ? "),
         (128, f"30 * tanh({product} / 30)", ""),
     ):

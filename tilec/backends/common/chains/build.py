@@ -29,16 +29,29 @@ _INFINITY = math.inf
 
 
 def build_kernel(
-    name: str, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None = None
+    name: str,
+    kernel: ChainKernel,
+    types: Types,
+    tiling: Tiling,
+    visits: Visits | None = None,
+    ahead: bool = True,
 ) -> BlockProgram:
-    """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks."""
-    return verify_kernel(_Build(kernel, types, tiling, visits).program(name))
+    """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks;
+    `ahead`: each round reads which block is the next one's."""
+    return verify_kernel(_Build(kernel, types, tiling, visits, ahead).program(name))
 
 
 class _Build(Places):
-    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None = None):
+    def __init__(
+        self,
+        kernel: ChainKernel,
+        types: Types,
+        tiling: Tiling,
+        visits: Visits | None,
+        ahead: bool,
+    ):
         super().__init__(kernel, types, tiling)
-        self.visits = visits
+        self.visits, self.ahead = visits, ahead
         bodies = [r.target.body for r in kernel.targets]
         read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
         products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
@@ -166,7 +179,8 @@ class _Build(Places):
     def _listed(
         self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places
     ) -> tuple[Value, ...]:
-        """The walk over a list. Each round reads which block is the next one's, as it takes long to arrive."""
+        """The walk over a list. Which block is the next one's takes long to arrive: it is read a round ahead, unless
+        other warps copy blocks, which run ahead themselves."""
         b, looped = self.b, self.kernel.looped
         assert looped is not None
         step = self.axes[looped]
@@ -178,13 +192,15 @@ class _Build(Places):
             return b.load(visits.blocks, INDEX_TYPE, [*index, place])
 
         def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            following = at(b.apply("smaller", b.apply("add", count, b.number(1)), last))
-            first = b.apply("mul", carried[0], b.number(step), hint=f"first_{looped}")
+            following = [at(b.apply("smaller", b.apply("add", count, b.number(1)), last))] if self.ahead else []
+            block = carried[0] if self.ahead else at(count)
+            first = b.apply("mul", block, b.number(step), hint=f"first_{looped}")
             here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
-            return [following, *self._step(here, masked, carried[1:], places)]
+            return [*following, *self._step(here, masked, carried[len(following) :], places)]
 
         count = b.load(visits.counts, INDEX_TYPE, index)
-        return b.loop(b.number(0), count, 1, (at(b.number(0)), *state), go, hint="count")[1:]
+        begun = [at(b.number(0))] if self.ahead else []
+        return b.loop(b.number(0), count, 1, (*begun, *state), go, hint="count")[len(begun) :]
 
     def _step(
         self, positions: dict[str, Value], masked: bool, carried: Sequence[Value], places: Mapping

@@ -173,10 +173,15 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
 
 
 def block_program(
-    kernel: ChainKernel, types: Types, setting: Setting, tiling: Tiling | None = None, visits: Visits | None = None
+    kernel: ChainKernel,
+    types: Types,
+    setting: Setting,
+    tiling: Tiling | None = None,
+    visits: Visits | None = None,
+    ahead: bool = True,
 ) -> tuple[BlockProgram, Tiling]:
     tiling = tiling or choose_chain_tiling(kernel, types, setting)
-    return build_kernel(_name(kernel), kernel, types, tiling, visits), tiling
+    return build_kernel(_name(kernel), kernel, types, tiling, visits, ahead), tiling
 
 
 def _name(kernel: ChainKernel) -> str:
