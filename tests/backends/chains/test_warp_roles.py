@@ -111,9 +111,9 @@ def lists_of(allowed: np.ndarray, block: int, step: int) -> tuple[np.ndarray, np
 
 
 LISTED = {
-    "i >= j & D[i] == D[j]": lambda i, j, d: (i >= j) & (d[i] == d[j]),
+    "i >= j & D[i] >= D[j]": lambda i, j, d: (i >= j) & (d[i] >= d[j]),
     "i >= j | j < 100": lambda i, j, d: (i >= j) | (j < 100),
-    "D[i] == D[j]": lambda i, j, d: d[i] == d[j],
+    "D[i] <= D[j]": lambda i, j, d: d[i] <= d[j],
 }
 
 
@@ -157,7 +157,7 @@ def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow heads, biases for each score, windows, functions beside those of the table."""
+    """Narrow heads, biases for each score, documents, windows, functions beside those of the table."""
     monkeypatch.setattr(launch, "_MANY", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     scored = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[N, M], D[N]) -> (O) {{
@@ -169,6 +169,7 @@ def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for width, score, guard in (
         (64, product, ""),
         (128, f"{product} + P[i, j]", ""),
+        (128, product, "D[i] == D[j] ? "),
         (128, product, "i >= j & i - j < 64 ? "),
         (128, f"30 * tanh({product} / 30)", ""),
     ):

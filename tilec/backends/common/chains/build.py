@@ -78,9 +78,7 @@ class _Build(Places):
                 Tensor(n, INDEX_TYPE, len(s)) for n, s in block_shapes(self.visits, kernel, self.tiling).items()
             ]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
-        grid = math.prod(self.extent[v] for v in kernel.batch)
-        grid *= math.prod(-(-self.extent[v] // self.axes[v]) for v in kernel.blocked)
-        return BlockProgram(name, self.axes, tuple(tensors), dict(b.sizes), grid, body)
+        return BlockProgram(name, self.axes, tuple(tensors), dict(b.sizes), self._programs(), body)
 
     # what is carried
 

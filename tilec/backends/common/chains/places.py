@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import NARROW, Types
 
-WALKED_TOGETHER = 16  # elements of a batch, whose operands the caches hold
+WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
+FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
 WHOLE_FEATURES = 128  # of one block, whatever part of it is used
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
@@ -98,7 +100,9 @@ class Places:
         blocked, many = list(kernel.blocked), [v for v in kernel.batch if self.extent[v] > 1]
         falling = kernel.looped is not None and is_falling(self.bounds, kernel.looped, blocked)
         rising = kernel.looped is not None and is_rising(self.bounds, kernel.looped, blocked)
-        side_by_side = (falling or rising) and len(blocked) == 1 and bool(many)
+        # walks that begin in one place share what they read; others need the caches to hold all of it
+        programs = self._programs() if rising else 0
+        side_by_side = (falling or rising and programs <= FEW_PROGRAMS) and len(blocked) == 1 and bool(many)
         for v in reversed(blocked):
             n, block = self.size(v), b.number(self.axes[v])
             tiles = b.apply("floordiv", b.apply("add", n, b.number(self.axes[v] - 1)), block)
@@ -122,6 +126,10 @@ class Places:
                 rest = b.apply("floordiv", rest, self.size(v), hint="rest")
             self.ends[v] = found[v], found[v]
         return found
+
+    def _programs(self) -> int:
+        grid = math.prod(self.extent[v] for v in self.kernel.batch)
+        return grid * math.prod(-(-self.extent[v] // self.axes[v]) for v in self.kernel.blocked)
 
     def _longest_first(self, program: Value, tiles: Value, batch: Sequence[str]) -> tuple[Value, Value]:
         """A program's block and its place in the batch, where the first blocks have the longest walks: of some elements

@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointe
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.ir.index import linear
-from tilec.ir.program import accesses_in, index_variables
+from tilec.ir.program import Call, accesses_in, index_variables, walk
 from tilec.ir.types import TensorType, Types
 from tilec.language.show import show_statement
 
@@ -39,12 +39,12 @@ AnyStrides = Mapping[str, Sequence[int]]
 # mixture, two into one, any into several.
 ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 128, 4, 2), Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 32, 4, 3, boxed=False)),
-    128: (Tiling(64, 64, 4, 3),) * 3,
+    128: (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 3, boxed=False)),
     256: (Tiling(128, 64, 8, 3),) * 3,
 }
 TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(64, 64, 4, 3, boxed=False),) * 3,
-    128: (Tiling(128, 64, 8, 3, boxed=False),) * 3,
+    128: (*(Tiling(128, 64, 8, 3, boxed=False),) * 2, Tiling(64, 32, 4, 3, boxed=False)),
     192: (Tiling(64, 32, 4, 3, boxed=False),) * 3,
     256: (Tiling(64, 64, 4, 2),) * 3,
 }
@@ -218,17 +218,23 @@ class _ChainPlanner:
     def _walk(self) -> list[Step]:
         kernel = self.kernel
         visits = visits_of(kernel, self.types) if _points(kernel) >= _MANY else None
-        apart = self._warp_roles() if visits is None else None
-        if apart is not None:
-            return [apart]
-        tiling = choose_chain_tiling(kernel, self.types, self.setting)
-        if visits is None:
-            return [self.launch(tiling)]
-        lists = {n: TensorType(s, INDEX_TYPE) for n, s in block_shapes(visits, kernel, tiling).items()}
+        apart = None if visits is not None and _tests_equality(visits) else _roles_tiling(kernel, self.setting)
+        steps = None if apart is None else self._listed(apart, visits, roles=True)
+        found = steps or self._listed(choose_chain_tiling(kernel, self.types, self.setting), visits)
+        assert found is not None
+        return found
+
+    def _listed(self, tiling: Tiling, visits: Visits | None, roles: bool = False) -> list[Step] | None:
+        """The launch, after that which makes its lists; None where `roles` are wanted of another form."""
+        shapes = {} if visits is None else block_shapes(visits, self.kernel, tiling)
+        lists = {n: TensorType(s, INDEX_TYPE) for n, s in shapes.items()}
         planner = self._beside(lists)
-        made = build_lists(f"{_name(kernel)}_blocks", visits, kernel, planner.types, tiling)
+        launch = planner._warp_roles(tiling, visits) if roles else planner.launch(tiling, visits)
+        if visits is None or launch is None:
+            return None if launch is None else [launch]
+        made = build_lists(f"{_name(self.kernel)}_blocks", visits, self.kernel, planner.types, tiling)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in lists.items()]
-        return [*steps, planner._launched(made, LISTS, {}, {}), planner.launch(tiling, visits), Release(tuple(lists))]
+        return [*steps, planner._launched(made, LISTS, {}, {}), launch, Release(tuple(lists))]
 
     def _in_parts(self, split: Split) -> list[Step]:
         """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
@@ -267,19 +273,10 @@ class _ChainPlanner:
         how = tiling.warps, tiling.stages, self.kernel.outputs, not self.kernel.singly
         return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
 
-    def _warp_roles(self) -> Launch | None:
-        """The launch of a kernel whose warps have work of their own; None where that is not of its form, or where it
-        does not pay: for narrow operands, short walks (through a window), fewer programs than multiprocessors."""
-        kernel, setting = self.kernel, self.setting
-        if kernel.looped is None or kernel.elementwise or _width(kernel) < ROLES_WIDTH:
-            return None
-        tiling = _roles_tiling(kernel, replace(ROLES, precision=PRECISION[setting.precision]), setting.device.shared)
-        if tiling is None:
-            return None
-        ends = {c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(kernel.looped))}
-        if len(kernel.blocked) != 1 or kernel.extent[kernel.looped] < tiling.step or len(ends) > 1:
-            return None
-        made, _ = block_program(kernel, self.types, setting, tiling)
+    def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:
+        """The launch of a kernel whose warps have work of their own; None where that is not of its form, or there are
+        fewer programs than multiprocessors."""
+        made, _ = block_program(self.kernel, self.types, self.setting, tiling, visits, ahead=False)
         loads, maps = self._boxes(made, tiling)
         found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
         if found is None:
@@ -297,15 +294,28 @@ class _ChainPlanner:
         return box_loads(made, shapes, self.strides, self.setting.misaligned)
 
 
-def _roles_tiling(kernel: ChainKernel, tiling: Tiling, shared: int) -> Tiling | None:
-    """The longest steps whose operands have room in shared memory and whose sums have in registers."""
+def _tests_equality(visits: Visits) -> bool:
+    """Whether elements must be equal, as those of documents: the walks over such lists are short."""
+    tests = (e for c in visits.conditions for e in walk(c) if isinstance(e, Call) and e.function in ("eq", "ne"))
+    return any(True for e in tests for _ in accesses_in(e))
+
+
+def _roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
+    """The longest steps whose operands have room in shared memory and whose sums have in registers; None where warps
+    with work of their own do not pay: for narrow operands, and short walks (through a window)."""
+    looped, shared = kernel.looped, setting.device.shared
+    if looped is None or kernel.elementwise or len(kernel.blocked) != 1 or _width(kernel) < ROLES_WIDTH:
+        return None
+    if len({c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(looped))}) > 1:
+        return None
+    tiling = replace(ROLES, precision=PRECISION[setting.precision])
     stationary, streamed, _ = _operands(kernel)
     mixed = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
     for step in ROLES_STEPS:
         room = 2 * (tiling.block * sum(stationary.values()) + tiling.stages * step * sum(streamed.values()))
         # a group of 128 threads has 64 rows
         if room + ROLES_BARRIERS <= shared and mixed // 2 + step * 3 // 4 <= ROLES_SUMS:
-            return replace(tiling, step=step)
+            return replace(tiling, step=step) if step <= kernel.extent[looped] else None
     return None
 
 
